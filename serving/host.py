@@ -1,4 +1,4 @@
-"""What this machine has: CPUs that may be used, memory, its processor, its GPU, and versions of installed libraries.
+"""What this machine has: CPUs that may be used, its processor, its GPU, and versions of installed libraries.
 
 Containers are taken into account: affinity and quota count, not the CPUs that the machine has in all.
 """
@@ -11,12 +11,10 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from serving import cgroups
+
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
-
-_NO_LIMIT = 1 << 60
-"""cgroup version 1 writes no limit as a number beyond any machine."""
 
 _KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
 """Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""
@@ -30,29 +28,14 @@ _EXACT_SUMS = {"avx512_vnni", "avx_vnni"}
 _X86 = {"x86_64", "amd64", "i686"}
 
 
-def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """CPUs to run threads on: the size of the affinity mask, capped by the cgroup quota (v2 or v1).
+def available_cpus(proc: Path = cgroups.PROC) -> int:
+    """CPUs to run threads on: the size of the affinity mask, capped by the quota of control groups.
 
     A quota of 1.5 CPUs counts as 1: a second thread would spend half of each period throttled. At least 1.
     """
     allowed = len(os.sched_getaffinity(0))
-    quota = cpu_quota(cgroup)
+    quota = cgroups.cpu_quota(proc)
     return allowed if quota is None else max(1, min(allowed, int(quota)))
-
-
-def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
-    """CPUs that the container's quota allows, v2 or v1; None for no quota."""
-    quota, _, period = _read(cgroup / "cpu.max").partition(" ")  # "<quota|max> <period>"
-    if not quota:
-        v1 = cgroup / "cpu"
-        quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(quota) else None
-
-
-def memory_limit(cgroup: Path = _CGROUP) -> int | None:
-    """Bytes of memory that the container may have, v2 or v1; None for no limit."""
-    limit = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
-    return int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT else None
 
 
 def processor(cpuinfo: Path = _CPUINFO) -> str:

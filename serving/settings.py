@@ -86,7 +86,11 @@ class Settings(BaseModel):
     task: Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask", "regression"] | None = (
         Field(None, description="What to export `model_id` for; unset: what its files say.")
     )
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 opens the server to the network.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. `::` opens the server to the network, over IPv6 and IPv4 (where there is no "
+        "IPv6, over IPv4); 0.0.0.0 over IPv4 alone.",
+    )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
@@ -273,6 +277,12 @@ class Settings(BaseModel):
         le=86_400,
         description="How long the version before stays in memory after a swap, for the way back: on request, or "
         "by itself when the engine of the new one ends. It needs memory beside the new one.",
+    )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="What becomes of a request with a field that is not read and that no owner of a protocol"
+        " documents: `ignore` answers it and names the field in `X-Ignored-Fields`; `refuse` answers 422, also to"
+        " documented fields that are not read.",
     )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."

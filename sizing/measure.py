@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from serving import host
+from serving import cgroups, host
 from serving.engine.base import LaneKind
 from serving.engine.batches import sample_text
 from serving.engine.cpu.ort import OrtCpuBackend
@@ -46,7 +46,7 @@ _ROOM = 3.0
 
 def here(threads: int, price: float | None) -> Candidate:
     """This machine as a candidate."""
-    memory = host.memory_limit() or _memory()
+    memory = cgroups.memory_limit() or _memory()
     return Candidate(
         title=f"this machine ({host.processor()}, {threads} threads)",
         kind="cpu",
@@ -76,7 +76,7 @@ def costs_here(encoder: Encoder, precision: str, threads: int, seconds: float, t
         return _whole(encoder, precision, threads, seconds, tell)
     layers = tuple(count for count in LAYERS if count <= encoder.layers)
     needed = _ROOM * sum(layers) / encoder.layers * encoder.weight_bytes("fp32")
-    if needed > (memory := host.memory_limit() or _memory()):
+    if needed > (memory := cgroups.memory_limit() or _memory()):
         raise SizeError(
             f"partial runs need about {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f}"
         )

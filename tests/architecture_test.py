@@ -17,17 +17,20 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
-LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host"}
+LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host", "cgroups"}
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
     "errors": "",
     "records": "",
-    "host": "",
+    "cgroups": "",
+    "host": "cgroups",
     "lifecycle": "errors",
     "logs": "errors",
     "security": "errors",
     "settings": "errors security",
+    # What requests may bring beside the fields that are read, for every wire.
+    "fields": "errors",
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither wire nor task nor metric.
@@ -36,16 +39,16 @@ ARROWS = {
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors records settings lifecycle scheduling models engine",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
-    "oip": "errors records settings lifecycle models inference",
+    "oip": "errors records settings lifecycle fields models inference",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
-    "jobs": "errors records settings logs",
+    "jobs": "errors records settings logs fields",
     "net": "errors records settings security",
-    "http": "errors records settings lifecycle logs security models inference oip tei jobs net",
-    "grpc": "errors records settings lifecycle logs security inference oip tei net",
+    "http": "errors records settings lifecycle logs security fields models inference oip tei jobs net",
+    "grpc": "errors records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
     "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
-    "operations": "errors host settings lifecycle logs scheduling models engine inference telemetry"
+    "operations": "errors cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
     "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
     " tei jobs net http grpc rollout operations",
@@ -58,19 +61,19 @@ OTHER_PACKAGES = {
     "charts": "",
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires.
-    "export": "charts serving.errors serving.records serving.host serving.models serving.engine serving.inference"
-    " serving.scheduling.cost",
+    "export": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
+    " serving.inference serving.scheduling.cost",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
-    "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
+    "batch": "serving.errors serving.records serving.host serving.settings serving.fields serving.models serving.engine"
     " serving.inference serving.rollout.engine_choice",
-    # A load generator that shared code with the server would share its mistakes.
-    "loadtest": "charts",
+    # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
+    "loadtest": "charts serving.host",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "simulate": "charts serving.errors serving.records serving.scheduling loadtest.errors loadtest.generator"
     " loadtest.report",
     # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
-    "sizing": "charts serving.errors serving.records serving.host serving.models serving.engine serving.scheduling"
-    " loadtest.errors loadtest.generator loadtest.report simulate export",
+    "sizing": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
+    " serving.scheduling loadtest.errors loadtest.generator loadtest.report simulate export",
 }
 """The packages beside the server, and what they may import of the others."""
 

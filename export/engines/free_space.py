@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from export.errors import NoRoomError
+from serving import cgroups
 
 _GIB = 1 << 30
-_CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -38,23 +38,11 @@ def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> Non
         )
 
 
-def available_memory(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
-    """Bytes that can still be taken: the machine's, capped by the container's limit (cgroup v2).
-
-    File pages that the kernel would give up count as free, in the container as on the machine.
-    """
-    host = int(_number(r"MemAvailable:\s+(\d+) kB", meminfo) or 0) * 1024
-    limit = _number(r"^(\d+)$", cgroup / "memory.max")
-    if limit is None:
-        return host
-    used = _number(r"^(\d+)$", cgroup / "memory.current") or 0
-    cached = _number(r"^inactive_file (\d+)$", cgroup / "memory.stat") or 0
-    return max(0, min(host, limit - used + cached))
-
-
-def _number(pattern: str, file: Path) -> int | None:
+def available_memory(proc: Path = cgroups.PROC, meminfo: Path = _MEMINFO) -> int:
+    """Bytes that can still be taken: the machine's, capped by what the limits of control groups leave."""
     try:
-        match = re.search(pattern, file.read_text(encoding="ascii"), re.MULTILINE)
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
     except OSError:
-        return None
-    return int(match[1]) if match else None
+        found = None
+    free, left = int(found[1]) * 1024 if found else 0, cgroups.memory_left(proc)
+    return free if left is None else min(free, left)

@@ -17,9 +17,9 @@ from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.arrivals import choices, zipf_weights
 from loadtest.generator.child import Child
 from loadtest.generator.workload import different_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -62,7 +62,7 @@ class AnswerCacheBenchmark(Benchmark):
 
     def _server(self, *options: str) -> BertServer:
         return self.stack.enter_context(
-            BertServer(self.options.models, self.options.precision, usable_cores(), *options)
+            BertServer(self.options.models, self.options.precision, available_cpus(), *options)
         )
 
     @cached_property

@@ -22,9 +22,9 @@ from loadtest.benchmarks.server_process import program
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.workload import sentence_words
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -89,7 +89,7 @@ class BatchBenchmark(Benchmark):
         raw, bundle, cores = (
             self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")),
             self.bundle,
-            usable_cores(),
+            available_cpus(),
         )
         names = list(bundle.inputs)
         raw.ask("open", artifact=str(bundle.artifact), names=names, threads=cores, cores=cores, texts={})

@@ -18,9 +18,9 @@ from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.scheduling.simulated import asked
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.generator.messages import Target
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +104,7 @@ class BulkBesideOnlineBenchmark(Benchmark):
     @cached_property
     def _server(self) -> BertServer:
         repository = self.bundle.path.parents[1]
-        return self.stack.enter_context(BertServer(repository, self.bundle.precision, usable_cores()))
+        return self.stack.enter_context(BertServer(repository, self.bundle.precision, available_cpus()))
 
     @property
     def _target(self) -> Target:

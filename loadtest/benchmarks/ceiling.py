@@ -15,8 +15,8 @@ from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.tables import Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from loadtest.benchmarks.store import Store
@@ -39,7 +39,7 @@ class CeilingBenchmark(Benchmark):
         bundle = self.bundle
         texts = {_TOKENS: [text.text for text in make_texts(bundle.path, _TOKENS, _TEXTS)]}
         options = ("--engine", "fake", "--fake-ms", "0")
-        server = BertServer(self.options.models, self.options.precision, usable_cores(), *options)
+        server = BertServer(self.options.models, self.options.precision, available_cpus(), *options)
         self.stack.enter_context(server)
         client = self.stack.enter_context(Child("loadtest.generator.client"))
         ways = (

@@ -15,9 +15,9 @@ from loadtest.benchmarks.server_process import BertServer
 from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ class CpuEnginesBenchmark(Benchmark):
 
     def _server(self, engine: str) -> BertServer:
         options = ("--engine", engine, "--cache-dir", str(self._cache / engine))
-        return BertServer(self.options.models, self.options.precision, usable_cores(), *options)
+        return BertServer(self.options.models, self.options.precision, available_cpus(), *options)
 
     def _starts(self) -> dict[str, list[float]]:
         """Seconds to READY by engine: with an empty cache, then with what that start has put there."""

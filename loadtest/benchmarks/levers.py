@@ -19,9 +19,9 @@ from loadtest.benchmarks.raw_engine import session_options, tensors_of
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.turns import Samples
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread, Window, sample_of
 from loadtest.report.tables import Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +105,7 @@ class LeversBenchmark(Benchmark):
 
     @cached_property
     def _sessions(self) -> dict[str, ort.InferenceSession]:
-        sessions, cores = {}, usable_cores()
+        sessions, cores = {}, available_cpus()
         for variant in variants(self.bundle.artifact):
             options = session_options("served", cores, cores)
             variant.change(options)

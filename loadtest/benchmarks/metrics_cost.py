@@ -15,9 +15,9 @@ from loadtest.benchmarks.server_process import BertServer
 from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.child import Child
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ class MetricsCostBenchmark(Benchmark):
         bundle, turns = self.bundle, []
         texts = {_TOKENS: [text.text for text in make_texts(bundle.path, _TOKENS, _TEXTS)]}
         for subject, kind in ((COUNTED, BertServer), (SILENT, SilentServer)):
-            server = self.stack.enter_context(kind(self.options.models, self.options.precision, usable_cores()))
+            server = self.stack.enter_context(kind(self.options.models, self.options.precision, available_cpus()))
             client = self.stack.enter_context(Child("loadtest.generator.client"))
             way: dict[str, Any] = {"way": subject, "form": "ours", "port": server.http_port, "endpoint": "/embed"}
             client.ask("open", hidden_size=bundle.hidden_size, texts=texts, **way)

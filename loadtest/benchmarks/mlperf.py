@@ -22,10 +22,10 @@ from loadtest.mlperf.accuracy import ERROR
 from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
 from loadtest.mlperf.verdict import METRICS, Verdict
-from loadtest.report.machine import usable_cores
 from loadtest.report.progress import Progress
 from loadtest.report.slo import parse_slo
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -103,9 +103,9 @@ class MlperfBenchmark(Benchmark):
             self._sessions.clear()
             models, data, _ = self._served[name]
             self.say(f"starting {name}")
-            server = self.stack.enter_context(BertServer(models, "int8", usable_cores()))
+            server = self.stack.enter_context(BertServer(models, "int8", available_cpus()))
             session = Session.open(target_of(_url(server)), "", data, self.options.results)
-            with BertServer(models, "fp32", usable_cores()) as reference:
+            with BertServer(models, "fp32", available_cpus()) as reference:
                 self._sessions[name] = session.beside(target_of(_url(reference)))
         return self._sessions[name]
 

@@ -15,8 +15,8 @@ from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,7 +125,7 @@ class ServerBenchmark(Benchmark):
         if max(self.options.tokens) > bundle.max_length:
             raise BenchError(f"{bundle.path} takes {bundle.max_length} tokens at most; choose others with --tokens")
         self.say("starting the server")
-        return self.stack.enter_context(BertServer(self.options.models, self.options.precision, usable_cores()))
+        return self.stack.enter_context(BertServer(self.options.models, self.options.precision, available_cpus()))
 
     @cached_property
     def _children(self) -> dict[str, Child]:
@@ -141,7 +141,7 @@ class ServerBenchmark(Benchmark):
             "open",
             artifact=str(bundle.artifact),
             names=bundle.inputs,
-            threads=usable_cores(),
+            threads=available_cpus(),
             cores=os.cpu_count(),
             texts={tokens: [text.ids for text in group] for tokens, group in texts.items()},
         )
@@ -186,7 +186,7 @@ class ServerBenchmark(Benchmark):
             "server_mb": memory.server / 1e6,
             "engine_mb": memory.engine / 1e6,
             "idle_percent": idle_percent({"server": self._server})["server"],
-            "cores": usable_cores(),
+            "cores": available_cpus(),
         }
 
     def page(self, store: Store) -> Page:

@@ -20,7 +20,8 @@ from loadtest.errors import BenchError
 from loadtest.mlperf.compliance import AUDIT, TEST
 from loadtest.mlperf.scenarios import BENCHMARK, FULL_S, SCENARIOS, least_samples
 from loadtest.mlperf.verdict import METRICS
-from loadtest.report.machine import cpu_model, facts, usable_cores
+from loadtest.report.machine import cpu_model, facts
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ class Submission:
     @property
     def system(self) -> str:
         """An id of the machine."""
-        return f"{platform.machine()}-{usable_cores()}-cores"
+        return f"{platform.machine()}-{available_cpus()}-cores"
 
     def folder(self, scenario: str) -> Path:
         """A scenario's."""

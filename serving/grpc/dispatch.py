@@ -19,7 +19,7 @@ from serving.grpc.h2 import Limits
 from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
 from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.peers import PeerDebts
-from serving.net.requests import request_id
+from serving.net.requests import gathered, request_id
 from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
@@ -117,7 +117,7 @@ class CallDispatch:
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
-        values = dict(reversed(headers.fields))  # of fields that come twice, the first
+        values = gathered(headers.fields)
         method = self.methods.get(values[b":path"].decode("latin-1"), RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import resource
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 BACKLOG = 2048
+
+_ALL = "::"
+"""Every address, of IPv6 and of IPv4; of IPv4 alone where the system has no IPv6. So images and manifests need no other
+address for clusters of either family, or of both."""
+
+_ALL_IPV4 = "0.0.0.0"  # noqa: S104  asked for by name
+_NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 """Seconds, seconds, count: a peer that has vanished without a word is found out within two minutes."""
@@ -58,17 +66,26 @@ class Ports:
 def bind(host: str, port: int, purpose: str) -> socket.socket:
     """A listening socket; port 0 picks a free one. Raises `StartupError` where the address cannot be had."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        opened = socket.socket(family, kind, protocol)
+        return _listening(host, port)
     except OSError as error:
-        raise _refusal(host, port, purpose, error) from error
+        if host == _ALL and error.errno in _NO_IPV6:
+            return bind(_ALL_IPV4, port, purpose)
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise StartupError(f"cannot listen on {place} for {purpose}: {error.strerror or error}") from error
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == _ALL:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever net.ipv6.bindv6only says
         opened.bind(address)
         opened.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         opened.close()
-        raise _refusal(host, port, purpose, error) from error
+        raise
     opened.setblocking(False)
     return opened
 
@@ -102,7 +119,3 @@ def lifetime_s(settings: Settings) -> float:
     """
     age_s = settings.max_connection_age_s
     return age_s * random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD) if age_s else math.inf  # noqa: S311  no secret
-
-
-def _refusal(host: str, port: int, purpose: str, error: OSError) -> StartupError:
-    return StartupError(f"cannot listen on {host}:{port} for {purpose}: {error.strerror or error}")

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from serving import host
+from serving.cgroups import cpu_quota, memory_limit
 from serving.errors import StartupError
-from serving.host import available_cpus, cpu_quota, memory_limit
+from serving.host import available_cpus
 from serving.inference.served_models import Repository
 from serving.models.node_cache import libraries_of
 from serving.net.ports import bind

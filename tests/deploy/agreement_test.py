@@ -15,6 +15,7 @@ from tests.support.certificates import Certificates
 from tests.support.clients import get
 from tests.support.credentials import FIRST, write_keys
 from tests.support.kubernetes import OVERLAYS, containers, manifests, named, of_kind, pods
+from tests.support.models import ROOT
 from tests.support.promql import names
 from tests.support.server import Server
 
@@ -51,10 +52,21 @@ def settings(overlay: str) -> Settings:
 def test_settings_are_understood(overlay: str) -> None:
     """By the server's own reader, which refuses names that it does not know."""
     understood = settings(overlay)
-    assert understood.host == "0.0.0.0"
+    assert understood.host == "::"
     (pod,) = pods(manifests(overlay))
     mounts = {mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])}
     assert understood.cache_dir is None or str(understood.cache_dir) in mounts
+
+
+def test_every_address_that_is_shipped_is_of_both_families() -> None:
+    """In a cluster of IPv6 alone, probes and clients would find nobody behind an address of IPv4."""
+    texts = [
+        file.read_text(encoding="utf-8", errors="replace") for file in (ROOT / "deploy").rglob("*") if file.is_file()
+    ]
+    hosts = re.findall(r'(?:BERTSERVE_HOST=|--host"?[, ]+"?)([^\s",]+)', "\n".join(texts))
+    assert len(hosts) >= 4  # two images, the base, KServe's runtime
+    assert set(hosts) == {"::"}
+    assert [text for text in texts if "0.0.0.0" in text] == []
 
 
 def test_secured_settings_are_understood(tmp_path: Path) -> None:

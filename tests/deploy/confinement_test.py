@@ -1,8 +1,12 @@
-"""The server as a restricted pod runs it: process 1, nobody's user, no capability, not a file that it could write."""
+"""The server as a restricted pod runs it: process 1, nobody's user, no capability, not a file that it could write.
+
+The user has no name and no home, and the pod one core, which is not the first.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +19,7 @@ import pytest
 
 from tests.support.clients import Grpc, Tei, get
 from tests.support.models import ROOT
-from tests.support.server import FAKE, Server, environment, free_port
+from tests.support.server import FAKE, Server, child_pids, environment, free_port
 from tests.support.skips import excused
 from tests.support.waiting import wait_for
 
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 USER = 10001
-TOOLS = ("unshare", "setpriv", "mount")
+CORE = max(os.sched_getaffinity(0))
+TOOLS = ("unshare", "setpriv", "mount", "taskset")
 READ_ONLY = """
 cut -d' ' -f5 /proc/self/mountinfo | grep -vE '^/(proc|sys|dev)(/|$)' | while read -r place; do
   mount -o remount,bind,ro "$place" 2>/dev/null || true
@@ -82,11 +87,12 @@ class Confined:
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{free_port()}" for _ in range(3))
         ports = (("--http-port", self.http), ("--grpc-port", self.grpc), ("--metrics-port", self.metrics))
         words = [word for name, place in ports for word in (name, place.rpartition(":")[2])]
+        pinned = ["env", "--unset=HOME", "taskset", "--cpu-list", str(CORE)]
         serve = [sys.executable, "bertserve.py", "serve", "--models", str(models), "--cache-dir", str(cache)]
         self.process = subprocess.Popen(
-            [*confine(models, cache), *serve, *words, "--lame-duck-s", "0", "--log-format", "json"],
+            [*confine(models, cache), *pinned, *serve, *words, "--lame-duck-s", "0", "--log-format", "json"],
             cwd=ROOT,
-            env=environment({"CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}),
+            env=environment({"CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -155,6 +161,14 @@ def test_it_serves(confined: Confined) -> None:
         with transport(confined) as client:
             assert client.embed(["What is a T4?"]).vectors.shape == (1, 384)
     assert get(confined.metrics, "/metrics").status == 200
+
+
+def test_it_computes_on_its_core(confined: Confined) -> None:
+    """With one thread, as many as there are cores for the pod."""
+    engine = child_pids(confined.pid())
+    assert {core for pid in engine for core in os.sched_getaffinity(pid)} == {CORE}
+    threads = re.findall(r'"threads": ?(\d+)', get(confined.metrics, "/status").body.decode())
+    assert threads == ["1"]
 
 
 def test_it_ends_at_the_signal_of_kubernetes(confined: Confined) -> None:

@@ -146,7 +146,7 @@ def test_the_command_is_understood(path: Path) -> None:
     assert verb == "serve"
     settings = Settings.load(options, {})
     assert copied(stages(path))["models"] == str(settings.models)
-    assert settings.host == "0.0.0.0"
+    assert settings.host == "::"
     exposed = {int(port) for port in rest["EXPOSE"].split()}
     assert exposed == {settings.http_port, settings.grpc_port, settings.metrics_port}
 

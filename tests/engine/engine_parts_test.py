@@ -1,10 +1,8 @@
-"""The engine's small parts: CPU quota, lanes, padding, the check of numbers, and the fake engine."""
+"""The engine's small parts: lanes, padding, the check of numbers, and the fake engine."""
 
 from __future__ import annotations
 
-import os
 from array import array
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,14 +14,9 @@ from serving.engine.base import MOST_LANES, LaneKind, lanes_for
 from serving.engine.batches import Padder, finite_rows
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.errors import EngineFault
-from serving.host import available_cpus
 from serving.records import Batch, EncodedText, ModelIndex, ModelSpec
 from tests.support.specs import model_spec
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-CPUS = len(os.sched_getaffinity(0))
 FIRST = ModelIndex(0)
 
 
@@ -35,41 +28,6 @@ def spec(*, batch_invariant: bool = True) -> ModelSpec:
 def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
     """A text of these ids."""
     return EncodedText(array("i", ids), None if types is None else array("i", types))
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({}, CPUS),
-        ({"cpu.max": "max 100000\n"}, CPUS),
-        ({"cpu.max": "100000 100000\n"}, 1),
-        ({"cpu.max": "150000 100000\n"}, 1),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "100000000 100000\n"}, CPUS),
-        ({"cpu.max": ""}, CPUS),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, CPUS),
-        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "100000\n"}, CPUS),
-    ],
-    ids=[
-        "no-cgroup",
-        "v2-max",
-        "v2-one",
-        "v2-one-and-a-half",
-        "v2-half",
-        "v2-many",
-        "v2-empty",
-        "v1-max",
-        "v1-one",
-        "v1-odd",
-    ],
-)
-def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
-    """The affinity mask counts, capped by the container's quota in either form, and never below 1."""
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content, encoding="ascii")
-    assert available_cpus(tmp_path) == cpus
 
 
 def test_lanes_of_large_batch_invariant_models() -> None:

@@ -309,29 +309,3 @@ def test_too_little_room_is_said_before_the_step(
     assert run(ArgumentParser(prog="bertserve build"), [], step) == os.EX_TEMPFAIL
     assert re.search(f"building x needs about .* GiB .*{words}.* are free; ", capsys.readouterr().err)
     free_space.check("building x", memory_bytes=0, folder=tmp_path, disk_bytes=0)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8 << 30),
-        ({"memory.max": "max\n", "memory.current": "5\n"}, 8 << 30),
-        ({"memory.max": str(4 << 30), "memory.current": str(3 << 30)}, 1 << 30),
-        (
-            {
-                "memory.max": str(4 << 30),
-                "memory.current": str(3 << 30),
-                "memory.stat": f"anon 5\ninactive_file {1 << 30}\nactive_file 7\n",
-            },
-            2 << 30,
-        ),
-        ({"memory.max": str(1 << 40), "memory.current": "0"}, 8 << 30),
-        ({"memory.max": "1", "memory.current": "2"}, 0),
-    ],
-)
-def test_free_memory_is_the_containers(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    """The machine's available memory, or what the container's limit leaves, with file pages as free."""
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {8 << 20} kB\n")
-    assert free_space.available_memory(tmp_path, tmp_path / "meminfo") == expected

@@ -648,15 +648,6 @@ def test_watching_a_service_that_does_not_exist(fake_server: Server) -> None:
         watch.cancel()
 
 
-def test_ipv6(serve: Callable[..., Server]) -> None:
-    """The server listens on an IPv6 address."""
-    server = serve(*FAKE, "--host", "::1", wait_ready=False)
-    server.wait_logged("state: ready")
-    port = server.grpc.rpartition(":")[2]
-    with grpc.insecure_channel(f"[::1]:{port}") as channel:
-        grpc.channel_ready_future(channel).result(10)
-
-
 def test_clients_in_parallel(fake_server: Server, models: Path) -> None:
     """Several channels at once, each with calls one after another."""
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import socket
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from loadtest.benchmarks.rolling.drive import Plan, experiment
 from loadtest.benchmarks.rolling.parts import CONFIGURATION, haproxy
+from loadtest.benchmarks.server_process import free_ports
 from serving.settings import Settings
-from tests.support.server import FAKE
+from tests.support.server import FAKE, listening
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +54,25 @@ def test_the_configuration_is_valid_as_it_is() -> None:
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if "[WARNING]" in line]
     assert all("could not resolve address 'replica-" in line for line in warnings)
+
+
+@needs_haproxy
+def test_the_ports_are_open_to_both_families() -> None:
+    """With the addresses that the configuration has, but for the numbers of the ports."""
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    usual = dict(re.findall(r"\$\{HAPROXY_(HTTP|GRPC)-(\S+):\d+\}", text))
+    operations, *others = free_ports(3)
+    ports = dict(zip(usual, others, strict=True))
+    places = {f"HAPROXY_{name}": f"{usual[name]}:{port}" for name, port in ports.items()}
+    places["HAPROXY_OPERATIONS"] = f"127.0.0.1:{operations}"
+    command = [*(haproxy() or []), "-db", "-f", str(CONFIGURATION)]
+    families = ["127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])]
+    with subprocess.Popen(command, env=os.environ | places) as proxy:
+        try:
+            for host, port in itertools.product(families, ports.values()):
+                wait_for(partial(listening, f"{host}:{port}"), f"HAProxy on {host}")
+        finally:
+            proxy.terminate()
 
 
 def test_the_configuration_fits_the_servers_times() -> None:

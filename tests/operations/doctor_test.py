@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.host import cpu_quota, memory_limit
 from serving.operations.doctor import Finding, engines, gpus, machine, text
 from serving.settings import Settings
 
@@ -88,35 +87,6 @@ def test_the_engine_that_is_wanted() -> None:
     """Is marked; the fake one needs no library."""
     assert "what --engine says" in named(engines(Settings()))["engine ort-cpu"].value
     assert not [finding for finding in engines(Settings(engine="fake")) if "what --engine says" in finding.value]
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus", "memory"),
-    [
-        ({"cpu.max": "150000 100000\n", "memory.max": "1073741824\n"}, 1.5, 1 << 30),
-        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, None, None),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "200000",
-                "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "4096",
-            },
-            2.0,
-            4096,
-        ),
-        ({"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"}, None, None),
-        ({}, None, None),
-    ],
-)
-def test_the_limits_of_a_container(
-    files: dict[str, str], cpus: float | None, memory: int | None, tmp_path: Path
-) -> None:
-    """Of both versions of cgroups, and of none."""
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert cpu_quota(tmp_path) == cpus
-    assert memory_limit(tmp_path) == memory
 
 
 def test_the_report_marks_what_is_wrong() -> None:

@@ -151,6 +151,13 @@ OUTSIDERS = {
         runs=("serving.cli",),
         beside=_SERVER,
     ),
+    "proxies": Outsider(
+        tests=("tests/contract/proxies_test.py",),
+        # What ends a connection, and what is read of a request on one that others share.
+        paths=("serving/grpc", "serving/http", "serving/net", "serving/settings.py"),
+        runs=("serving.cli",),
+        beside=_SERVER,
+    ),
     "Triton": Outsider(
         tests=(
             "tests/contract/perf_analyzer_test.py",

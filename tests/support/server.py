@@ -240,11 +240,11 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """The ids of all engine processes: during a swap, and after it, there are two."""
-        return [pid for pid in _children(self.pid) if "serving.engine.process" in _command_line(pid)]
+        return [pid for pid in child_pids(self.pid) if "serving.engine.process" in _command_line(pid)]
 
     def child_pids(self) -> list[int]:
         """The ids of all processes that it has started and that run."""
-        return _children(self.pid)
+        return child_pids(self.pid)
 
     def wait_announced(self) -> None:
         """Waits for the announcement on standard output and reads the ports from it.
@@ -332,7 +332,8 @@ def elapsed(started: float) -> float:
     return time.monotonic() - started
 
 
-def _children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
+    """The ids of all processes that a process has started and that run."""
     found = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile

@@ -13,7 +13,7 @@ from loadtest.benchmarks.hostile.victim import Victim
 from loadtest.benchmarks.runner import Benchmark
 from loadtest.benchmarks.server_process import BertServer, few_descriptors
 from loadtest.generator.child import Child
-from loadtest.report.machine import usable_cores
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ class HostileBenchmark(Benchmark):
     def _attack(self, attacker: Child, name: str) -> dict[str, Any]:
         bundle = self.bundle
         options = ("--engine", "fake", "--default-timeout-ms", "10000")
-        server = BertServer(self.options.models, self.options.precision, usable_cores(), *options)
+        server = BertServer(self.options.models, self.options.precision, available_cpus(), *options)
         with few_descriptors(), server:
             victim = Victim.of(server.pids()[0], server.http_port, server.grpc_port, server.log_lines)
             with Polite(victim, bundle.model, PER_S) as polite:

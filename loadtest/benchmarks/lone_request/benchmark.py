@@ -19,9 +19,9 @@ from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child, module_environment
 from loadtest.generator.workload import make_texts
-from loadtest.report.machine import usable_cores
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ class StampedServer(BertServer):
 
     def __init__(self, models: Path, precision: str, out: Path) -> None:
         """As `BertServer`, with a free engine."""
-        super().__init__(models, precision, usable_cores(), *_FAKE)
+        super().__init__(models, precision, available_cpus(), *_FAKE)
         self._command = [sys.executable, str(_STAMPED), str(out), *self._command[1:]]
         self._environment = {**self._environment, **module_environment()}
 
@@ -67,7 +67,7 @@ class LoneRequestBenchmark(Benchmark):
     def _turns(self) -> list[Turn]:
         [port] = free_ports(1)
         bare = ServerProcess([sys.executable, str(_BARE), "http", str(port)], module_environment(), (port, ""))
-        server = BertServer(self.options.models, self.options.precision, usable_cores(), *_FAKE)
+        server = BertServer(self.options.models, self.options.precision, available_cpus(), *_FAKE)
         bodies = [json.dumps({"inputs": text}) for text in self._texts]
         client = self.stack.enter_context(Child("loadtest.generator.client"))
         turns = []

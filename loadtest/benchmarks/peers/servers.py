@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from loadtest.benchmarks.peers.triton import TritonModel, TritonServer, isolated
 from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports
 from loadtest.generator.workload import find_bundle
-from loadtest.report.machine import usable_cores
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from loadtest.generator.workload import Bundle
@@ -88,7 +88,7 @@ def kit_of(models: Path, environments: Path) -> Kit:
     """
     ort, openvino = (find_bundle(models, "int8", target) for target in ("cpu", "openvino"))
     dynamic = replace(ort, artifact=environments / "dynamic.onnx")
-    return Kit(models, ort, openvino, dynamic, environments, usable_cores())
+    return Kit(models, ort, openvino, dynamic, environments, available_cpus())
 
 
 def peer(kit: Kit, name: str) -> Peer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loadtest.benchmarks.runner import Benchmark
 from loadtest.benchmarks.scheduling import page
 from loadtest.benchmarks.scheduling.steps import Bench, Plan, steps
-from loadtest.report.machine import usable_cores
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ class SchedulingBenchmark(Benchmark):
         return {**self.model_facts(), "plan": asdict(self._plan)}
 
     def steps(self) -> Iterator[Step]:
-        return steps(Bench.over(self.bundle, usable_cores(), self.store, self._plan, self.stack))
+        return steps(Bench.over(self.bundle, available_cpus(), self.store, self._plan, self.stack))
 
     def page(self, store: Store) -> Page:
         return page.page(store)

@@ -12,8 +12,8 @@ from loadtest.benchmarks.drive import SLO_MS, drive, even
 from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.scheduling import simulated
 from loadtest.benchmarks.scheduling.steps import OURS, Bench, Plan, capacity_of, costs_of
-from loadtest.report.machine import usable_cores
 from loadtest.report.tables import MET, Table
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class SimulatedBenchmark(Benchmark):
         return {**self.model_facts(), "plan": asdict(self._plan)}
 
     def steps(self) -> Iterator[Step]:
-        bench = Bench.over(self.bundle, usable_cores(), self.store, self._plan, self.stack)
+        bench = Bench.over(self.bundle, available_cpus(), self.store, self._plan, self.stack)
         yield f"capacity {OURS}", partial(capacity_of, bench, OURS, bench.mixed)
         yield "calm", partial(_calm, bench)
         for number, share in product(range(1, bench.plan.rounds + 1), SHARES):

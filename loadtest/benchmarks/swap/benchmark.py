@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loadtest.benchmarks.runner import Benchmark
 from loadtest.benchmarks.swap import page
 from loadtest.benchmarks.swap.measure import Bench, Plan, steps
-from loadtest.report.machine import usable_cores
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +55,7 @@ class SwapBenchmark(Benchmark):
             if capacity is not None and f"capacity {name}" not in self.store.steps:
                 self.store.keep(f"capacity {name}", {"capacity_per_s": capacity, "confidence": "given"})
         scratch = Path(self.stack.enter_context(tempfile.TemporaryDirectory(dir=self.options.scratch)))
-        yield from steps(Bench.over(self.bundle, usable_cores(), scratch, self._plan, self.store))
+        yield from steps(Bench.over(self.bundle, available_cpus(), scratch, self._plan, self.store))
 
     def page(self, store: Store) -> Page:
         return page.page(store)

@@ -10,9 +10,14 @@ import importlib.util
 import json
 import logging
 import os
+import re
+import subprocess
 import sys
+import tempfile
+import urllib.request
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +40,8 @@ CONTEXT = "It is a text. The server is in the text, and that is not on it for a 
 QUESTION = "what is in the text"
 MASKED = "the [MASK] is on"
 LABELS = ["text", "server", "it is"]
+LONG = " ".join([SENTENCE] * 30)
+STRIDE = 16
 KEY = "unused"
 TOKENIZERS = "litellm_core_utils/tokenizers"
 CL100K_BASE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
@@ -42,6 +49,20 @@ CL100K_BASE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 
 MANY = 33
 """One more than `--max-client-batch-size` takes."""
+
+BUILD = Path(__file__).parents[3] / "build"
+
+VERSIONS = {
+    "ab": "2.3, of Debian's apache2-utils",
+    "elasticsearch": "elastic/elasticsearch at 3d73c0a and 4979002",
+    "java.net.http": "Debian's OpenJDK 17",
+    "weaviate": "weaviate/weaviate at 12366b4 and 0ad6035",
+}
+"""Of what is no package of Python. Databases that ask by themselves are not run: what is sent is the body that the
+source of this version makes, and what comes is read as that source reads it."""
+
+PROGRAMS = {"ab": "apache2-utils/usr/bin/ab", "java.net.http": "java/java"}
+"""Of them what is run, below `BUILD`."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,11 @@ class Case:
     def family(self) -> str:
         """Packages of one family import much of the same, and are asked by one process."""
         return self.client.partition("-")[0]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its program is; packages are all installed together."""
+        return self.client not in PROGRAMS or (BUILD / PROGRAMS[self.client]).exists()
 
 
 CASES: list[Case] = []
@@ -421,6 +447,17 @@ def hub_entities(server: Server) -> Any:
     return _spans(found, "entity_group", "start", "end", "score")
 
 
+@case(
+    "huggingface-hub",
+    f'`token_classification(long_text, aggregation_strategy="simple", stride={STRIDE})`, likewise',
+    "entities of a long text",
+)
+def hub_entities_of_windows(server: Server) -> Any:
+    client = _inference(f"{server.url}/models/tag")
+    found = client.token_classification(LONG, aggregation_strategy="simple", stride=STRIDE)
+    return _spans(found, "entity_group", "start", "end", "score")
+
+
 @case("huggingface-hub", "`question_answering(question=..., context=...)`, likewise", "answers")
 def hub_answer(server: Server) -> Any:
     found = _inference(f"{server.url}/models/answer").question_answering(question=QUESTION, context=CONTEXT)
@@ -627,6 +664,166 @@ def qdrant(server: Server) -> Any:
     store.create_collection("texts", VectorParams(size=len(asked), distance=Distance.COSINE))
     store.upsert("texts", [PointStruct(id=index, vector=vector) for index, vector in enumerate(vectors)])
     return [point.id for point in store.query_points("texts", query=asked).points]
+
+
+# KServe's clients of the Open Inference Protocol.
+
+
+def _kserve(rest: str, grpc: str, **options: Any) -> Any:
+    import asyncio
+
+    import numpy as np
+    from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+    text = InferInput("text", [len(TEXTS), 1], "BYTES")
+    text.set_data_from_numpy(np.array([[one.encode()] for one in TEXTS], np.object_), **options)
+    asked = InferRequest("minilm", [text])
+
+    async def ask() -> Any:
+        if grpc:
+            async with InferenceGRPCClient(grpc) as caller:
+                assert await caller.is_model_ready("minilm")
+                return await caller.infer(asked)
+        async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+            assert await client.is_model_ready(rest, "minilm")
+            return await client.infer(rest, asked, model_name="minilm")
+
+    (output,) = asyncio.run(ask()).outputs
+    return output.as_numpy().tolist()
+
+
+@case(
+    "kserve",
+    '`InferenceRESTClient(RESTConfig(protocol="v2")).infer("URL", InferRequest(...), model_name=...)`',
+    "vectors",
+)
+def kserve_rest(server: Server) -> Any:
+    return _kserve(server.url, "", binary_data=False)
+
+
+@case("kserve", "the same with the texts as binary data, as `set_data_from_numpy` makes them", "vectors")
+def kserve_rest_binary(server: Server) -> Any:
+    return _kserve(server.url, "", binary_data=True)
+
+
+@case("kserve", '`InferenceGRPCClient("GRPC").infer(InferRequest(...))`', "vectors")
+def kserve_grpc(server: Server) -> Any:
+    return _kserve("", server.grpc, binary_data=True)
+
+
+# Databases that ask for vectors themselves, by the bodies that their sources make.
+
+
+def _posted(url: str, body: dict[str, Any]) -> Any:
+    data = json.dumps(body, separators=(",", ":")).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as reply:  # noqa: S310  the server's
+        return json.load(reply)
+
+
+@case("elasticsearch", 'the service `hugging_face` with `"url": "URL/embed"`', "vectors")
+def elasticsearch_huggingface(server: Server) -> Any:
+    # x-pack/plugin/inference: HuggingFaceEmbeddingsRequestEntity, HuggingFaceEmbeddingsResponseEntity
+    return _posted(f"{server.alone}/embed", {"inputs": TEXTS})
+
+
+@case("elasticsearch", 'the service `openai` with `"url": "URL/v1/embeddings"`', "vectors")
+def elasticsearch_openai(server: Server) -> Any:
+    # x-pack/plugin/inference: OpenAiEmbeddingsRequestEntity, OpenAiEmbeddingsResponseEntity
+    reply = _posted(f"{server.url}/v1/embeddings", {"input": TEXTS, "model": "minilm", "user": "elastic"})
+    return [one["embedding"] for one in reply["data"]]
+
+
+@case("weaviate", 'the module `text2vec-huggingface` with `"endpointURL": "URL/embed"` and its `options`', "vectors")
+def weaviate_huggingface(server: Server) -> Any:
+    # modules/text2vec-huggingface/clients/huggingface.go
+    options = {"wait_for_model": True, "use_gpu": True, "use_cache": True}
+    return _posted(f"{server.alone}/embed", {"inputs": TEXTS, "options": options})
+
+
+@case(
+    "weaviate",
+    'the module `text2vec-transformers` with `"inferenceUrl": "URL"`',
+    words="404",
+    cure="`text2vec-huggingface`, as above: the other module asks `/vectors` of a container of Weaviate's own",
+)
+def weaviate_transformers(server: Server) -> Any:
+    # usecases/modulecomponents/clients/transformers/transformers.go
+    config = {"pooling_strategy": "masked_mean", "task_type": "passage"}
+    body = {"text": TEXTS[0], "dims": 0, "vector": None, "error": "", "config": config}
+    return _posted(f"{server.alone}/vectors", body)["vector"]
+
+
+# Programs.
+
+
+def _run(client: str, *words: str) -> str:
+    program = PROGRAMS[client]
+    folders = BUILD.joinpath(program.partition("/")[0], "usr", "lib").glob("*-linux-gnu")
+    libraries = {"LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [str(BUILD / program), *words], env=os.environ | libraries, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+_JAVA = """
+import java.io.ByteArrayInputStream;
+import java.net.URI;
+import java.net.http.*;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.util.List;
+
+public class Ask {
+  public static void main(String[] given) throws Exception {
+    var client = HttpClient.newHttpClient();
+    var bytes = given[1].getBytes("UTF-8");
+    var stream = BodyPublishers.ofInputStream(() -> new ByteArrayInputStream(bytes));
+    for (var body : List.of(BodyPublishers.ofByteArray(bytes), stream)) {
+      var request = HttpRequest.newBuilder(URI.create(given[0])).header("Content-Type", "application/json").POST(body);
+      var reply = client.send(request.build(), HttpResponse.BodyHandlers.ofString());
+      if (reply.statusCode() != 200) throw new Exception(reply.body());
+      System.out.println(reply.body());
+    }
+  }
+}
+"""
+
+
+@cache
+def _by_java(url: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "Ask.java")
+        source.write_text(_JAVA, encoding="utf-8")
+        # The options let it start sooner.
+        words = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", str(source), url, json.dumps({"input": TEXTS}))
+        lines = _run("java.net.http", *words).splitlines()
+    return [[one["embedding"] for one in json.loads(line)["data"]] for line in lines]
+
+
+@case(
+    "java.net.http", "`HttpClient.newHttpClient()`, which offers h2c, and `BodyPublishers.ofByteArray(...)`", "vectors"
+)
+def java_bytes(server: Server) -> Any:
+    return _by_java(f"{server.url}/v1/embeddings")[0]
+
+
+@case("java.net.http", "the same with `BodyPublishers.ofInputStream(...)`, which is sent in chunks", "vectors")
+def java_stream(server: Server) -> Any:
+    return _by_java(f"{server.url}/v1/embeddings")[1]
+
+
+@case("ab", "`ab -k -n 20 -c 2 -p body.json -T application/json URL/embed`", "20 answers on kept connections")
+def ab_kept(server: Server) -> Any:
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(json.dumps({"inputs": TEXTS[0]}).encode())
+        body.flush()
+        words = ("-k", "-n", "20", "-c", "2", "-s", "20", "-p", body.name, "-T", "application/json")
+        said = _run("ab", *words, f"{server.alone}/embed")
+    assert "Non-2xx" not in said, said
+    return [int(re.search(rf"{name} requests: +(\d+)", said)[1]) for name in ("Complete", "Failed", "Keep-Alive")]
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-from tests.contract.clients.cases import CASES, Case
+from tests.contract.clients.cases import CASES, VERSIONS, Case
+from tests.contract.clients.proxies import PROXIES
 
 _HEAD = """# Existing clients
 
@@ -17,21 +18,37 @@ Sentence Transformers; labels, spans, words and orders are those of Transformers
 
 `URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`, and `...` stands for a key (any, unless the server has
 some), a query, texts, or the name of a model (any, where one model has the task). Where a client cannot, its line has
-the words that it shows, and what to write instead. TEI's gRPC stubs are driven by `tests/contract/tei_grpc_test.py`,
+the words that it shows, and what to write instead. Elasticsearch and Weaviate are not run: what is sent is what the
+source of that version makes. TEI's gRPC stubs are driven by `tests/contract/tei_grpc_test.py`,
 Triton's clients by `tests/contract/triton_clients_test.py`.
 
 | client | version | what its user writes | what comes |
 |---|---|---|---|
 """
 
+_PROXIES = """
+## Behind proxies
+
+`tests/contract/proxies_test.py` sends requests through each, by HTTP and gRPC, while the server closes connections all
+the time (`--max-connection-age-s`): none is lost. HAProxy has a configuration of its own, `deploy/haproxy/haproxy.cfg`.
+
+| proxy | version | what its user writes |
+|---|---|---|
+"""
+
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def page() -> str:
-    versions = dict(re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE))
-    return _HEAD + "".join(
-        f"| {case.client} | {versions[case.client]} | {case.call} | {_outcome(case)} |\n" for case in CASES
+    versions = VERSIONS | dict(
+        re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
     )
+    cases = (f"| {case.client} | {versions[case.client]} | {case.call} | {_outcome(case)} |\n" for case in CASES)
+    proxies = (
+        f"| {proxy.name} | {proxy.version} | {', '.join(f'`{line}`' for line in proxy.written)} |\n"
+        for proxy in PROXIES
+    )
+    return "".join([_HEAD, *cases, _PROXIES, *proxies])
 
 
 def _outcome(case: Case) -> str:

@@ -19,7 +19,6 @@ from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.turns import Samples
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
-from loadtest.report import machine
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
@@ -92,29 +91,6 @@ def test_a_process_and_its_children_are_found() -> None:
     assert processes.cpu_s(os.getpid()) > 0
     assert processes.resident_bytes(os.getpid()) > 5_000_000
     assert (processes.cpu_s(started.pid), processes.resident_bytes(started.pid)) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "most"),
-    [
-        ("cpu.max", "150000 100000", 1),
-        ("cpu.max", "50000 100000", 1),
-        ("cpu.max", "max 100000", 10**6),
-        ("absent", "", 10**6),
-    ],
-)
-def test_a_container_s_quota_limits_the_cores(tmp_path: Path, name: str, content: str, most: int) -> None:
-    """A part of a core is no core to run a thread on, and there is always one."""
-    (tmp_path / name).write_text(content)
-    assert machine.usable_cores(tmp_path) == min(most, len(os.sched_getaffinity(0)))
-
-
-def test_the_old_form_of_a_quota_counts_too(tmp_path: Path) -> None:
-    """The first version of control groups keeps the quota in two files."""
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert machine.usable_cores(tmp_path) == 1
 
 
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--seconds", "-1"], ["--tokens", "0"], ["--minutes", "0"]])

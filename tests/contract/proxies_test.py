@@ -1,0 +1,102 @@
+"""nginx and Envoy before the server: what a client sees, and what becomes of requests on connections that end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.contract.clients.proxies import PROXIES, Ports, Proxy
+from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, get, post_json
+from tests.support.expected import fake_answers
+from tests.support.models import NAME
+from tests.support.server import FAKE, Server, free_port, listening
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+AGE_S, PASSED_S = 0.1, 1.0
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    """A server that asks for a new connection ten times a second."""
+    with Server(models, *FAKE, "--max-connection-age-s", str(AGE_S)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=PROXIES, ids=lambda proxy: proxy.name)
+def proxied(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The addresses of a proxy before it, as those of a server."""
+    proxy: Proxy = request.param
+    if not proxy.is_here:
+        pytest.skip(f"no {proxy.name} here (see make proxies)")
+    behind = (int(place.rpartition(":")[2]) for place in (server.http, server.grpc))
+    ports = Ports(free_port(), free_port(), *behind)
+    folder = tmp_path_factory.mktemp(proxy.name)
+    places = SimpleNamespace(http=f"127.0.0.1:{ports.http}", grpc=f"127.0.0.1:{ports.grpc}", name=proxy.name)
+    with proxy.running(folder, ports) as process:
+
+        def ready() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            return listening(places.grpc) and get(places.http, "/readyz").status == 200
+
+        wait_for(ready, proxy.name, 30)
+        yield places
+    assert (folder / "log").read_text().strip() == ""
+
+
+def test_no_request_is_lost_where_connections_end(proxied: Any, models: Path) -> None:
+    """Kept connections to the server end by age all the time, under requests of both protocols: each has its answer."""
+    until = time.monotonic() + PASSED_S
+    together = threading.Barrier(2 * len(BOTH))
+
+    def ask(number: int) -> list[tuple[str, Any]]:
+        found = []
+        with BOTH[number % len(BOTH)](proxied) as client:
+            together.wait()
+            while time.monotonic() < until:
+                text = f"{number} {len(found)}"
+                found.append((text, client.embed([text]).vectors[0]))
+        return found
+
+    with ThreadPoolExecutor(together.parties) as pool:
+        found = [pair for pairs in pool.map(ask, range(together.parties)) for pair in pairs]
+    assert len(found) > 10 * together.parties
+    texts, vectors = zip(*found, strict=True)
+    np.testing.assert_allclose(vectors, fake_answers(models, list(texts)), atol=1e-5)
+
+
+def test_long_bodies(proxied: Any, models: Path) -> None:
+    """By both protocols, in chunks, and by HTTP/1.0, which nginx speaks where nothing else is written."""
+    texts = [f"text {number}" + " " * 5_000 for number in range(30)]
+    expected = fake_answers(models, texts)
+    for kind in BOTH:
+        with kind(proxied) as client:
+            np.testing.assert_allclose(client.embed(texts).vectors, expected, atol=1e-5)
+    body = json.dumps({"inputs": texts}).encode() + b" " * 1_000_000
+    with HttpConnection(proxied.http) as connection:
+        for path in ("/embed", f"/models/{NAME}/embed"):
+            pieces = iter([body[at : at + 50_000] for at in range(0, len(body), 50_000)])
+            reply = connection.call("POST", path, pieces, {"Content-Type": "application/json"})
+            np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
+
+
+def test_refusals_come_through(proxied: Any) -> None:
+    """With their status and their words, and not as an error of the proxy's own."""
+    reply = post_json(proxied.http, "/models/nobody/embed", b'{"inputs": "a"}')
+    assert (reply.status, "no model of that name" in reply.json()["error"]) == (404, True)
+    with Grpc(proxied) as client, pytest.raises(grpc.RpcError) as refused:
+        client.infer(pb.ModelInferRequest(model_name="nobody"), timeout=TIMEOUT_S)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "no model of that name" in refused.value.details()
