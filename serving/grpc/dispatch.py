@@ -11,6 +11,7 @@ from serving.errors import (
     MalformedRequest,
     MethodNotAllowed,
     RouteNotFound,
+    Unsupported,
     UnsupportedMediaType,
 )
 from serving.grpc.bidirectional import BidirectionalCall
@@ -41,7 +42,7 @@ OPEN_BYTES = 4096
 _GRANTED_MESSAGES = 4
 """Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
-_CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?( *;.*)?")
+_CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -125,12 +126,15 @@ class CallDispatch:
             if not isinstance(method, Method) or not method.open:
                 return refusal(values.get(b"authorization"))
             body_limit = min(body_limit, OPEN_BYTES)
-        if not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):
+        kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
+        if kind is None:
             return UnsupportedMediaType("the content-type must be application/grpc")
         if values[b":method"] != b"POST":
             return MethodNotAllowed("calls are made with POST", allowed="POST")
         if isinstance(method, BertserveError):
             return method
+        if (kind[1] or b"proto").lower() != b"proto":
+            return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
         timeout_s = None
         if (timeout := values.get(b"grpc-timeout")) is not None:
             match = _TIMEOUT.fullmatch(timeout)
