@@ -43,6 +43,7 @@ _GRANTED_MESSAGES = 4
 """Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
+_TRACE_STATE = b"tracestate"
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -118,7 +119,7 @@ class CallDispatch:
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
-        values = dict(reversed(headers.fields))  # of fields that come twice, the first
+        values = _values(headers.fields)
         method = self.methods.get(values[b":path"].decode("latin-1"), RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
@@ -126,15 +127,10 @@ class CallDispatch:
             if not isinstance(method, Method) or not method.open:
                 return refusal(values.get(b"authorization"))
             body_limit = min(body_limit, OPEN_BYTES)
-        kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
-        if kind is None:
-            return UnsupportedMediaType("the content-type must be application/grpc")
-        if values[b":method"] != b"POST":
-            return MethodNotAllowed("calls are made with POST", allowed="POST")
+        if (refused := _not_a_call(values)) is not None:
+            return refused
         if isinstance(method, BertserveError):
             return method
-        if (kind[1] or b"proto").lower() != b"proto":
-            return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
         timeout_s = None
         if (timeout := values.get(b"grpc-timeout")) is not None:
             match = _TIMEOUT.fullmatch(timeout)
@@ -142,6 +138,26 @@ class CallDispatch:
                 return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
             timeout_s = int(match[1]) * _SECONDS[match[2]]
         return CallHead(method, body_limit, timeout_s, values)
+
+
+def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
+    """Why a request is no call of gRPC in protobuf, whatever it asks for."""
+    kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
+    if kind is None:
+        return UnsupportedMediaType("the content-type must be application/grpc")
+    if values[b":method"] != b"POST":
+        return MethodNotAllowed("calls are made with POST", allowed="POST")
+    if (kind[1] or b"proto").lower() != b"proto":
+        return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
+    return None
+
+
+def _values(fields: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The fields by name: of those that come twice the first, but `tracestate` whole (W3C Trace Context, 3.3.1)."""
+    values = dict(reversed(fields))
+    if _TRACE_STATE in values:
+        values[_TRACE_STATE] = b",".join([value for name, value in fields if name == _TRACE_STATE])
+    return values
 
 
 def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:

@@ -12,7 +12,7 @@ import msgspec
 
 from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
-from serving.oip.tensors import IDS, check_sizes, inputs_of
+from serving.oip.tensors import IDS, check_sizes, inputs_of, raw_tensor
 from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 SERVER_NAME = "bertserve"
 SERVER_VERSION = version("bertserve")
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+EXTENSIONS = (
+    *("binary_tensor_data", "model_configuration", "model_repository", "parameters"),
+    *("schedule_policy", "statistics"),
+)
 
 SHARED_MEMORY = "shared memory is not supported: send tensors in the request"
 
@@ -181,6 +184,20 @@ class V2Service:
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
         return view, inputs
 
+    def raw_input(self, name: str, body: memoryview) -> Tensor:
+        """What a raw binary request brings: its body is the data of a model's only input, one text or one row of ids.
+
+        Raises:
+            InvalidRequest: The model has two inputs, or the body is no row of ids.
+            MalformedRequest: The text is not UTF-8.
+            ModelNotFound: Nothing of that name is served.
+        """
+        view = self._find(name)
+        if len(view.inputs) > 1:
+            names = " and ".join(repr(info.name) for info in view.inputs)
+            raise InvalidRequest(f"the model takes {names}: name them in JSON, a raw request has room for one input")
+        return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
+
     async def infer(self, view: View, request: InferRequest[A]) -> Outcome[A]:
         """Has the pipeline answer a request, and counts it where it fails."""
         try:
@@ -278,6 +295,7 @@ class V2Service:
             last_inference=round(totals.last_at * _MS_PER_S),
             inference_count=totals.texts,
             execution_count=self._pipeline.batches(view.model),
+            batch_stats=self._pipeline.batch_statistics(view.model),
             inference_stats=InferStatistics(
                 success=Duration(totals.requests, _ns(totals.total_us)),
                 fail=self._failures[view.name, view.model.version],

@@ -99,7 +99,9 @@ ROWS: dict[str, Row] = {
     "half a message": Row(UNIMPLEMENTED, {}, message(0, PLAIN, 4), "inside its message"),
     "two messages": Row(UNIMPLEMENTED, {}, message() * 2, "more than one", grpcio="answers the first: OK"),
     "a message and a half": Row(UNIMPLEMENTED, {}, message() + b"\0", "more than one", grpcio="answers the first: OK"),
-    "no protobuf": Row(INVALID_ARGUMENT, {}, message(0, b"\xff\xff"), "HealthCheckRequest", grpcio="blames itself: INTERNAL"),
+    "no protobuf": Row(
+        INVALID_ARGUMENT, {}, message(0, b"\xff\xff"), "HealthCheckRequest", grpcio="blames itself: INTERNAL"
+    ),
     "half a message of a stream": Row(INVALID_ARGUMENT, {"path": STREAM}, b"\0\0", "its message", grpcio="lacks it"),
     "no message of a stream": Row(OK, {"path": STREAM}, b"", grpcio="lacks it"),
     "no method": Row(UNIMPLEMENTED, {"path": "/grpc.health.v1.Health/No"}, words="no such method"),
@@ -181,14 +183,16 @@ def test_statuses(fake_server: Server) -> None:
             status, http, fields = ask(fake_server.grpc, row, connection, 2 * number + 1)
             expected = (row.status, 0 if row.status == RESET else row.http)
             said = row.status in {OK, RESET} or row.words in fields.get("grpc-message", "") != ""
-            named = ("grpc-accept-encoding" in fields) or row.status != UNIMPLEMENTED or "grpc_encoding" not in row.fields
+            named = (
+                ("grpc-accept-encoding" in fields) or row.status != UNIMPLEMENTED or "grpc_encoding" not in row.fields
+            )
             if (status, http) != expected or not said or not named or (http == 405) != ("allow" in fields):
                 wrong[name] = (status, http, fields)
     assert not wrong
 
 
 def test_statuses_beside_grpcio(grpcio: str) -> None:
-    """grpcio's server has the same status in each row that does not say otherwise."""
+    """Grpcio's server has the same status in each row that does not say otherwise."""
     rows = {name: row for name, row in ROWS.items() if row.grpcio is None}
     assert len(rows) > 30
     statuses = {name: ask(grpcio, row)[0] for name, row in rows.items()}
