@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
-from serving.http.exchange import HttpReply, HttpRequest, error_reply
+from serving.http.exchange import HttpReply, HttpRequest, error_reply, ignored_head
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
 from serving.records import InferRequest, RequestTrace
@@ -59,6 +59,7 @@ class Api:
         observer: Traces requests; None where nothing reads the traces.
         jobs: Files and batches; None where they are off.
         read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
+        refuses_unknown: Whether a field that is not read is refused.
         turn: Held by the large body that is decompressed, or looked through: one at a time is.
     """
 
@@ -77,6 +78,7 @@ class Api:
     observer: RequestObserver | None = None
     jobs: Jobs | None = None
     read_ids: ReadIds | None = None
+    refuses_unknown: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(
@@ -151,10 +153,13 @@ class Api:
                 tracestate=headers.get(b"tracestate"),
             )
         error: BertserveError | None = None
+        request.refuses_unknown = self.refuses_unknown
         try:
             if request.body and b"content-encoding" in request.headers:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)
             reply = await endpoint(self, request)
+            if request.ignored is not None:
+                reply.head += ignored_head(request.ignored)
         except BertserveError as refusal:
             error = refusal.bare()
             reply = self.refuse(error, request)

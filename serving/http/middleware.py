@@ -24,7 +24,7 @@ _ANY = "*"
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
-    b"x-inference-time, inference-header-content-length, www-authenticate"
+    b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields"
 )
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, HEAD, POST, DELETE",

@@ -211,8 +211,10 @@ class _Writer:
         fields = request_fields(call.path, **call.fields)
         pieces = [piece for part in call.parts for piece in _cut(rng, part)]
         # What RFC 9113 allows: a padded or prioritised HEADERS, its end in it where nothing follows.
-        at_once = call.ended and not b"".join(piece for piece in pieces if isinstance(piece, bytes)) and not (
-            pieces and isinstance(pieces[-1], list)
+        at_once = (
+            call.ended
+            and not b"".join(piece for piece in pieces if isinstance(piece, bytes))
+            and not (pieces and isinstance(pieces[-1], list))
         )
         priority = {"priority_weight": rng.randrange(1, 257)} if rng.random() < 0.1 else {}
         client.send_headers(stream, fields, end_stream=at_once, **priority)
@@ -328,4 +330,12 @@ def _mutate(rng: Random, frames: list[bytes]) -> None:  # noqa: C901, PLR0912  a
                     frame(more, flags & (1 if kind == DATA else 4), stream, payload[cut:]),
                 ]
         case _:
-            frames.insert(at + rng.randrange(2), frame(rng.randrange(11), rng.randrange(256), rng.choice([0, 1, 3, 2]), rng.randbytes(rng.choice([0, 4, 8, 5, 6]))))
+            frames.insert(
+                at + rng.randrange(2),
+                frame(
+                    rng.randrange(11),
+                    rng.randrange(256),
+                    rng.choice([0, 1, 3, 2]),
+                    rng.randbytes(rng.choice([0, 4, 8, 5, 6])),
+                ),
+            )

@@ -46,6 +46,7 @@ class EmbeddingLines:
     async def prepare(self, line_id: str, body: bytes) -> EmbeddingLine:
         """See `Endpoint`."""
         http = HttpRequest("POST", PATH, self._headers, body, line_id, time.perf_counter())
+        http.refuses_unknown = self._api.refuses_unknown
         message = await http.json(EMBEDDINGS, self._api.turn)
         name, inputs = await inputs_of(self._api, message)
         http.body = b""
@@ -79,7 +80,7 @@ class EmbeddingLine:
         while True:
             outcomes = await self._once(retry)
             if len({outcome.version for outcome in outcomes}) == 1:
-                return Answer(_OK, partial(self._body, outcomes))
+                return Answer(_OK, partial(self._body, outcomes), self.http.ignored)
 
     async def _once(self, retry: Retry) -> Sequence[Outcome[NDArray[np.float32]]]:
         tasks = [asyncio.ensure_future(retry(partial(self._embed, piece), len(piece))) for piece in self.pieces]
