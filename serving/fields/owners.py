@@ -13,13 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Anything(tuple[object, ...]):
-    """Values of a field that changes no answer, whatever it says."""
-
-    __slots__ = ()
-
-
-ANY = Anything()
+ANY: Sequence[object] = ("anything",)
+"""In place of the values of a field that changes no answer, whatever it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ class Owners:
         for owner in owners:
             for name, harmless in owner.unread.items():
                 before = unread.get(name, ())
-                unread[name] = ANY if ANY in (before, harmless) else (*before, *harmless)
+                unread[name] = ANY if before is ANY or harmless is ANY else (*before, *harmless)
         read = {name for owner in owners for name in owner.read.split()}
         self.documented = frozenset(read | unread.keys())
         self.unread: Mapping[str, Sequence[object]] = {
@@ -160,6 +155,7 @@ RANKING = Owners(
         "query documents model top_k return_documents",
         {"truncation": (True,)},
     ),
+    Owner("text-embeddings-inference", _TEI, "query", {"texts": ()}),  # in place of `documents`
     Owner("vLLM", f"{_VLLM}score/", "model query documents top_n", {**_VLLM_POOLING, "user": ANY}),
     Owner("infinity", _INFINITY, "query documents return_documents model top_n", {"raw_scores": (False,)}),
     Owner(
