@@ -324,13 +324,23 @@ def _version(wanted: object) -> int | None:
     return int(words)
 
 
-def refuse_unsupported(parameters: Mapping[str, object]) -> None:
-    """Refuses parameters of a tensor that ask for what is not built.
+def refuse_region(parameters: Mapping[str, object]) -> None:
+    """Refuses parameters of a tensor that say that it lies in shared memory.
 
     Raises:
-        Unsupported: Shared memory, or Triton's classification of an output.
+        Unsupported: They do.
     """
     if parameters.get(_SHARED) is not None:
         raise Unsupported(SHARED_MEMORY)
-    if parameters.get("classification") is not None:
+
+
+def refuse_unsupported(parameters: Mapping[str, object]) -> None:
+    """Refuses parameters of an output that ask for what is not built.
+
+    Raises:
+        Unsupported: Shared memory, or Triton's classification; no classes, which is 0, ask for nothing.
+    """
+    refuse_region(parameters)
+    classes = parameters.get("classification")
+    if classes is not None and (classes != 0 or classes is False):
         raise Unsupported("outputs come as they are: the parameter `classification` is not supported")

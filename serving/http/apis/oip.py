@@ -31,6 +31,7 @@ from serving.oip.service import (
     ModelState,
     ServerMetadata,
     StatisticsReply,
+    refuse_region,
     refuse_unsupported,
 )
 from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
@@ -296,7 +297,7 @@ def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
     for tensor in inputs:
         blob = None
         if tensor.parameters:
-            refuse_unsupported(tensor.parameters)
+            refuse_region(tensor.parameters)
             size = tensor.parameters.get("binary_data_size")
             if size is not None:
                 if tensor.data is not None:
