@@ -120,7 +120,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
     try:
         return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
     except MalformedRequest as error:
-        raise InvalidCompression(error.message) from None
+        raise InvalidCompression(error.bare().message) from None
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
