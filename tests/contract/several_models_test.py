@@ -182,7 +182,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
         ({"max_tokens_per_doc": 0}, 422),
         ({"max_chunks_per_doc": 0}, 422),
         ({"max_tokens_per_doc": 4096}, 200),
-        ({"surprise": 1}, 422),
+        ({"return_embeddings": True}, 422),
         ({"model": None}, 400),
     ):
         assert ask(several, path, {**message, **change}).status == status, change

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
@@ -18,9 +18,38 @@ def sizes(full: int) -> Any:
     return pytest.mark.parametrize("examples", [full // 20, pytest.param(full, marks=pytest.mark.endurance)])
 
 
-def each(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
-    """Runs a check on so many examples, the same on every run; a failure is shown in its smallest form."""
+def parts(usual: int, long: int, full: int) -> Any:
+    """Parametrises a test with `examples` and their `seed`: some, more in the long tests, and all in many parts.
 
+    Each part is a test of its own, so that a run that was ended goes on behind those that passed.
+    """
+    count = full // long
+    return pytest.mark.parametrize(
+        ("seed", "examples"),
+        [
+            pytest.param(0, usual, id="few"),
+            pytest.param(1, long, marks=pytest.mark.long, id="more"),
+            *[
+                pytest.param(2 + part, long, marks=pytest.mark.endurance, id=f"{part + 1}of{count}")
+                for part in range(count)
+            ],
+        ],
+    )
+
+
+def each(
+    strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None], number: int | None = None
+) -> None:
+    """Runs a check on so many examples, the same on every run; a failure is shown in its smallest form.
+
+    Args:
+        strategy: Makes them.
+        examples: How many.
+        check: Called with each.
+        number: Of the sequence of examples, where there are several.
+    """
+
+    @(lambda run: run) if number is None else seed(number)
     @settings(
         max_examples=examples,
         database=None,
@@ -35,7 +64,26 @@ def each(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any],
 
 
 _words = st.sampled_from(
-    ["inputs", "input", "parameters", "text", "texts", "model", "top_k", "truncate", "data", "shape", "id", "ids", "x"]
+    [
+        *(
+            "inputs",
+            "input",
+            "parameters",
+            "text",
+            "texts",
+            "model",
+            "top_k",
+            "truncate",
+            "data",
+            "shape",
+            "id",
+            "ids",
+            "x",
+        ),
+        # Others' words, slips of the pen, and names that no header holds.
+        *("model_name", "options", "late_chunking", "return_len", "priority", "sequence_id", "classification"),
+        *("shared_memory_region", "topn", "documens", "paramaters", "", "a b", "é", "a\r\nb: c", "x" * 65),
+    ]
 )
 _leaves = (
     st.none()
@@ -46,7 +94,7 @@ _leaves = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     | _words
-    | st.sampled_from(["[MASK]", "word " * 80, "BYTES", "INT64", "embedding", "\0"])
+    | st.sampled_from(["true", "False", "[MASK]", "word " * 80, "BYTES", "INT64", "embedding", "\0"])
 )
 _values = st.recursive(
     _leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_words, inner, max_size=3), max_leaves=6
