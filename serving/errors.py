@@ -60,6 +60,14 @@ class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
     """The bytes could not be parsed."""
 
 
+class InvalidCompression(MalformedRequest, reason="invalid_compression", grpc="INTERNAL"):
+    """A message of gRPC that is not compressed as it says; the code is that of gRPC's own table (statuscodes.md)."""
+
+
+class WrongMessageCount(MalformedRequest, reason="message_count", grpc="UNIMPLEMENTED"):
+    """A call of gRPC without a whole message, or with several, where the method takes one (statuscodes.md)."""
+
+
 class VersionNotSpoken(MalformedRequest, reason="version_not_spoken", http=505):
     """A request in a version of HTTP that is not read, or not on this port."""
 

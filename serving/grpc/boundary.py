@@ -14,6 +14,7 @@ from serving.errors import (
     ClientGone,
     DeadlineExceeded,
     InternalError,
+    InvalidCompression,
     InvalidRequest,
     MalformedRequest,
     UnsupportedMediaType,
@@ -108,12 +109,18 @@ async def _inflate(call: Call, data: bytes) -> bytes:
 
     Raises:
         BuffersFull: There is no room for it.
+        InvalidCompression: The call names no compression, or the message is not compressed so.
     """
     encoding = call.metadata(b"grpc-encoding") or b"identity"
+    if encoding == b"identity":
+        raise InvalidCompression("the compressed flag of the message is set, but grpc-encoding names no compression")
     if encoding not in COMPRESSIONS:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
-    return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
+    try:
+        return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
+    except MalformedRequest as error:
+        raise InvalidCompression(error.bare().message) from None
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import BertserveError, BodyTooLarge, BuffersFull, DeadlineExceeded, SlowRequest
+from serving.errors import (
+    BertserveError,
+    BodyTooLarge,
+    BuffersFull,
+    DeadlineExceeded,
+    InvalidCompression,
+    SlowRequest,
+)
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
 from serving.net.orca import LOAD_FORMAT
@@ -286,6 +293,8 @@ def read_prefix(buffer: bytes | bytearray, limit: int) -> tuple[int, int] | None
     if len(buffer) < PREFIX_BYTES:
         return None
     compressed, size = _PREFIX.unpack_from(buffer)
+    if compressed > 1:
+        raise InvalidCompression(f"the compressed flag of the message is {compressed}; it must be 0 or 1")
     if size > limit:
         raise BodyTooLarge(f"the message has {size} bytes; at most {limit} are read")
     return compressed, PREFIX_BYTES + size

@@ -11,6 +11,7 @@ from serving.errors import (
     MalformedRequest,
     MethodNotAllowed,
     RouteNotFound,
+    Unsupported,
     UnsupportedMediaType,
 )
 from serving.grpc.bidirectional import BidirectionalCall
@@ -41,7 +42,7 @@ OPEN_BYTES = 4096
 _GRANTED_MESSAGES = 4
 """Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
-_CONTENT_TYPE = re.compile(rb"application/grpc(\+proto)?( *;.*)?")
+_CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -125,10 +126,8 @@ class CallDispatch:
             if not isinstance(method, Method) or not method.open:
                 return refusal(values.get(b"authorization"))
             body_limit = min(body_limit, OPEN_BYTES)
-        if not _CONTENT_TYPE.fullmatch(values.get(b"content-type", b"")):
-            return UnsupportedMediaType("the content-type must be application/grpc")
-        if values[b":method"] != b"POST":
-            return MethodNotAllowed("calls are made with POST", allowed="POST")
+        if (refused := _not_a_call(values)) is not None:
+            return refused
         if isinstance(method, BertserveError):
             return method
         timeout_s = None
@@ -138,6 +137,18 @@ class CallDispatch:
                 return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
             timeout_s = int(match[1]) * _SECONDS[match[2]]
         return CallHead(method, body_limit, timeout_s, values)
+
+
+def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
+    """Why a request is no call of gRPC in protobuf, whatever it asks for."""
+    kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
+    if kind is None:
+        return UnsupportedMediaType("the content-type must be application/grpc")
+    if values[b":method"] != b"POST":
+        return MethodNotAllowed("calls are made with POST", allowed="POST")
+    if (kind[1] or b"proto").lower() != b"proto":
+        return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
+    return None
 
 
 def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:

@@ -10,7 +10,7 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from serving.errors import UnsupportedMediaType
+from serving.errors import MethodNotAllowed, UnsupportedMediaType
 from serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def error_trailers(error: BertserveError, request_id: str) -> bytes:
         fields += [("retry-after-ms", str(after_ms)), ("grpc-status-details-bin", details)]
     if isinstance(error, UnsupportedMediaType):
         fields.append(("grpc-accept-encoding", "identity,deflate,gzip"))
+    elif isinstance(error, MethodNotAllowed):
+        fields.append(("allow", error.allowed))
     return encode_fields(fields)
 
 

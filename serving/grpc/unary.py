@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.errors import BertserveError, BodyTooLarge, BuffersFull, ClientGone, InvalidRequest, MalformedRequest
+from serving.errors import (
+    BertserveError,
+    BodyTooLarge,
+    BuffersFull,
+    ClientGone,
+    InvalidRequest,
+    MalformedRequest,
+    WrongMessageCount,
+)
 from serving.grpc.boundary import answer
 from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, read_prefix
 
@@ -30,9 +38,9 @@ class UnaryCall(Call, eq=False):
             prefix = read_prefix(body, self.head.body_limit)
             excess = -1 if prefix is None else len(body) - prefix[1]
             if excess > 0:
-                raise MalformedRequest("more than one message")
+                raise WrongMessageCount("more than one message; the method takes one")
             if ended and excess:
-                raise MalformedRequest("the call ends before its message does")
+                raise WrongMessageCount(f"the call ends {'inside its message' if body else 'without a message'}")
             if (excess or self._held or len(body) > UNCOUNTED_BYTES) and not self._hold(len(body)):
                 raise BuffersFull
         except BertserveError as error:

@@ -67,8 +67,9 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
     },
     "Inference-Header-Content-Length": {
-        "description": "Bytes of the JSON, where tensors stand behind it; without it the whole body is JSON.",
-        "schema": {"type": "integer", "minimum": 1},
+        "description": "Bytes of the JSON, where tensors stand behind it; without it the whole body is JSON."
+        " 0: the body is the data of the model's only input, one text or the ids of one.",
+        "schema": {"type": "integer", "minimum": 0},
     },
     "Prefer": {
         "description": "`return=minimal` leaves out the tables of costs.",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
+    from serving.models.statistics import BatchStatistics
     from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
     from serving.scheduling.admission import Permit
     from serving.settings import Settings
@@ -48,6 +49,8 @@ class AnswerCounts(Protocol):
     def answered(self, outcome: Outcome[Any]) -> None: ...
 
     def batches(self, model: ServedModel) -> int: ...
+
+    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]: ...
 
 
 class Rows(Protocol):
@@ -182,6 +185,9 @@ class Pipeline:
 
     def batches(self, model: ServedModel) -> int:
         return self._metrics.batches(model)
+
+    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]:
+        return self._metrics.batch_statistics(model)
 
     async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
         """The answer from the cache, if it holds all of it: nobody is kept from that by the load on the engine."""

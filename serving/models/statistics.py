@@ -27,6 +27,15 @@ class InferStatistics(msgspec.Struct):
     cache_miss: Duration
 
 
+class BatchStatistics(msgspec.Struct):
+    """The batches of one size, in texts; what an engine does before and behind its work is part of `compute_infer`."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
 class ModelStatistics(msgspec.Struct):
     """What a model has answered since the server started, whatever the route.
 
@@ -35,7 +44,8 @@ class ModelStatistics(msgspec.Struct):
         inference_count: Texts.
         execution_count: Batches.
         inference_stats: Requests; `fail` counts those of v2 alone.
-        batch_stats: Always empty, as the next.
+        batch_stats: The same by size, of batches that have ended.
+        memory_usage: Always empty.
     """
 
     name: str
@@ -44,7 +54,7 @@ class ModelStatistics(msgspec.Struct):
     inference_count: int
     execution_count: int
     inference_stats: InferStatistics
-    batch_stats: list[Duration] = []
+    batch_stats: list[BatchStatistics] = []
     memory_usage: list[Duration] = []
 
 

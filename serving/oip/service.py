@@ -12,7 +12,7 @@ import msgspec
 
 from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
-from serving.oip.tensors import IDS, check_sizes, inputs_of
+from serving.oip.tensors import IDS, check_sizes, inputs_of, raw_tensor
 from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 SERVER_NAME = "bertserve"
 SERVER_VERSION = version("bertserve")
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+EXTENSIONS = (
+    *("binary_tensor_data", "model_configuration", "model_repository", "parameters"),
+    *("schedule_policy", "statistics"),
+)
 
 SHARED_MEMORY = "shared memory is not supported: send tensors in the request"
 
@@ -182,6 +185,20 @@ class V2Service:
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
         return view, inputs
 
+    def raw_input(self, name: str, body: memoryview) -> Tensor:
+        """What a raw binary request brings: its body is the data of a model's only input, one text or one row of ids.
+
+        Raises:
+            InvalidRequest: The model has two inputs, or the body is no row of ids.
+            MalformedRequest: The text is not UTF-8.
+            ModelNotFound: Nothing of that name is served.
+        """
+        view = self._find(name)
+        if len(view.inputs) > 1:
+            names = " and ".join(repr(info.name) for info in view.inputs)
+            raise InvalidRequest(f"the model takes {names}: name them in JSON, a raw request has room for one input")
+        return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
+
     async def infer(self, view: View, request: InferRequest[A]) -> Outcome[A]:
         """Has the pipeline answer a request, and counts it where it fails."""
         try:
@@ -279,6 +296,7 @@ class V2Service:
             last_inference=round(totals.last_at * _MS_PER_S),
             inference_count=totals.texts,
             execution_count=self._pipeline.batches(view.model),
+            batch_stats=self._pipeline.batch_statistics(view.model),
             inference_stats=InferStatistics(
                 success=Duration(totals.requests, _ns(totals.total_us)),
                 fail=self._failures[view.name, view.model.version],
@@ -306,13 +324,23 @@ def _version(wanted: object) -> int | None:
     return int(words)
 
 
-def refuse_unsupported(parameters: Mapping[str, object]) -> None:
-    """Refuses parameters of a tensor that ask for what is not built.
+def refuse_region(parameters: Mapping[str, object]) -> None:
+    """Refuses parameters of a tensor that say that it lies in shared memory.
 
     Raises:
-        Unsupported: Shared memory, or Triton's classification of an output.
+        Unsupported: They do.
     """
     if parameters.get(_SHARED) is not None:
         raise Unsupported(SHARED_MEMORY)
-    if parameters.get("classification") is not None:
+
+
+def refuse_unsupported(parameters: Mapping[str, object]) -> None:
+    """Refuses parameters of an output that ask for what is not built.
+
+    Raises:
+        Unsupported: Shared memory, or Triton's classification; no classes, which is 0, ask for nothing.
+    """
+    refuse_region(parameters)
+    classes = parameters.get("classification")
+    if classes is not None and (classes != 0 or classes is False):
         raise Unsupported("outputs come as they are: the parameter `classification` is not supported")

@@ -108,6 +108,21 @@ def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
     )
 
 
+def raw_tensor(name: str, datatype: str, body: memoryview) -> Tensor:
+    """A request of one input whose bytes are all there is: one text without its length, or the ids of one.
+
+    Raises:
+        InvalidRequest: It is no whole number of ids.
+        MalformedRequest: The text is not UTF-8.
+    """
+    if datatype == BYTES:
+        return Tensor(name, datatype, [1], [decode_text(bytes(body), name)])
+    size = np.dtype(_NUMBERS[datatype]).itemsize
+    if not body or len(body) % size:
+        raise InvalidRequest(f"input {name!r}: {len(body)} bytes are no row of {datatype}, of {size} bytes each")
+    return Tensor(name, datatype, [1, len(body) // size], blob=body)
+
+
 def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
     """Refuses tensors of more rows or dimensions than any request may have, before anything walks through them."""
     for tensor in tensors:

@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from serving.errors import reasons
 from serving.lifecycle import State
+from serving.models.statistics import BatchStatistics, Duration
 from serving.records import BULK, ON_A_GPU, Totals
 from serving.telemetry import catalogue, triton
 
@@ -173,6 +174,7 @@ class Metrics:
         self.read(catalogue.ENGINE_RESTARTS, lambda: self._restarts)
         self.read(catalogue.STATE, lambda: {state: float(state is self._state) for state in State})
         self._batches_of: Counter[tuple[str, str] | None] = Counter()
+        self._ended_of: defaultdict[tuple[str, str] | None, dict[int, Duration]] = defaultdict(dict)
         self._names: dict[ModelIndex, tuple[str, str]] = {}
         self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
         self._triton: Callable[[], bytes] = bytes
@@ -218,6 +220,9 @@ class Metrics:
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
         predicted_us, texts = assignment.predicted_us, len(assignment.items)
         if occupied_us > 0:
+            ended = self._ended_of[self._names.get(assignment.items[0].model)].setdefault(texts, Duration())
+            ended.count += 1
+            ended.ns += round(occupied_us * 1e3)
             self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
             self._predicted_s += predicted_us / 1e6
             self._actual_s += occupied_us / 1e6
@@ -289,6 +294,11 @@ class Metrics:
     def batches(self, model: ServedModel) -> int:
         """Batches of a version of a model that engines were given so far."""
         return self._batches_of[model.name, model.version]
+
+    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]:
+        """The batches of a version of a model that have ended, by their size."""
+        by_size = sorted(self._ended_of.get((model.name, model.version), {}).items())
+        return [BatchStatistics(size, Duration(ended.count), ended, Duration(ended.count)) for size, ended in by_size]
 
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
         """Exports which engine runs and which were not taken, on how many GPUs, and its process."""

@@ -112,13 +112,14 @@ def test_a_state_on_several_lines_is_one(server: Server, collector: Collector) -
 
 
 def test_a_call_over_grpc(server: Server, collector: Collector) -> None:
-    """The context comes in the metadata."""
+    """The context comes in the metadata, its list perhaps in several fields."""
     header, trace_id, span_id = parent()
+    states = [("tracestate", "vendor=1"), ("tracestate", "other=2")]
     with Grpc(server) as client:
-        client.infer(client.request(["a text"]), metadata=[("traceparent", header), ("tracestate", "vendor=1")])
+        client.infer(client.request(["a text"]), metadata=[("traceparent", header), *states])
     root = check_stages(collector.trace(trace_id), span_id)
     assert root.name == "inference.GRPCInferenceService/ModelInfer"
-    assert root.trace_state == "vendor=1"
+    assert root.trace_state == "vendor=1,other=2"
     found = attributes(root)
     assert (found["rpc.system"], found["rpc.response.status_code"]) == ("grpc", "OK")
     assert (found["rpc.service"], found["rpc.method"]) == ("inference.GRPCInferenceService", "ModelInfer")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tritonclient.utils import InferenceServerException
 
-from tests.support.clients import get, metric, post_json
+from tests.support.clients import get, http_call, metric, post_json
 from tests.support.server import FAKE, Server, measured
 from tests.support.tasks import LABELS, MAX_LENGTH
 from tests.support.triton_clients import FLAVOURS, TritonClient
@@ -240,6 +240,55 @@ def test_each_output_is_binary_or_not(tasks_server: Server, everywhere: bool | N
     assert (reply.headers["content-type"] == "application/octet-stream") == any(expected)
 
 
+RAW: dict[str, tuple[str, bytes, dict[str, Any]]] = {
+    "a text": ("embed", b"the server", {"text": ["the server"]}),
+    "text and numbers": ("classify", "a ½ text".encode(), {"text": ["a ½ text"]}),
+    "nothing": ("embed", b"", {"text": [""]}),
+    "ids": ("embed.tokens", np.array([[7, 8, 9, 9]], "<i8").tobytes(), {"input_ids": np.array([[7, 8, 9, 9]])}),
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_raw_binary_requests(tasks_server: Server, case: str) -> None:
+    """The body alone is the model's input, and all outputs are binary: Triton's client reads what it would ask for."""
+    model, body, tensors = RAW[case]
+    reply = http_call(
+        tasks_server.http, "POST", f"/v2/models/{model}/infer", body, {"Inference-Header-Content-Length": "0"}
+    )
+    assert reply.status == 200, reply.body
+    length = int(reply.headers["inference-header-content-length"])
+    found = FLAVOURS["http"].InferenceServerClient.parse_response_body(reply.body, header_length=length)
+    expected = TritonClient("http", tasks_server).infer(model, tensors)
+    outputs = found.get_response()["outputs"]
+    assert [output["name"] for output in outputs] == [output["name"] for output in expected.get_response()["outputs"]]
+    for output in outputs:
+        assert "data" not in output
+        np.testing.assert_array_equal(found.as_numpy(output["name"]), expected.as_numpy(output["name"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "body", "status", "words"),
+    [
+        ("rerank", "0", b"a text", 400, b"'text' and 'text_pair'"),
+        ("embed.tokens", "0", bytes(15), 400, b"15 bytes are no row of INT64"),
+        ("embed.tokens", "0", b"", 400, b"0 bytes are no row of INT64"),
+        ("embed", "0", b"\xff", 400, b"not UTF-8"),
+        ("nobody", "0", b"a text", 404, b"no model of that name"),
+        ("embed/versions/9", "0", b"a text", 404, b"version 1 only"),
+        ("embed", "7", b"a text", 400, b"from 0 to 6"),
+        ("embed", "-1", b"a text", 400, b"from 0 to 6"),
+        ("embed", "9" * 5000, b"a text", 400, b"from 0 to 6"),
+    ],
+)
+def test_raw_binary_requests_that_are_refused(
+    tasks_server: Server, model: str, length: str, body: bytes, status: int, words: bytes
+) -> None:
+    """With a sentence that says what the model takes."""
+    headers = {"Inference-Header-Content-Length": length}
+    reply = http_call(tasks_server.http, "POST", f"/v2/models/{model}/infer", body, headers)
+    assert (reply.status, words in reply.body) == (status, True), reply.body
+
+
 def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Server) -> None:
     """Both describe the same tensors under both names: with the batch's dimension, and without it."""
     for model in ("embed", "embed.tokens", "answer", "fill_mask.tokens", "tag"):
@@ -266,6 +315,7 @@ def test_extensions(client: TritonClient) -> None:
     """What is implemented is listed, what is not is not."""
     extensions = set(client.told("get_server_metadata")["extensions"])
     assert {"statistics", "model_configuration", "binary_tensor_data", "model_repository"} <= extensions
+    assert {"parameters", "schedule_policy"} <= extensions
     assert not {"system_shared_memory", "cuda_shared_memory", "trace", "classification"} & extensions
 
 
@@ -307,6 +357,12 @@ def test_statistics_agree_with_the_metrics(flavour: str, counted: Server) -> Non
     ]
     assert int(stats["inference_count"]) == metric(counted, "bertserve_texts_total")
     assert int(stats["execution_count"]) == metric(counted, "bertserve_batch_size_count")
+    sizes = {int(entry["batch_size"]): entry for entry in stats["batch_stats"]}
+    assert sum(int(entry["compute_infer"]["count"]) for entry in sizes.values()) == int(stats["execution_count"])
+    assert sum(size * int(entry["compute_infer"]["count"]) for size, entry in sizes.items()) == int(
+        stats["inference_count"]
+    )
+    assert all(int(entry["compute_infer"]["ns"]) > 0 for entry in sizes.values())
     assert int(stats["last_inference"]) > 1_600_000_000_000
     for stage, name in (
         ("success", "request"),

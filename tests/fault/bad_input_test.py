@@ -246,7 +246,7 @@ def test_row_22_v2_schema(fake_server: Server, message: dict[str, object]) -> No
     assert post(fake_server, "v2", json.dumps(message).encode()) == 400
 
 
-@pytest.mark.parametrize("length", ["0", "-1", "x", "1e2", "99999", "", "+5"])
+@pytest.mark.parametrize("length", ["-1", "x", "1e2", "99999", "", "+5"])
 def test_row_22_v2_length_header(fake_server: Server, length: str) -> None:
     """A length of the JSON part that is no number within the body is 400."""
     body = json.dumps({"inputs": [TENSOR]}).encode()

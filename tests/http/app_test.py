@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.errors import BertserveError
+    from serving.models.statistics import BatchStatistics
     from serving.records import InferRequest, RequestTrace
 
 OURS, OTHER = "https://app.example", "https://other.example"
@@ -95,6 +96,9 @@ class Pipeline:
 
     def batches(self, _: Any) -> int:
         return 0
+
+    def batch_statistics(self, _: Any) -> list[BatchStatistics]:
+        return []
 
 
 ANSWERS: dict[type, tuple[Any, Callable[[tuple[str, ...]], Any]]] = {

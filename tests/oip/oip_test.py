@@ -107,4 +107,4 @@ def test_parameters_that_ask_for_what_is_not_built(name: str) -> None:
     parameters: dict[str, Any] = {name: 1}
     with pytest.raises(Unsupported):
         refuse_unsupported(parameters)
-    refuse_unsupported({"binary_data": True})
+    refuse_unsupported({"binary_data": True, "classification": 0})

@@ -14,7 +14,7 @@ from serving.grpc.services import inference_pb2 as pb
 from serving.grpc.status import ignored_metadata, outcome_metadata
 from serving.net.requests import priority_of
 from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters
-from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
+from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, check_inputs, decode_text
 from serving.records import DEFAULT_PRIORITY, InferRequest
 
@@ -220,7 +220,9 @@ def _passed_over(request: pb.ModelInferRequest) -> Ignored | None:
     passed: Ignored | None = None
     for level, parameters in maps:
         values = _values(parameters)
-        if level is not REQUEST:
+        if level is INPUT:
+            refuse_region(values)
+        elif level is OUTPUT:
             refuse_unsupported(values)
         if (ignored := level.passed_over(values)) is not None:
             passed = ignored if passed is None else passed.update(ignored)

@@ -31,6 +31,7 @@ from serving.oip.service import (
     ModelState,
     ServerMetadata,
     StatisticsReply,
+    refuse_region,
     refuse_unsupported,
 )
 from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
@@ -49,10 +50,14 @@ router = Router("Open Inference Protocol v2")
 
 _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 _LENGTH_HEADER = b"inference-header-content-length"
+_LENGTH_DIGITS = 18
 _BAD_REQUEST = 400
 _NOT_READY = b'{"error":"the model is not ready, or no model of that name and version is served"}'
 
 _INFER, _INDEX, _CONTROL = JsonDecoder(InferMessage), JsonDecoder(IndexRequest), JsonDecoder(ControlRequest)
+
+_RAW = InferMessage([], parameters={"binary_data_output": True})
+"""A raw request says nothing, and has all outputs behind the JSON."""
 
 Binary = Mapping[str, bool] | bool
 """Which outputs go behind the JSON: by name, or all or none of them."""
@@ -89,12 +94,12 @@ _infer_docs = Docs(
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
 @router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
 async def infer(api: Api, http: HttpRequest) -> HttpReply:
-    message, tail = await _split(http, api.turn)
+    message, tensors = await _read(api, http)
     parameters = message.parameters
     _pass_over(http, message)
     asked = infer_parameters(parameters)
     names = [output.name for output in message.outputs]
-    view, inputs = api.v2.inputs(http.parameters["model"], _tensors(message.inputs, tail), names)
+    view, inputs = api.v2.inputs(http.parameters["model"], tensors, names)
     request = api.request(
         http,
         inputs,
@@ -110,7 +115,7 @@ async def infer(api: Api, http: HttpRequest) -> HttpReply:
     )
     binary = _wants_binary(message)
     outcome = await api.v2.infer(view, request)
-    width = 0 if view.takes_text else message.inputs[0].shape[-1]
+    width = 0 if view.takes_text else tensors[0].shape[-1]
     reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
     accepted = http.headers.get(b"accept-encoding", b"")
     return await asyncio.to_thread(_compressed, reply, accepted) if accepted in COMPRESSIONS else reply
@@ -257,15 +262,22 @@ def _named(http: HttpRequest) -> tuple[str, str | None]:
     return http.parameters["model"], http.parameters.get("version")
 
 
-async def _split(http: HttpRequest, turn: asyncio.Lock) -> tuple[InferMessage, memoryview]:
-    """The JSON and the binary tail; without the length header the whole body is JSON."""
+async def _read(api: Api, http: HttpRequest) -> tuple[InferMessage, list[Tensor]]:
+    """The message and its inputs: from JSON and what lies behind it, or of a raw request the body as the only input."""
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
-    if header is None:
-        return await _INFER.decode_in_turn(body, turn, http), body[len(body) :]
-    if not header.isdigit() or not 0 < int(header) <= len(body):
-        raise MalformedRequest(f"the header Inference-Header-Content-Length must be between 1 and {len(body)}")
-    return await _INFER.decode_in_turn(body[: int(header)], turn, http), body[int(header) :]
+    length = len(body) if header is None else _length(header, len(body))
+    if length == 0 and header is not None:
+        return _RAW, [api.v2.raw_input(http.parameters["model"], body)]
+    message = await _INFER.decode_in_turn(body[:length], api.turn, http)
+    return message, _tensors(message.inputs, body[length:])
+
+
+def _length(header: bytes, most: int) -> int:
+    """Bytes of the JSON; 0 of a raw request."""
+    if not header.isdigit() or len(header) > _LENGTH_DIGITS or int(header) > most:
+        raise MalformedRequest(f"the header Inference-Header-Content-Length must be a number from 0 to {most}")
+    return int(header)
 
 
 def _pass_over(http: HttpRequest, message: InferMessage) -> None:
@@ -285,7 +297,7 @@ def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
     for tensor in inputs:
         blob = None
         if tensor.parameters:
-            refuse_unsupported(tensor.parameters)
+            refuse_region(tensor.parameters)
             size = tensor.parameters.get("binary_data_size")
             if size is not None:
                 if tensor.data is not None:
@@ -337,7 +349,7 @@ def _reply(
             tensor["data"] = output.flat()
         tensors.append(tensor)
     reply = {"model_name": view.name, "model_version": outcome.version, "outputs": tensors}
-    if message.id is not None:
+    if message.id:
         reply["id"] = message.id
     head = orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
     if not blobs:
