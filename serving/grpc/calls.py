@@ -71,7 +71,7 @@ class CallHead(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         body_limit: Bytes that a message may have.
         timeout_s: How long the client waits; None for ever.
-        metadata: All fields; of those that come twice, the first.
+        metadata: All fields; those that come twice are joined, see `serving.net.requests.combined`.
     """
 
     method: Method

@@ -20,7 +20,7 @@ from serving.grpc.h2 import Limits
 from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
 from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.peers import PeerDebts
-from serving.net.requests import request_id
+from serving.net.requests import gathered, request_id
 from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
@@ -43,7 +43,6 @@ _GRANTED_MESSAGES = 4
 """Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
-_TRACE_STATE = b"tracestate"
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -119,7 +118,7 @@ class CallDispatch:
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
-        values = _values(headers.fields)
+        values = gathered(headers.fields)
         method = self.methods.get(values[b":path"].decode("latin-1"), RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
@@ -150,14 +149,6 @@ def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
     if (kind[1] or b"proto").lower() != b"proto":
         return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
     return None
-
-
-def _values(fields: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The fields by name: of those that come twice the first, but `tracestate` whole (W3C Trace Context, 3.3.1)."""
-    values = dict(reversed(fields))
-    if _TRACE_STATE in values:
-        values[_TRACE_STATE] = b",".join([value for name, value in fields if name == _TRACE_STATE])
-    return values
 
 
 def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from serving.errors import BodyTooLarge, InternalError
 from serving.http.exchange import JSON, NOT_MODIFIED, HttpReply, HttpRequest
 from serving.logs import fields
-from serving.net.requests import request_id
+from serving.net.requests import gathered, request_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,8 +92,8 @@ def head_of(scope: Scope) -> HttpRequest:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """A request's headers by lower-case name; of several lines of one name, the first."""
-    return dict(reversed(scope["headers"]))
+    """A request's headers by lower-case name; what came on several lines is joined."""
+    return gathered(scope["headers"])
 
 
 def body_too_large(limit: int) -> BodyTooLarge:
