@@ -256,7 +256,7 @@ WRONG = {
     "no such class": ("/classify", {"inputs": "x", "parameters": {"top_k": 4}}, 422),
     "no class at all": ("/classify", {"inputs": "x", "parameters": {"top_k": 0}}, 422),
     "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
-    "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"nothing": 1}}, 422),
+    "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"grouped_entities": True}}, 422),
     "no inputs": ("/tag", {"inputs": []}, 422),
     "too many inputs": ("/tag", {"inputs": ["x"] * 33}, 422),
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
