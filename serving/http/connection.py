@@ -431,6 +431,9 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as offer:
             self._decline(data[offer.args[0] :])
             return
+        except httptools.HttpParserInvalidURLError:
+            self._refuse_target()
+            return
         except httptools.HttpParserError:
             self._refuse(self._violation or MalformedRequest("the bytes received are not an HTTP/1.1 request"))
             return
@@ -666,7 +669,7 @@ class HttpConnection(asyncio.Protocol):
             self._look.cancel()
         if keep_alive and (self._ended or api.lifecycle.closing or self._loop.time() >= self._last_at):
             self._ending = True  # what has been read is still answered
-            keep_alive = bool(self._ahead)
+            keep_alive = bool(self._ahead or self._last_reply)
         length = size if opened is None else opened.size
         self._transport.write(self._reply_bytes(request, reply, length, keep_alive=keep_alive))
         if opened is not None:
@@ -859,6 +862,10 @@ class HttpConnection(asyncio.Protocol):
             self._ending = True
             return
         self._parse(rest)
+
+    def _refuse_target(self) -> None:
+        self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
+        self._refuse(MalformedRequest("the request's target is not a path"))
 
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""

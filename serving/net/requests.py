@@ -24,21 +24,16 @@ COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": z
 
 _SINGLE = frozenset(
     {
-        # RFC 9110: those whose value is no list.
-        *(b"authorization", b"content-length", b"content-location", b"content-range"),
-        *(b"content-type", b"date", b"from", b"if-modified-since", b"if-range", b"if-unmodified-since"),
-        *(b"max-forwards", b"proxy-authorization", b"range", b"referer", b"user-agent"),
-        # Fetch, and CORS in it.
-        *(b"access-control-request-method", b"origin", b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"),
-        # Ours, Triton's and ORCA's.
-        *(b"endpoint-load-metrics-format", b"inference-header-content-length", b"x-request-id"),
+        *(b"access-control-request-method", b"authorization", b"content-length", b"content-type", b"origin"),
+        *(b"endpoint-load-metrics-format", b"inference-header-content-length", b"sec-fetch-site"),
         *(b"x-request-priority", b"x-request-timeout-ms"),
     }
 )
-"""Fields that a request has once. A second line that repeats the first counts for nothing, another value is refused.
+"""Fields that are read here and are no lists. A second line that repeats the first counts for nothing; another value is
+refused, as nobody knows which one a proxy before this server has looked at.
 
 All others are joined, as lists (RFC 9110, 5.3). Two lines of `traceparent` so become a value that is none, as W3C's
-Trace Context wants it.
+Trace Context wants it, and two of `x-request-id` are replaced.
 """
 
 _ONE_LINE = frozenset({b"host"})
