@@ -28,7 +28,7 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, priority_of
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.records import Outcome
 
@@ -202,7 +202,8 @@ class HttpRequest(msgspec.Struct):
         share: What its connection holds of the buffers; None where another server holds the connection.
         held: Bytes of it that are this request's.
         parameters: The parts of the path that its route names.
-        trace: What is noted of the request for the access log and for spans; None where both are off.
+        trace: What is noted of the request until its reply is sent; None where nobody is told.
+        ended: Whether it is recorded what became of it.
         stream: The body, where the route takes what is too large to be held; `body` is empty then.
     """
 
@@ -215,9 +216,10 @@ class HttpRequest(msgspec.Struct):
     query: bytes = b""
     share: BufferShare | None = None
     held: int = 0
-    parameters: dict[str, str] = {}
+    parameters: Mapping[str, str] = {}
     trace: RequestTrace | None = None
     stream: BodyStream | None = None
+    ended: bool = False
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""
@@ -300,12 +302,13 @@ class HttpRequest(msgspec.Struct):
         return decoder.decode(self.body)
 
 
-class HttpReply(msgspec.Struct):
+class HttpReply(msgspec.Struct, frozen=True):
     """What goes back: a whole body, or a file.
 
     Attributes:
         head: More lines of the head, each with its end.
         file: Its content is the body; `body` is empty then.
+        error: What the request is refused with, where it is.
     """
 
     body: bytes
@@ -313,10 +316,11 @@ class HttpReply(msgspec.Struct):
     content_type: bytes = JSON
     head: bytes = b""
     file: Path | None = None
+    error: BertserveError | None = None
 
 
-def json_reply(message: Any, status: int = 200) -> HttpReply:  # noqa: ANN401  whatever msgspec writes
-    return HttpReply(msgspec.json.encode(message), status)
+def json_reply(message: Any, status: int = 200, head: bytes = b"") -> HttpReply:  # noqa: ANN401  what msgspec writes
+    return HttpReply(msgspec.json.encode(message), status, head=head)
 
 
 _OUTCOME = (
@@ -355,4 +359,4 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
         head += b"accept-encoding: gzip, deflate\r\n"
     if isinstance(error, Unauthenticated):
         head += b"www-authenticate: Bearer\r\n"
-    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
+    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head, error=error)

@@ -1,0 +1,47 @@
+"""Work whose result nobody awaits: what it raises is logged, and what would wait for it for ever is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from serving.errors import BertserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+log = logging.getLogger("bertserve")
+
+
+def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None) -> asyncio.Task[T]:
+    """Begins a task. `failed` is called where it raises; a listed error is told by whoever raises it, not logged."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(partial(_ended, failed))
+    return task
+
+
+def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        return
+    try:
+        if not isinstance(error, BertserveError):
+            log.error("a task failed that nobody awaits", exc_info=error)
+    finally:
+        if failed is not None:
+            failed()
+
+
+def guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
+    """Calls what a timer or the event loop calls. Where it raises, that is logged, and `failed` ends its owner."""
+    try:
+        work(*arguments)
+    except Exception:  # noqa: BLE001  the boundary of what nobody awaits
+        try:
+            log.exception("a callback failed")
+        finally:
+            failed()
