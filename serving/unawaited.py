@@ -24,6 +24,12 @@ def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None
     return task
 
 
+def is_cancelled() -> bool:
+    """Whether the current task is cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is None:

@@ -13,6 +13,7 @@ from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
 from serving.records import InferRequest, RequestTrace
+from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
     from serving.inference.pipeline import Pipeline
@@ -153,7 +154,7 @@ class Api:
         except BertserveError as error:
             return refuse(error.bare(), request)
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 self.gone(request)
                 raise
             # What it waited for is, as a load is when the server ends.
@@ -210,8 +211,3 @@ def _trace(route: str, request: HttpRequest) -> RequestTrace:
         traceparent=headers.get(b"traceparent"),
         tracestate=headers.get(b"tracestate"),
     )
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
