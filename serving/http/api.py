@@ -190,6 +190,8 @@ class Api:
         trace = request.trace or _trace(route, request)
         if error is not None:
             trace.failed(error.reason, error.http_status, error.http_status)
+        if request.stream is not None:
+            trace.bytes_in = request.stream.taken
         trace.status, trace.bytes_out = reply.status, size
         self.observer.end(trace)
 

@@ -63,10 +63,12 @@ class _Stream:
 
     def __init__(self, request: Request) -> None:
         self._pieces = request.stream()
+        self.taken = 0
 
     async def read(self) -> bytes:
         async for piece in self._pieces:
             if piece:
+                self.taken += len(piece)
                 return piece
         return b""
 

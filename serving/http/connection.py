@@ -634,7 +634,8 @@ class HttpConnection(asyncio.Protocol):
         reply = await self._reply_to(request)
         if request.held:
             self._share.give(request.held)
-        if isinstance(request.stream, ReceivedBody) and not self._took_all(request, request.stream):
+        if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
+            self._abandon_upload()
             keep_alive = False
         opened: _OpenFile | None = None
         if reply.file is not None:
@@ -661,14 +662,6 @@ class HttpConnection(asyncio.Protocol):
             return await port.app.api.answer(route.direct, route.path, request)
         client = self._transport.get_extra_info("peername")
         return await call_app(port.app, request, port.scheme, client and client[:2])
-
-    def _took_all(self, request: HttpRequest, stream: ReceivedBody) -> bool:
-        """Whether all of an upload was here when its reply was made; if not, the connection ends."""
-        if request.trace is not None:
-            request.trace.bytes_in = stream.total
-        if not stream.ended:
-            self._abandon_upload()
-        return stream.ended
 
     def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
         """Writes a reply and records it; with a `length` its head alone, as a file of that length follows.

@@ -178,7 +178,13 @@ def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
 
 
 class BodyStream(Protocol):
-    """A body that is read while it arrives."""
+    """A body that is read while it arrives.
+
+    Attributes:
+        taken: Bytes that were read.
+    """
+
+    taken: int
 
     async def read(self) -> bytes:
         """The next piece; empty at the end.
