@@ -76,7 +76,7 @@ class CallHead(msgspec.Struct, frozen=True, eq=False):
         route: The method's path; `?` where there is no such method.
         body_limit: Bytes that a message may have.
         timeout_s: How long the client waits; None for ever.
-        metadata: All fields; of those that come twice, the first.
+        metadata: All fields; those that come twice are joined, see `serving.net.requests.combined`.
         error: What such calls are refused with, whatever their messages are.
     """
 

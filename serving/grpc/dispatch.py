@@ -21,6 +21,7 @@ from serving.grpc.calls import Call, CallEnvironment, CallHead, Method
 from serving.grpc.h2 import Limits
 from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.peers import PeerDebts
+from serving.net.requests import gathered
 from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
@@ -108,7 +109,7 @@ class CallDispatch:
 
     def _read_head(self, headers: Headers) -> CallHead:
         """What the headers of a call say, or why nothing is called."""
-        values = MappingProxyType(dict(reversed(headers.fields)))  # of fields that come twice, the first
+        values = MappingProxyType(gathered(headers.fields))
         path = values.get(b":path", b"").decode("latin-1")
         route = path if path in self.methods else "?"
         head = self._checked(headers, route, values)

@@ -15,7 +15,7 @@ from serving.http.api import refuse
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.replies import head_lines, sends_body
 from serving.logs import fields
-from serving.net.requests import request_id
+from serving.net.requests import gathered, request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -93,8 +93,8 @@ def head_of(scope: Scope) -> HttpRequest:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """A request's headers by lower-case name; of several lines of one name, the first."""
-    return dict(reversed(scope["headers"]))
+    """A request's headers by lower-case name; what came on several lines is joined."""
+    return gathered(scope["headers"])
 
 
 def body_too_large(limit: int) -> BodyTooLarge:

@@ -5,7 +5,7 @@ reply must be taken, and the bytes that all connections hold (503). A request th
 do, sets no timer and needs no room. What is received at once is parsed in pieces, so much in a turn of the event loop,
 and the rest behind what others have sent. Requests sent ahead are answered one after another; while some wait, nothing
 is read and no timer runs. A connection that ends cancels its exchange, so that nothing computes for a client that has
-gone.
+gone. One whose client has only said all (FIN, or TLS's close_notify) is answered first; what it left unfinished is not.
 
 There is no ASGI before a hot route: a request is one task and one write. uvicorn's protocol, with its cycle, event
 and messages for each request, was measured to cost a third of what the server spends on a short text. All other
@@ -58,8 +58,9 @@ from serving.logs import fields
 from serving.net.buffers import FREE_BYTES
 from serving.net.farewell import Farewell, unsent_bytes
 from serving.net.ports import lifetime_s
-from serving.net.requests import request_id
+from serving.net.requests import combined, request_id, words
 from serving.net.turns import TurnQueue
+from serving.security.tls import HalfOpen
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
@@ -102,6 +103,9 @@ _ROOM_BYTES = 65_536
 _ANSWER_S = 0.0002
 """What the answer to a request that was sent ahead takes, about, in its turn."""
 
+_LOOK_S = 0.25
+"""How soon after its end a client with a reply due is looked for; then after twice as long, and so on."""
+
 _HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
 """RFC 3986, section 3.2, without user information."""
 
@@ -110,6 +114,8 @@ _REMEMBERED = 256
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_KEPT = b"connection: keep-alive\r\n\r\n"
+"""Ends the head of a reply to HTTP/1.0, whose clients take a connection for closed unless they are told."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -245,23 +251,13 @@ class HttpConnection(asyncio.Protocol):
 
     # More than thirty attributes without slots would each be looked up in a dictionary (3 us a request).
     __slots__ = (
-        *("_ahead", "_body", "_body_bytes", "_ending", "_exchange", "_farewell", "_framing_bytes", "_head_bytes"),
-        *("_header_bytes", "_header_lines", "_headers", "_held", "_host", "_idle_since", "_is_told"),
-        *(
-            "_keep_alive",
-            "_last_at",
-            "_last_refusal",
-            "_length",
-            "_limits",
-            "_loop",
-            "_parser",
-            "_path",
-            "_paused",
-            "_port",
-        ),
+        *("_again", "_ahead", "_body", "_body_bytes", "_ended", "_ending", "_exchange", "_farewell"),
+        *("_framing_bytes", "_head_bytes", "_header_bytes", "_header_lines", "_headers", "_held", "_host"),
+        *("_idle_since", "_is_told", "_keep_alive", "_last_at", "_last_refusal", "_length", "_limits", "_loop"),
+        *("_parser", "_path", "_paused", "_port"),
         *("_query", "_reading", "_reply_room", "_rest", "_rest_room", "_room", "_share", "_timed", "_timer"),
         *("_stream", "_streamed", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
-        "_writable",
+        *("_knows_interim", "_look", "_old", "_waits_for_leave", "_writable"),
     )
 
     def __init__(self, port: HttpPort) -> None:
@@ -276,6 +272,11 @@ class HttpConnection(asyncio.Protocol):
         self._rest = memoryview(b"")
         self._paused = self._turn_is_due = False
         self._ending = False
+        self._ended = False  # by the client
+        self._again = False  # a head is read a second time
+        self._old = False  # HTTP/1.0
+        self._knows_interim = True
+        self._look: asyncio.TimerHandle | None = None
         self._share = port.budget.share()
         self._rest_room = 0
         self._reply_room = 0
@@ -307,16 +308,21 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(FREE_BYTES)
         self._port.connections.add(self)
+        secured = transport.get_extra_info("ssl_object")
+        if isinstance(secured, HalfOpen):
+            secured.on_end = partial(self._loop.call_soon, self.eof_received)
         self._set_timer(_Reading.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Cancels the exchange under way, as its client has gone, and lets go of what would hold this object."""
         self._port.connections.discard(self)
         self._set_timer(_Reading.NOTHING)
-        if self._unread is not None:
-            self._unread.cancel()
-        if self._farewell is not None:
-            self._farewell.cancel()
+        for timer in (self._unread, self._look, self._farewell):
+            if timer is not None:
+                timer.cancel()
+        secured = self._transport.get_extra_info("ssl_object")
+        if isinstance(secured, HalfOpen):
+            secured.on_end = None
         self._ahead.clear()
         if self._exchange is not None:
             self._exchange.cancel()
@@ -339,6 +345,30 @@ class HttpConnection(asyncio.Protocol):
                 self._parse_turn()
         else:
             self._parse(data)
+
+    def eof_received(self) -> bool:
+        """The client has said all (RFC 9112, 9.6): what is whole is answered, then the connection ends.
+
+        Over TLS it may be told before what came earlier has been parsed; then it is told again.
+        """
+        plain = self._transport.can_write_eof()
+        if self._paused or self._transport.is_closing():
+            return plain
+        self._ended = True
+        if self._exchange is None or self._stream is not None:
+            self._transport.close()  # nothing is due, or only the answer to an upload that has no end
+        elif self._knows_interim and plain:
+            self._look = self._loop.call_later(_LOOK_S, guarded, self.abort, self._look_for_client, _LOOK_S)
+        return plain
+
+    def _look_for_client(self, waited_s: float) -> None:
+        """Says something to a client that awaits a reply: one that has gone, and not only said all, resets that.
+
+        An interim reply is nothing to a client that is there. TLS needs none, as whoever leaves ends TCP too.
+        """
+        self._transport.write(_CONTINUE)
+        later_s = 2 * waited_s
+        self._look = self._loop.call_later(later_s, guarded, self.abort, self._look_for_client, later_s)
 
     def _parse_turn(self) -> None:
         """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
@@ -365,7 +395,7 @@ class HttpConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
             if self._reading is not self._timed:
-                self._set_timer(self._reading)
+                self._time_reading()
 
     @property
     def _stream_is_full(self) -> bool:
@@ -406,8 +436,8 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._ending = True  # no other protocol is spoken here: the request is taken as the HTTP/1.1 that it is
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
             return
         except httptools.HttpParserError as error:
             refusal = self._violation
@@ -426,7 +456,12 @@ class HttpConnection(asyncio.Protocol):
         elif self._stream_is_full:
             self._pause()
         elif self._reading is not self._timed:
-            self._set_timer(self._reading)
+            self._time_reading()
+
+    def _time_reading(self) -> None:
+        """Times what is read now; a body that waits for leave is not late."""
+        waits = self._waits_for_leave and not self._body_bytes
+        self._set_timer(_Reading.NOTHING if waits else self._reading)
 
     def pause_writing(self) -> None:
         """The client does not read its reply: it must take some of it within the time for a body."""
@@ -459,6 +494,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request starts."""
+        if self._again:
+            return
         self._reading = _Reading.HEAD
         self._idle_since = None
         self._head_bytes = max(1, self._head_bytes)  # in one piece with the end of the request before
@@ -480,18 +517,23 @@ class HttpConnection(asyncio.Protocol):
             raise self._violated(self._headers_too_large())
         if self._reading is _Reading.HEAD:
             name = name.lower()
-            if name not in self._headers:
-                self._headers[name] = value
-            elif name in {b"host", b"transfer-encoding"}:
-                raise self._violated(MalformedRequest(f"more than one header {name.decode().title()}"))
+            if name in self._headers:
+                try:
+                    value = combined(name, self._headers[name], value)
+                except MalformedRequest as error:
+                    raise self._violated(error) from None
+            self._headers[name] = value
 
     def on_headers_complete(self) -> None:
         """Checks what the headers announce: a key before a byte of the body is kept."""
+        if self._again:
+            return
         headers = self._headers
         self._keep_alive = self._parser.should_keep_alive()
         version = "1.1"
         if not self._keep_alive or b"connection" in headers:  # else it is 1.1, whose connections are kept unasked
             version = self._parser.get_http_version()
+        self._old = version == "1.0"
         self._parse_target()
         if version != "1.1" or b"transfer-encoding" in headers or headers.get(b"host") != self._host:
             self._check_head(version)
@@ -525,6 +567,11 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is whole: answer it, after those before it."""
+        if self._parser.should_upgrade():
+            if self._parser.get_method() == b"CONNECT":
+                self._keep_alive = False  # what follows is no HTTP
+            elif self._length or b"transfer-encoding" in self._headers:
+                return  # its body is yet to be read; see `_decline`
         self._reading = _Reading.NOTHING
         self._head_bytes = 0
         if self._timer is not None:
@@ -535,10 +582,6 @@ class HttpConnection(asyncio.Protocol):
             self._forget_request()
             return
         parser, headers, body = self._parser, self._headers, self._body
-        upgrade = parser.should_upgrade()
-        if upgrade and announces_body(headers):
-            # The parser takes what follows for the other protocol, so the body cannot be had.
-            raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
         if self._held:
             self._share.give(self._held - self._body_bytes)
             self._held = self._body_bytes
@@ -548,16 +591,15 @@ class HttpConnection(asyncio.Protocol):
             *(parser.get_method().decode(), self._path, headers, content, identity),
             *(time.perf_counter(), self._query, self._share, self._held),
         )
+        request.http_1_0 = self._old
         self._forget_request()
-        self._ahead.append((request, self._keep_alive and not upgrade))
+        self._ahead.append((request, self._keep_alive))
         if self._exchange is None:
             self._answer_next(ahead=False)
 
     def _begin_upload(self) -> None:
         """Has an upload answered while its body arrives. What is held of that takes room from the beginning."""
         parser, headers = self._parser, self._headers
-        if parser.should_upgrade():
-            raise self._violated(MalformedRequest("a request with a body cannot ask for another protocol here"))
         if not self._share.take(WINDOW_BYTES):
             raise self._violated(BuffersFull())
         self._stream = ReceivedBody(self._read_on_next_turn)
@@ -566,6 +608,7 @@ class HttpConnection(asyncio.Protocol):
             *(parser.get_method().decode(), self._path, headers, b"", request_id(headers.get(b"x-request-id"))),
             *(time.perf_counter(), self._query, self._share, WINDOW_BYTES),
             stream=self._stream,
+            http_1_0=self._old,
         )
         self._ahead.append((request, self._keep_alive))
         if self._exchange is None:
@@ -613,6 +656,7 @@ class HttpConnection(asyncio.Protocol):
     def _answer_next(self, *, ahead: bool) -> None:
         """Begins the next exchange; `ahead` says that its request has waited for another one."""
         request, keep_alive = self._ahead.popleft()
+        self._knows_interim = not request.http_1_0
         if self._paused and not self._ahead:
             self._read_on_next_turn()
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive, ahead=ahead))
@@ -645,7 +689,7 @@ class HttpConnection(asyncio.Protocol):
             reply, size = refuse(BuffersFull(), request), 0
         if not self._writable.is_set():
             await self._writable.wait()
-        if keep_alive and (self._port.app.api.lifecycle.closing or self._loop.time() >= self._last_at):
+        if keep_alive and (self._ended or self._port.app.api.lifecycle.closing or self._loop.time() >= self._last_at):
             self._ending = True  # what has been read is still answered
             keep_alive = bool(self._ahead)
         if opened is None:
@@ -675,10 +719,12 @@ class HttpConnection(asyncio.Protocol):
             _STATUS_LINES[reply.status],
             port.date,
             head_lines(api, request, reply, len(reply.body) if length is None else length),
-            b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
+            (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )
         data = b"".join(parts)
+        if self._look is not None:
+            self._look.cancel()
         self._is_told = True
         self._transport.write(data)
         if length is None:
@@ -711,9 +757,13 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next(ahead=True)
         elif self._last_refusal is not None:
             self._send_refusal(*self._last_refusal)
+        elif self._ended:
+            self._leave()
         elif self._reading is _Reading.NOTHING:
             self._used = True
             self._idle_since = self._loop.time()
+        if self._waits_for_leave and not self._ahead and (self._exchange is None or self._stream is not None):
+            self._give_leave()
 
     def _abandon_upload(self) -> None:
         """An upload is answered before all of it is here: what still comes is thrown away, behind the reply."""
@@ -787,6 +837,8 @@ class HttpConnection(asyncio.Protocol):
         HTTP/1.0 needs no host: probes of load balancers send none.
         """
         headers = self._headers
+        if self._old and b"close" in words(headers.get(b"connection", b"")):
+            self._keep_alive = False  # whatever else it says: RFC 9112, 9.3
         if version not in {"1.0", "1.1"}:
             raise self._violated(
                 MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
@@ -794,7 +846,7 @@ class HttpConnection(asyncio.Protocol):
                 else VersionNotSpoken(f"HTTP/{version} is not spoken here as text; send HTTP/1.1")
             )
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            codings = [word.strip().lower() for word in coding.split(b",")]
+            codings = words(coding)
             if version == "1.0" or codings.count(b"chunked") != 1 or codings[-1] != b"chunked":
                 raise self._violated(MalformedRequest("Transfer-Encoding must be `chunked`, and only in HTTP/1.1"))
             if len(codings) > 1:
@@ -809,8 +861,19 @@ class HttpConnection(asyncio.Protocol):
             raise self._violated(MalformedRequest("the header Host is not a host with an optional port"))
 
     def _maybe_continue(self) -> None:
-        if self._headers[b"expect"].lower() == b"100-continue" and self._exchange is None:
+        if b"100-continue" in words(self._headers[b"expect"]):
+            self._waits_for_leave = True
+            if self._exchange is None:
+                self._give_leave()
+
+    def _give_leave(self) -> None:
+        """Lets the body come of a request that waits for that, once no reply is due before its own."""
+        self._waits_for_leave = False
+        if self._ending or self._ended:
+            return
+        if not self._body_bytes:
             self._transport.write(_CONTINUE)
+        self._set_timer(_Reading.BODY)
 
     def _make_room(self) -> None:
         """A body has outgrown its room: takes more, within the body's limit and the budget."""
@@ -829,6 +892,30 @@ class HttpConnection(asyncio.Protocol):
         self._header_lines = self._header_bytes = self._length = self._body_bytes = self._framing_bytes = 0
         self._room = self._limits.free_bytes
         self._held = 0
+        self._waits_for_leave = False
+
+    def _decline(self, rest: bytes | memoryview) -> None:
+        """Reads on as HTTP/1.1 where the parser would leave off: no other protocol is spoken here (RFC 9110, 7.8).
+
+        It skips the body of a request that offers one. Another parser reads that, behind a head that offers nothing.
+        """
+        if self._reading is _Reading.BODY:
+            url, lines, size = self._url, self._header_lines, self._header_bytes
+            chunked = b"transfer-encoding" in self._headers
+            head = b"%b / HTTP/1.1\r\n%b%b\r\n" % (
+                self._parser.get_method(),
+                b"transfer-encoding: chunked\r\n" if chunked else b"content-length: %d\r\n" % self._length,
+                b"" if self._keep_alive else b"connection: close\r\n",
+            )
+            self._parser = httptools.HttpRequestParser(self)
+            self._again = True
+            self._parser.feed_data(head)
+            self._again = False
+            self._url, self._header_lines, self._header_bytes = url, lines, size
+        elif not self._keep_alive:
+            self._ending = True
+            return
+        self._parse(rest)
 
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
@@ -873,7 +960,9 @@ class HttpConnection(asyncio.Protocol):
         self._rest = memoryview(b"")
         self._set_timer(_Reading.NOTHING)
         if self._farewell is None:
-            self._farewell = Farewell(self._transport, quiet_s=linger_s, pace_s=self._limits.body_s)
+            self._farewell = Farewell(
+                self._transport, quiet_s=linger_s, pace_s=self._limits.body_s, heard_all=self._ended
+            )
 
     def _parse_target(self) -> None:
         url = self._url

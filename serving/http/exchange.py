@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import math
 import re
+import zlib
 from pathlib import Path  # noqa: TC003  msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -24,7 +25,7 @@ from serving.errors import (
 )
 from serving.http.faults import error_body, status_of
 from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflate, inflated, priority_of
+from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, priority_of, words
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ _COMMA, _QUOTE, _ZERO, _NINE = b',"09'
 
 _INLINE_BYTES = FREE_BYTES
 """A body that has no more is decompressed on the event loop (about 50 us), and needs no room."""
+
+_CODINGS = {**COMPRESSIONS, b"x-gzip": COMPRESSIONS[b"gzip"]}
+_NO_CODING = {b"", b"identity"}
+_MOST_CODINGS = 3
+"""Each may grow to the limit, so that a body could keep the server at work for as many."""
 
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
@@ -200,7 +206,7 @@ class HttpRequest(msgspec.Struct):
     Attributes:
         method: In capitals.
         path: Decoded, without the query.
-        headers: By lower-case name; of several lines of one name, the first.
+        headers: By lower-case name; what came on several lines is joined, see `serving.net.requests.combined`.
         body: The body.
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
@@ -211,6 +217,7 @@ class HttpRequest(msgspec.Struct):
         trace: What is noted of the request until its reply is sent; None where nobody is told.
         ended: Whether it is recorded what became of it.
         stream: The body, where the route takes what is too large to be held; `body` is empty then.
+        http_1_0: Whether it came by HTTP/1.0.
     """
 
     method: str
@@ -226,9 +233,10 @@ class HttpRequest(msgspec.Struct):
     trace: RequestTrace | None = None
     stream: BodyStream | None = None
     ended: bool = False
+    http_1_0: bool = False
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of that lower-case name."""
+        """The header of that lower-case name."""
         return self.headers.get(name)
 
     def timeout_ms(self) -> float | None:
@@ -268,12 +276,19 @@ class HttpRequest(msgspec.Struct):
             BodyTooLarge: It grows beyond the limit.
             BuffersFull: There is no room.
         """
-        encoding = self.headers[b"content-encoding"].strip().lower()
-        if encoding in {b"", b"identity"}:
-            return
-        if encoding not in COMPRESSIONS:
+        codings = [coding for coding in words(self.headers[b"content-encoding"]) if coding not in _NO_CODING]
+        if len(codings) > _MOST_CODINGS or not _CODINGS.keys() >= set(codings):
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
-        wbits = COMPRESSIONS[encoding]
+        grown = 0
+        for coding in reversed(codings):  # they are named in the order in which they were applied
+            held = self.held
+            await self._inflate(_CODINGS[coding], limit, turn)
+            grown, before = self.held - held, grown
+            self._grow(-before)
+
+    async def _inflate(self, wbits: int, limit: int, turn: asyncio.Lock) -> None:
+        if wbits == zlib.MAX_WBITS and not is_zlib(self.body):
+            wbits = -zlib.MAX_WBITS  # as some clients have it who take `deflate` at its word (RFC 9110, 8.4.1.2)
         if limit > _INLINE_BYTES:
             try:
                 self.body = inflated(self.body, wbits, _INLINE_BYTES)

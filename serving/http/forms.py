@@ -20,6 +20,11 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 4096
 _LONGEST_NAME = 255
+_LONGEST_PREAMBLE = 4096
+_NO_BOUNDARY = (
+    "the body is not the form that its Content-Type says: it does not begin with the boundary that this names"
+)
+_ENCODED = {b"base64", b"quoted-printable"}
 
 
 class FileForm:
@@ -51,6 +56,8 @@ class FileForm:
         self._name: str | None = None
         self._value = bytearray()
         self._parts, self._ended = 0, False
+        self._begun, self._preamble = False, b"\r\n"  # as if a line came before the first boundary
+        self._boundary = b"\r\n--" + options[b"boundary"]
         try:
             self._parser = MultipartParser(
                 options[b"boundary"],
@@ -75,15 +82,31 @@ class FileForm:
             MalformedRequest: The bytes are no such form.
             InvalidRequest: It has more fields, or longer ones, than are read.
         """
+        if not self._begun:
+            data = self._after_preamble(data)
         try:
             self._parser.write(data)
         except FormParserError:
-            raise MalformedRequest("the body is not the form that its Content-Type says") from None
+            raise MalformedRequest(
+                "the body is not the form that its Content-Type says: CRLF ends each line, and the boundary each part"
+            ) from None
+
+    def _after_preamble(self, data: bytes) -> bytes:
+        """What has come from the first boundary on; lines before it count for nothing (RFC 2046, section 5.1.1)."""
+        data = self._preamble + data
+        at = data.find(self._boundary)
+        if at < 0:
+            if len(data) > _LONGEST_PREAMBLE + len(self._boundary):
+                raise MalformedRequest(_NO_BOUNDARY)
+            self._preamble = data
+            return b""
+        self._begun = True
+        return data[at + len("\r\n") :]
 
     def finish(self) -> None:
         """Raises `MalformedRequest` where the form has no end."""
         if not self._ended:
-            raise MalformedRequest("the form ends too early")
+            raise MalformedRequest("the form ends too early" if self._begun else _NO_BOUNDARY)
 
     def _begin_part(self) -> None:
         self._parts += 1
@@ -100,8 +123,11 @@ class FileForm:
         self._header_value += data[start:end]
 
     def _end_header(self) -> None:
-        if self._header_name.lower() == b"content-disposition":
+        name = self._header_name.lower()
+        if name == b"content-disposition":
             self._disposition = self._header_value
+        elif name == b"content-transfer-encoding" and self._header_value.strip().lower() in _ENCODED:
+            raise InvalidRequest("a part of the form has a Content-Transfer-Encoding; send it as it is (RFC 7578, 4.7)")
         self._header_name = self._header_value = b""
 
     def _name_part(self) -> None:

@@ -42,13 +42,14 @@ class Farewell:
 
     __slots__ = ("_abort", "_left", "_loop", "_pace_s", "_quiet_s", "_timer", "_transport", "_unsent", "_waited_s")
 
-    def __init__(self, transport: asyncio.Transport, *, quiet_s: float, pace_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, *, quiet_s: float, pace_s: float, heard_all: bool = False) -> None:
         """Begins.
 
         Args:
             transport: The connection's; what is in its buffer is still sent.
             quiet_s: How long it reads on when the peer has received everything.
             pace_s: How long it waits for a peer that takes nothing of what it has not received.
+            heard_all: Whether the peer has closed its own half.
         """
         self._transport = transport
         self._abort: Callable[[], None] = transport.abort
@@ -57,13 +58,11 @@ class Farewell:
         self._waited_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._unsent = unsent_bytes(transport)
-        if transport.is_closing():
-            pass  # the peer has closed its half, or more
-        elif transport.can_write_eof():
+        if heard_all or not transport.can_write_eof():
+            transport.close()
+        elif not transport.is_closing():
             transport.write_eof()
             transport.resume_reading()
-        else:
-            transport.close()
         self._timer = self._loop.call_later(quiet_s, guarded, self._abort, self._look)
 
     def received(self, size: int) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serving.errors import CredentialsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -20,6 +21,23 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 LEAST_GOODBYE_S = 5.0
 """For at least this long, what a refused client still sends is thrown away, so that it can read the refusal."""
+
+
+class HalfOpen(ssl.SSLObject):
+    """One side of a connection on which the other may say that it sends no more, and still be answered.
+
+    asyncio and uvloop end a connection at once when its client says so (close_notify). They never learn it where
+    `on_end` is set: that is called each time instead, and may come before what was read earlier has been handed on.
+    """
+
+    on_end: Callable[[], object] | None = None
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401  the standard library's
+        data = super().read(len, buffer)
+        if not data and self.on_end is not None:
+            self.on_end()
+            raise ssl.SSLWantReadError
+        return data
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +64,7 @@ class Tls:
     def context(self, protocol: str) -> ssl.SSLContext:
         """A context for a server that speaks one protocol, as ALPN names it; raises CredentialsError."""
         context = _context()
+        context.sslobject_class = HalfOpen
         context.set_alpn_protocols([protocol])
         load_pair(context, self.certificate, self.key)
         if self.client_ca is not None:
