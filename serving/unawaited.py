@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PAUSE_S = 1.0
+
 log = logging.getLogger("bertserve")
 
 
@@ -22,6 +24,18 @@ def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(partial(_ended, failed))
     return task
+
+
+async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does work that has no end of its own; where it raises, it is begun again."""
+    while True:
+        try:
+            await work()
+        except Exception:  # the boundary of what nobody awaits
+            log.exception("work in the background failed; it begins again")
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return
 
 
 def is_cancelled() -> bool:
