@@ -601,13 +601,20 @@ class RequestTrace(msgspec.Struct):
     outcomes: tuple[Outcome[Any], ...] = ()
 
     def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
+        """Notes an answer; a request may bring several that are answered each for itself."""
         self.queued, self.computed = queued, computed
-        self.model, self.version = outcome.model, outcome.version
-        self.texts += len(outcome.answer)  # a request may bring several that are answered each for itself
-        self.tokens += outcome.tokens
-        self.truncated_tokens += outcome.truncated_tokens
-        self.timings = outcome.timings
         self.outcomes += (outcome,)
+
+    def let_go(self) -> tuple[Outcome[Any], ...]:
+        """Notes of the answers what is told of them, and gives them away, as they are large."""
+        outcomes, self.outcomes = self.outcomes, ()
+        for outcome in outcomes:
+            self.model, self.version = outcome.model, outcome.version
+            self.texts += len(outcome.answer)
+            self.tokens += outcome.tokens
+            self.truncated_tokens += outcome.truncated_tokens
+            self.timings = outcome.timings
+        return outcomes
 
     def failed(self, reason: str, http_status: int, status: int | str) -> None:
         """Notes an error without keeping it, because its traceback holds the whole request.

@@ -127,7 +127,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
         request.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError):
         raise MalformedRequest(f"the message is not a {kind.__name__}") from None
-    if trace is not None and (message_id := getattr(request, "id", "")):
+    if trace is not None and trace.request_id and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
 
@@ -139,6 +139,6 @@ def _check_fields(call: Call, data: bytes) -> None:
 
 
 def _request_id(call: Call, requests: list[Message], trace: RequestTrace | None) -> str:
-    if trace is not None:
+    if trace is not None and trace.request_id:
         return trace.request_id  # one of our own would be another one each time
     return call.request_id(getattr(requests[0], "id", "") if requests else "")

@@ -36,9 +36,6 @@ Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpRep
 
 ReadIds: TypeAlias = Callable[[Sequence[str | list[int]]], list[str]]
 
-NO_ROUTE = "?"
-"""What traces call the route of a path that is not served."""
-
 
 @dataclass(slots=True, frozen=True)
 class Api:
@@ -146,7 +143,7 @@ class Api:
             asyncio.CancelledError: The client closed its connection; there is nobody to answer.
         """
         if self.observer is not None:
-            request.trace = _trace(route, request)
+            request.trace = _trace(route, request, self.observer)
         try:
             if request.body and b"content-encoding" in request.headers:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)
@@ -170,14 +167,13 @@ class Api:
             return b""
         return reports.report().header(form)
 
-    def sent(self, request: HttpRequest, reply: HttpReply, size: int, route: str = NO_ROUTE) -> None:
+    def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
         """Records what became of a request.
 
         Args:
             request: The request.
             reply: The reply that went out; its error says what went wrong, if something did.
             size: So much of its body was sent.
-            route: The route's path, where no endpoint was asked.
         """
         if request.ended:
             return
@@ -187,7 +183,7 @@ class Api:
             self.record_error(error, request.request_id)
         if self.observer is None:
             return
-        trace = request.trace or _trace(route, request)
+        trace = request.trace or _trace(request.route, request, self.observer)
         if error is not None:
             trace.failed(error.reason, error.http_status, error.http_status)
         if request.stream is not None:
@@ -206,7 +202,9 @@ def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:
     return error_reply(request.path, error, request.request_id)
 
 
-def _trace(route: str, request: HttpRequest) -> RequestTrace:
+def _trace(route: str, request: HttpRequest, observer: RequestObserver) -> RequestTrace:
+    if not observer.traces:
+        return RequestTrace("http", request.method, route, request.request_id, request.arrival)
     headers = request.headers
     return RequestTrace(
         *("http", request.method, route, request.request_id, request.arrival, len(request.body)),

@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
-from serving.http.api import NO_ROUTE, refuse
+from serving.http.api import refuse
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
 from serving.http.asgi import head_of, read_request, response_of
+from serving.http.exchange import NO_ROUTE
 from serving.http.middleware import Authentication, Preflights
 from serving.http.openapi import docs_router, document
 from serving.http.routes import Router, methods_of

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -64,7 +64,7 @@ from serving.security.tls import HalfOpen
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from starlette.routing import BaseRoute
@@ -253,10 +253,10 @@ class HttpConnection(asyncio.Protocol):
     __slots__ = (
         *("_again", "_ahead", "_body", "_body_bytes", "_ended", "_ending", "_exchange", "_farewell"),
         *("_framing_bytes", "_head_bytes", "_header_bytes", "_header_lines", "_headers", "_held", "_host"),
-        *("_idle_since", "_is_told", "_keep_alive", "_last_at", "_last_refusal", "_length", "_limits", "_loop"),
+        *("_idle_since", "_keep_alive", "_last_at", "_last_refusal", "_length", "_limits", "_loop", "_made_room"),
         *("_parser", "_path", "_paused", "_port"),
         *("_query", "_reading", "_reply_room", "_rest", "_rest_room", "_room", "_share", "_timed", "_timer"),
-        *("_stream", "_streamed", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
+        *("_stream", "_streamed", "_told", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
         *("_knows_interim", "_look", "_old", "_waits_for_leave", "_writable"),
     )
 
@@ -279,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
         self._look: asyncio.TimerHandle | None = None
         self._share = port.budget.share()
         self._rest_room = 0
-        self._reply_room = 0
+        self._reply_room = self._made_room = 0
         self._path = ""
         self._query = b""
         self._host = b""  # the last one that was valid
@@ -289,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
         self._streamed = 0  # of its bytes, when its progress was looked at last
         self._forget_request()
         self._violation: BertserveError | None = None
-        self._is_told = False  # of a reply to the request that is answered, or a part of it
+        self._told: HttpReply | None = None  # to the request that is answered, at least in part
         self._last_refusal: tuple[HttpRequest, BertserveError] | None = None
         self._farewell: Farewell | None = None
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
@@ -664,48 +664,59 @@ class HttpConnection(asyncio.Protocol):
     async def _answer(self, request: HttpRequest, *, keep_alive: bool, ahead: bool) -> None:
         """An exchange. Nobody awaits it: whatever happens in it ends in a reply or the end of the connection."""
         try:
-            await self._exchange_reply(request, keep_alive=keep_alive, ahead=ahead)
+            if ahead:
+                await self._port.turns.wait(_ANSWER_S)
+            reply = await self._reply_to(request)
+            if request.held:
+                self._share.give(request.held)
+            if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
+                self._abandon_upload()
+                keep_alive = False
+            opened: _OpenFile | None = None
+            if reply.file is not None:
+                reply, opened = await self._open_file(request, reply, reply.file)
+            elif len(reply.body) > FREE_BYTES:
+                reply = self._with_room(request, reply)
+            if not self._writable.is_set():
+                await self._writable.wait()
+            keep_alive = keep_alive and self._goes_on()
+            if opened is None:
+                self._send(request, reply, keep_alive=keep_alive)
+            else:
+                await self._send_file(request, reply, opened, keep_alive=keep_alive)
+            self._exchange = self._told = None
+            self._answered(keep_alive=keep_alive)
         except asyncio.CancelledError:
             self._port.app.api.gone(request)
             raise
         except Exception as error:  # noqa: BLE001  the HTTP boundary, for the making of replies
             self._rescue(request, error)
 
-    async def _exchange_reply(self, request: HttpRequest, *, keep_alive: bool, ahead: bool) -> None:
-        self._is_told = False
-        if ahead:
-            await self._port.turns.wait(_ANSWER_S)
-        reply = await self._reply_to(request)
-        if request.held:
-            self._share.give(request.held)
-        if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
-            self._abandon_upload()
-            keep_alive = False
-        opened: _OpenFile | None = None
-        if reply.file is not None:
-            reply, opened = await self._open_file(request, reply, reply.file)
-        size = len(reply.body) if sends_body(request, reply) else 0
-        if size > FREE_BYTES and not self._share.take_made(size):
-            reply, size = refuse(BuffersFull(), request), 0
-        if not self._writable.is_set():
-            await self._writable.wait()
-        if keep_alive and (self._ended or self._port.app.api.lifecycle.closing or self._loop.time() >= self._last_at):
-            self._ending = True  # what has been read is still answered
-            keep_alive = bool(self._ahead)
-        if opened is None:
-            self._send(request, reply, keep_alive=keep_alive)
-        else:
-            await self._send_file(request, reply, opened, keep_alive=keep_alive)
-        self._exchange = None
-        self._answered(size, keep_alive=keep_alive)
-
-    async def _reply_to(self, request: HttpRequest) -> HttpReply:
+    def _reply_to(self, request: HttpRequest) -> Coroutine[Any, Any, HttpReply]:
+        """What answers a request. It is no coroutine itself, as each one more costs every request its part."""
         port = self._port
         route = port.hot.find(request)
         if route is not None:
-            return await port.app.api.answer(route.direct, route.path, request)
+            return port.app.api.answer(route.direct, route.path, request)
         client = self._transport.get_extra_info("peername")
-        return await call_app(port.app, request, port.scheme, client and client[:2])
+        return call_app(port.app, request, port.scheme, client and client[:2])
+
+    def _with_room(self, request: HttpRequest, reply: HttpReply) -> HttpReply:
+        """A large reply with room for its body, if that goes out; or the refusal in its place."""
+        if not sends_body(request, reply):
+            return reply
+        size = len(reply.body)
+        if not self._share.take_made(size):
+            return refuse(BuffersFull(), request)
+        self._made_room = size
+        return reply
+
+    def _goes_on(self) -> bool:
+        """Whether a connection that its client would keep is kept."""
+        if not (self._ended or self._port.app.api.lifecycle.closing or self._loop.time() >= self._last_at):
+            return True
+        self._ending = True  # what has been read is still answered
+        return bool(self._ahead)
 
     def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
         """Writes a reply and records it; with a `length` its head alone, as a file of that length follows.
@@ -713,22 +724,21 @@ class HttpConnection(asyncio.Protocol):
         This is the only place where replies are written, whichever layer makes them.
         """
         port = self._port
-        api = port.app.api
         body = reply.body if length is None and sends_body(request, reply) else b""
         parts = (
             _STATUS_LINES[reply.status],
             port.date,
-            head_lines(api, request, reply, len(reply.body) if length is None else length),
+            head_lines(port.app, request, reply, len(reply.body) if length is None else length),
             (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )
         data = b"".join(parts)
         if self._look is not None:
             self._look.cancel()
-        self._is_told = True
+        self._told = reply
         self._transport.write(data)
         if length is None:
-            api.sent(request, reply, len(body), port.app.route_of(request.path))
+            port.app.api.sent(request, reply, len(body))
 
     def _rescue(self, request: HttpRequest, error: Exception) -> None:
         """What made a reply has failed: a short one goes out in its place, or the connection ends."""
@@ -737,8 +747,8 @@ class HttpConnection(asyncio.Protocol):
         left = False
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
-            if self._is_told:  # a part of another reply, perhaps
-                self._port.app.api.sent(request, refuse(InternalError(), request), 0)
+            if self._told is not None:  # or a part of it
+                self._port.app.api.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
                 left = True
@@ -746,10 +756,10 @@ class HttpConnection(asyncio.Protocol):
             if not left:
                 self._transport.abort()
 
-    def _answered(self, size: int, *, keep_alive: bool) -> None:
-        """What follows a reply with a body of this size."""
-        if size > FREE_BYTES:
-            self._reply_room = size
+    def _answered(self, *, keep_alive: bool) -> None:
+        """What follows a reply."""
+        if self._made_room:
+            self._reply_room, self._made_room = self._made_room, 0
             self._loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
         if not keep_alive:
             self._leave()
@@ -933,6 +943,7 @@ class HttpConnection(asyncio.Protocol):
         method = self._parser.get_method().decode() if self._url else ""
         identity = request_id(headers.get(b"x-request-id"))
         request = HttpRequest(method, path, headers, b"", identity, time.perf_counter())
+        request.route = self._port.app.route_of(path)
         self._share.give(self._held)
         self._forget_request()
         self._rest = memoryview(b"")

@@ -39,6 +39,9 @@ JSON = b"application/json"
 OCTETS = b"application/octet-stream"
 NOT_MODIFIED = 304
 
+NO_ROUTE = "?"
+"""What traces call the route of a path that is not served."""
+
 _UNCOUNTED_BYTES = 131_072
 _COUNTED_BYTES = 65_536
 _MOST_ELEMENTS = 100_000
@@ -216,6 +219,7 @@ class HttpRequest(msgspec.Struct):
         parameters: The parts of the path that its route names.
         trace: What is noted of the request until its reply is sent; None where nobody is told.
         ended: Whether it is recorded what became of it.
+        route: What traces call its route, where it is refused before one is asked.
         stream: The body, where the route takes what is too large to be held; `body` is empty then.
         http_1_0: Whether it came by HTTP/1.0.
     """
@@ -233,6 +237,7 @@ class HttpRequest(msgspec.Struct):
     trace: RequestTrace | None = None
     stream: BodyStream | None = None
     ended: bool = False
+    route: str = NO_ROUTE
     http_1_0: bool = False
 
     def header(self, name: bytes) -> bytes | None:

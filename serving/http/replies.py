@@ -9,7 +9,7 @@ from serving.http.exchange import NOT_MODIFIED
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from serving.http.api import Api
+    from serving.http.app import App
     from serving.http.exchange import HttpReply, HttpRequest
 
 NO_CONTENT = 204
@@ -28,28 +28,25 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
     return request.method != "HEAD" and reply.status not in _BODILESS
 
 
-def head_lines(api: Api, request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
+def head_lines(app: App, request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
     """The head of a reply but for its first line and what belongs to its connection.
 
     Args:
-        api: Says which origins' pages may read it, and the load.
+        app: Says which origins' pages may read it, and the load.
         request: What it answers, perhaps only a part that was read before it was refused.
         reply: The reply.
         length: Of the body that goes out, or would to GET; None where that is not said.
     """
-    headers = request.headers
+    identity = request.request_id.encode()
     if length is None or reply.status == NO_CONTENT:
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (
-            *(reply.content_type, request.request_id.encode(), reply.head),
-        )
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, identity, reply.head)
     else:
-        lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (
-            *(reply.content_type, length, request.request_id.encode(), reply.head),
-        )
-    if api.load_reports is not None:
-        lines += api.load_report(headers)
-    if origins := api.settings.allowed_origins:
-        lines += _cors_lines(origins, headers.get(b"origin"))
+        kind, head = reply.content_type, reply.head
+        lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
+    if app.api.load_reports is not None:
+        lines += app.api.load_report(request.headers)
+    if app.origins:
+        lines += _cors_lines(app.origins, request.headers.get(b"origin"))
     return lines
 
 

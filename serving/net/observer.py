@@ -13,13 +13,18 @@ if TYPE_CHECKING:
 
 
 class RequestObserver:
-    """Counts the answers of each request that has ended, and hands on its trace."""
+    """Counts the answers of each request that has ended, and hands on its trace.
+
+    Attributes:
+        traces: Whether anybody reads traces; if not, they need no more in them than answers and an error.
+    """
 
     def __init__(
         self, answered: Callable[[Outcome[Any]], None], sinks: Sequence[Callable[[RequestTrace], None]]
     ) -> None:
         self._answered = answered
         self._sinks = sinks
+        self.traces = bool(sinks)
 
     def end(self, trace: RequestTrace) -> None:
         """Ends the trace; it is read after the reply has been sent: the client waits for one of them only."""
@@ -27,7 +32,7 @@ class RequestObserver:
         asyncio.get_running_loop().call_soon(self._tell, trace)
 
     def _tell(self, trace: RequestTrace) -> None:
-        outcomes, trace.outcomes = trace.outcomes, ()  # which hold the answers
+        outcomes = trace.let_go() if self.traces else trace.outcomes
         if trace.reason == "ok":
             for outcome in outcomes:
                 self._answered(outcome)
