@@ -251,7 +251,7 @@ class HttpConnection(asyncio.Protocol):
 
     # More than thirty attributes without slots would each be looked up in a dictionary (3 us a request).
     __slots__ = (
-        *("_again", "_ahead", "_body", "_body_bytes", "_ended", "_ending", "_exchange", "_farewell"),
+        *("_again", "_ahead", "_body", "_body_bytes", "_end_waits", "_ended", "_ending", "_exchange", "_farewell"),
         *("_framing_bytes", "_head_bytes", "_header_bytes", "_header_lines", "_headers", "_held", "_host"),
         *("_idle_since", "_keep_alive", "_last_at", "_last_refusal", "_length", "_limits", "_loop", "_made_room"),
         *("_parser", "_path", "_paused", "_port"),
@@ -272,7 +272,7 @@ class HttpConnection(asyncio.Protocol):
         self._rest = memoryview(b"")
         self._paused = self._turn_is_due = False
         self._ending = False
-        self._ended = False  # by the client
+        self._ended = self._end_waits = False  # by the client
         self._again = False  # a head is read a second time
         self._old = False  # HTTP/1.0
         self._knows_interim = True
@@ -349,9 +349,10 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client has said all (RFC 9112, 9.6): what is whole is answered, then the connection ends.
 
-        Over TLS it may be told before what came earlier has been parsed; then it is told again.
+        Over TLS it may be told before what came earlier has been parsed; then it waits for that.
         """
         plain = self._transport.can_write_eof()
+        self._end_waits = self._paused
         if self._paused or self._transport.is_closing():
             return plain
         self._ended = True
@@ -396,6 +397,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
             if self._reading is not self._timed:
                 self._time_reading()
+            if self._end_waits:
+                self.eof_received()
 
     @property
     def _stream_is_full(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from python_multipart import MultipartParser
@@ -22,7 +23,7 @@ _MOST_FIELD_BYTES = 4096
 _LONGEST_NAME = 255
 _LONGEST_PREAMBLE = 4096
 _NO_BOUNDARY = (
-    "the body is not the form that its Content-Type says: it does not begin with the boundary that this names"
+    "the body is not the form that its Content-Type says: it does not begin with the boundary that this names, and CRLF"
 )
 _ENCODED = {b"base64", b"quoted-printable"}
 
@@ -57,7 +58,7 @@ class FileForm:
         self._value = bytearray()
         self._parts, self._ended = 0, False
         self._begun, self._preamble = False, b"\r\n"  # as if a line came before the first boundary
-        self._boundary = b"\r\n--" + options[b"boundary"]
+        self._boundary = re.compile(rb"\r\n--(%b)([ \t]*\r\n|--)" % re.escape(options[b"boundary"]))
         try:
             self._parser = MultipartParser(
                 options[b"boundary"],
@@ -93,15 +94,14 @@ class FileForm:
 
     def _after_preamble(self, data: bytes) -> bytes:
         """What has come from the first boundary on; lines before it count for nothing (RFC 2046, section 5.1.1)."""
-        data = self._preamble + data
-        at = data.find(self._boundary)
-        if at < 0:
-            if len(data) > _LONGEST_PREAMBLE + len(self._boundary):
+        self._preamble += data
+        first = self._boundary.search(self._preamble)
+        if first is None or first.start() > _LONGEST_PREAMBLE:
+            if len(self._preamble) > 2 * _LONGEST_PREAMBLE:
                 raise MalformedRequest(_NO_BOUNDARY)
-            self._preamble = data
             return b""
         self._begun = True
-        return data[at + len("\r\n") :]
+        return b"--%b%b%b" % (first[1], first[2].lstrip(b" \t"), self._preamble[first.end() :])
 
     def finish(self) -> None:
         """Raises `MalformedRequest` where the form has no end."""

@@ -27,7 +27,7 @@ class HalfOpen(ssl.SSLObject):
     """One side of a connection on which the other may say that it sends no more, and still be answered.
 
     asyncio and uvloop end a connection at once when its client says so (close_notify). They never learn it where
-    `on_end` is set: that is called each time instead, and may come before what was read earlier has been handed on.
+    `on_end` is set, which is called instead: before what was read earlier is handed on.
     """
 
     on_end: Callable[[], object] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import resource
 import signal
 from typing import TYPE_CHECKING, Any
@@ -224,6 +225,41 @@ def test_clients_that_leave_in_the_middle_leave_nothing(server: Server, folder: 
             assert one_more.status() == 503
     wait_for(lambda: kept(folder) == before, "the end of the upload")
     wait_for(lambda: metric(server, "bertserve_buffer_bytes") == 0, "its room")
+
+
+def test_uploads_as_clients_send_them(server: Server, folder: Path) -> None:
+    """With an offer of another protocol, with leave to go on behind another request, with an end of sending."""
+    before = kept(folder)
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n--b\r\n'
+    form += b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    key = f"Host: h\r\nAuthorization: Bearer {FIRST}\r\n".encode()
+    head = b"POST /v1/files HTTP/1.1\r\n%bContent-Type: multipart/form-data; boundary=b\r\n" % key
+    sized = b"Content-Length: %d\r\n" % len(form)
+    offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(form), form)
+    first = b"GET /v1/models HTTP/1.1\r\n%b\r\n" % key
+    with RawConnection(server.http) as connection:
+        connection.send(head + sized + offer + b"\r\n" + form + first + head + offer + chunked + first)
+        connection.send(head + sized + b"Expect: 100-continue\r\n\r\n")
+        data = b""
+        while not data.endswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
+            part = connection.socket.recv(1 << 16)
+            assert part, data
+            data += part
+        connection.send(form)
+        connection.end()
+        data += connection.read_to_end()
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", data) == [b"200"] * 4 + [b"100", b"200"]
+    files = re.findall(rb'"id":"(file-[^"]+)"', data)
+    assert len(set(files)) == 3
+    for file in files:
+        assert http_call(server.http, "GET", f"/v1/files/{file.decode()}/content", None, bearer(FIRST)).body == b"{}"
+        http_call(server.http, "DELETE", f"/v1/files/{file.decode()}", None, bearer(FIRST))
+    with RawConnection(server.http) as connection:
+        connection.send(first + head + sized + b"\r\n" + form[:-20])
+        connection.end()
+        assert connection.status() == 200, "only the request before the upload is whole"
+    wait_for(lambda: kept(folder) == before, "the end of what has no end")
 
 
 def test_an_upload_is_refused_before_its_body(server: Server) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.support.clients import MODEL_INFER, Grpc, Refused, http_call, post_json, refusal
+from tests.support.clients import MODEL_INFER, Grpc, RawConnection, Refused, http_call, post_json, refusal
 from tests.support.expected import fake_answers
 from tests.support.models import NAME
 
@@ -58,7 +58,59 @@ def test_a_body_that_is_not_of_its_encoding(
     assert post_json(fake_server.http, "/embed", BODY).status == 200
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x", "compress"])
+def _raw(data: bytes) -> bytes:
+    """What many take `deflate` for: no wrapper of zlib's."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+HALF = len(BODY) // 2
+MEMBERS = gzip.compress(BODY[:HALF]) + gzip.compress(b"") + gzip.compress(BODY[HALF:])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", MEMBERS),
+        ("x-gzip", MEMBERS),
+        ("gzip", gzip.compress(b"") * 900 + gzip.compress(BODY)),
+        ("deflate", _raw(BODY)),
+        ("identity", BODY),
+        ("", BODY),
+        ("identity, gzip, identity", gzip.compress(BODY)),
+        ("deflate, GZIP", gzip.compress(zlib.compress(BODY))),
+        ("gzip\tDeflate".replace("\t", ",\t"), _raw(MEMBERS)),
+        ("gzip,, gzip,gzip", gzip.compress(gzip.compress(gzip.compress(BODY)))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_form_of_the_encodings(fake_server: Server, models: Path, encoding: str, body: bytes) -> None:
+    """RFC 9110, 8.4, and RFC 1952, 2.2: several members, several codings in the order in which they were applied."""
+    reply = post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding})
+    np.testing.assert_allclose(reply.json(), fake_answers(models, ["compressed"]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", gzip.compress(BODY) + b"garbage", 400),
+        ("gzip", gzip.compress(BODY) + bytes(8), 400),
+        ("gzip", MEMBERS[:-9], 400),
+        ("gzip", gzip.compress(b"") * 1000 + gzip.compress(BODY), 400),
+        ("deflate", _raw(BODY) * 2, 400),
+        ("gzip, deflate", gzip.compress(zlib.compress(BODY)), 400),
+        ("gzip", gzip.compress(b" " * (LIMIT // 2)) * 3, 413),
+        ("gzip, gzip", gzip.compress(gzip.compress(b" " * (200 << 20), 9), 9), 413),
+        ("gzip", b"", 400),
+    ],
+    ids=["garbage", "padding", "cut", "many members", "raw twice", "other order", "large", "bomb in a bomb", "empty"],
+)
+def test_a_body_that_is_not_of_its_codings(fake_server: Server, encoding: str, body: bytes, status: int) -> None:
+    """What follows the last member, what is missing, and what grows beyond the limit with the others."""
+    assert post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding}).status == status
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, br", "gzip, gzip, gzip, gzip", "x", "compress", "gzip;q=1"])
 def test_other_encodings(fake_server: Server, encoding: str) -> None:
     """They are refused, and the reply names those that are read."""
     reply = post_json(fake_server.http, "/embed", BODY, {"Content-Encoding": encoding})
@@ -93,6 +145,11 @@ def test_replies_are_compressed_only_for_who_asks_for_one_encoding(fake_server: 
         assert reply.headers.get("content-encoding") == encoding
         unpack: Any = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
         assert json.loads(unpack(reply.body))["outputs"][0]["shape"] == [1, 384]
+    head = f"POST /v2/models/{NAME}/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n"
+    with RawConnection(fake_server.http) as connection:  # on two lines it is the same list
+        connection.send(f"{head}Accept-Encoding: gzip\r\nAccept-Encoding: br\r\nConnection: close\r\n".encode())
+        connection.send(b"Content-Type: application/json\r\n\r\n" + body)
+        assert b"content-encoding" not in connection.read_to_end().partition(b"\r\n\r\n")[0].lower()
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.support.clients import Grpc, Tei, metric, post_json
+from tests.support.clients import Grpc, RawConnection, Tei, metric, post_json
 from tests.support.collector import Collector, attributes
 from tests.support.server import FAKE, Server, free_port
 from tests.support.waiting import wait_for
@@ -93,6 +93,22 @@ def test_a_request_over_http(server: Server, collector: Collector) -> None:
         assert duration_ms(by_name[stage]) == pytest.approx(float(told[stage]), abs=2e-3)
     assert duration_ms(by_name["engine"]) >= attributes(by_name["engine"])["bertserve.compute_ms"]
     assert duration_ms(root) >= float(told["total"]) - 1e-3
+
+
+def test_a_state_on_several_lines_is_one(server: Server, collector: Collector) -> None:
+    """W3C's Trace Context, 3.3: they are joined in their order, over both wires; two parents are none."""
+    header, trace_id, _ = parent()
+    head = f"POST /embed HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n"
+    lines = f"traceparent: {header}\r\ntracestate: a=1\r\nAccept: */*\r\nTraceState: b=2\r\nConnection: close\r\n\r\n"
+    with RawConnection(server.http) as connection:
+        connection.send((head + lines).encode() + BODY)
+        assert connection.status() == 200
+    assert collector.trace(trace_id)[0].trace_state.replace(" ", "") == "a=1,b=2"
+    header, trace_id, _ = parent()
+    with Grpc(server) as client:
+        states = [("traceparent", header), ("tracestate", "a=1"), ("tracestate", "b=2")]
+        client.infer(client.request(["a text"]), metadata=states)
+    assert collector.trace(trace_id)[0].trace_state.replace(" ", "") == "a=1,b=2"
 
 
 def test_a_call_over_grpc(server: Server, collector: Collector) -> None:

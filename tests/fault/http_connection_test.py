@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.support.clients import RawConnection
+from tests.support.clients import RawConnection, metric
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,12 +47,24 @@ def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
     return found
 
 
-def exchange(server: Server, *sent: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """What the server answers to bytes that end with a request to close."""
+def exchange(server: Server, *sent: bytes, then_end: bool = False) -> list[tuple[int, dict[str, str], bytes]]:
+    """What the server answers to bytes that end with a request to close, or with the end of what the client sends."""
     with RawConnection(server.http) as connection:
         for part in sent:
             connection.send(part)
+        if then_end:
+            connection.end()
         return replies(connection.read_to_end())
+
+
+def read_until(connection: RawConnection, end: bytes) -> bytes:
+    """What comes up to an end that is expected."""
+    data = b""
+    while not data.endswith(end):
+        part = connection.socket.recv(1 << 16)
+        assert part, data
+        data += part
+    return data
 
 
 def test_requests_sent_ahead_are_answered_in_their_order(fake_server: Server, models: Path) -> None:
@@ -97,19 +110,116 @@ def test_a_body_that_is_too_large_gets_no_leave(fake_server: Server) -> None:
         assert connection.status() == 413
 
 
-@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
-def test_an_upgrade_is_declined_by_answering(fake_server: Server, protocol: str) -> None:
-    """RFC 9110 lets a server ignore `Upgrade`; no other protocol is read on that connection."""
-    head = f"GET /livez HTTP/1.1\r\nHost: test\r\nUpgrade: {protocol}\r\nConnection: Upgrade\r\n\r\n"
-    found = exchange(fake_server, head.encode())
-    assert [status for status, _, _ in found] == [200]
-    assert found[0][1]["connection"] == "close"
+def test_leave_is_given_behind_a_reply_that_is_due(serve: Callable[..., Server]) -> None:
+    """It comes after that reply, and the time for the body begins with it."""
+    server = serve(*FAKE, "--fake-ms", "700", "--body-timeout-s", "0.5")
+    head, _, body = request("second", headers="Expect: 100-continue\r\n", last=True).partition(b"\r\n\r\n")
+    with RawConnection(server.http) as connection:
+        connection.send(request("first") + head + b"\r\n\r\n")
+        first = read_until(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert [status for status, _, _ in replies(first[: first.rindex(b"HTTP/1.1")])] == [200]
+        connection.send(body)
+        assert connection.status() == 200
 
 
-def test_an_upgrade_with_a_body_is_refused(fake_server: Server) -> None:
-    """The body cannot be told from the other protocol's first bytes."""
-    found = exchange(fake_server, request("plain", headers="Upgrade: h2c\r\nConnection: Upgrade\r\n"))
-    assert [status for status, _, _ in found] == [400]
+_OFFERS = {
+    "h2c": "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAA\r\n",
+    "TLS": "Connection: Upgrade\r\nUpgrade: TLS/1.2\r\n",
+    "websocket": "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    "several": "Upgrade: HTTP/3.0, x/1\r\nConnection: upgrade\r\nUpgrade: IRC/6.9\r\nConnection: x\r\n",
+}
+
+
+def _chunked(data: bytes) -> bytes:
+    """A request with its body in chunks, and a trailer."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+    cut = len(body) // 2
+    return head + b"\r\n\r\n%x\r\n%b\r\n%x;a=b\r\n%b\r\n0\r\nX-Trailer: y\r\n\r\n" % (
+        *(cut, body[:cut], len(body) - cut, body[cut:]),
+    )
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 1], ids=["at once", "single bytes"])
+@pytest.mark.parametrize("offer", _OFFERS.values(), ids=_OFFERS)
+def test_an_offer_of_another_protocol_is_declined_by_answering(
+    fake_server: Server, models: Path, offer: str, piece: int
+) -> None:
+    """RFC 9110, 7.8: the request is HTTP/1.1, body and all, and so is what follows on the connection."""
+    texts = ["sized", "x" * 3000, "chunked", "again", "plain"]
+    sent = [request(text, headers=offer) for text in texts[:-1]] + [request(texts[-1], last=True)]
+    sent[2] = _chunked(sent[2])
+    sent.insert(1, f"GET /livez HTTP/1.1\r\nHost: test\r\n{offer}\r\n".encode())
+    data = b"".join(sent)
+    found = exchange(fake_server, *[data[at : at + piece] for at in range(0, len(data), piece)])
+    assert [status for status, _, _ in found] == [200] * 6
+    assert [headers.get("connection") for _, headers, _ in found] == [None] * 5 + ["close"]
+    vectors = [json.loads(body)[0] for _, _, body in (found[0], *found[2:])]
+    np.testing.assert_allclose(vectors, fake_answers(models, texts), atol=1e-5)
+
+
+def test_an_offer_on_the_last_request_of_a_connection(fake_server: Server) -> None:
+    """What follows a request to close is not read."""
+    for body in (b"", b"Content-Length: 2\r\n"):
+        head = b"POST /livez HTTP/1.1\r\nHost: test\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n" + body
+        found = exchange(fake_server, head + b"\r\n{}" + request("not read"))
+        assert [(status, headers["connection"]) for status, headers, _ in found] == [(405, "close")]
+
+
+def test_a_limit_holds_behind_an_offer(fake_server: Server) -> None:
+    """For a body that says its length, for one that does not, and for its chunks."""
+    offer = b"POST /embed HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    chunks = b"100000\r\n%b\r\n" % bytes(1 << 20) * 5
+    for sent in (b"Content-Length: 5000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n" + chunks):
+        assert [status for status, _, _ in exchange(fake_server, offer + sent)] == [413]
+
+
+def test_a_client_that_has_said_all_is_answered(fake_server: Server, models: Path) -> None:
+    """As `nc -N` and `socat` end (RFC 9112, 9.6): every request that is whole is answered, then the connection ends."""
+    texts = [f"text number {number}" for number in range(12)]
+    data = b"".join(map(request, texts))
+    for sent in (texts[:1], texts):
+        found = exchange(fake_server, b"".join(map(request, sent)), then_end=True)
+        assert [status for status, _, _ in found] == [200] * len(sent)
+        assert found[-1][1]["connection"] == "close"
+        vectors = [json.loads(body)[0] for _, _, body in found]
+        np.testing.assert_allclose(vectors, fake_answers(models, sent), atol=1e-5)
+    for unfinished in (b"POST /emb", request("cut")[:-3], _chunked(request("cut"))[:-3]):
+        found = exchange(fake_server, data, unfinished, then_end=True)
+        assert [status for status, _, _ in found] == [200] * len(texts), "what has no end is not answered"
+    assert [status for status, _, _ in exchange(fake_server, b"GET /\r\n\r\n", then_end=True)] == [400]
+
+
+def test_a_client_that_ends_in_the_middle_is_let_go(fake_server: Server) -> None:
+    """Before a request, in its head and in its body: the connection ends without a word, and nothing is counted."""
+    before = metric(fake_server, "bertserve_requests_total", reason="malformed_request")
+    for sent in (b"", b"GET /livez HT", request("cut")[:-3], _chunked(request("cut"))[:-3]):
+        assert exchange(fake_server, sent, then_end=True) == []
+    assert metric(fake_server, "bertserve_requests_total", reason="malformed_request") == before
+
+
+def test_a_client_that_has_left_is_told_from_one_that_has_said_all(serve: Callable[..., Server]) -> None:
+    """Both send the same; one reads an interim reply and its answer, nothing computes for the other."""
+    server = serve(*FAKE, "--fake-ms", "1500", "--threads", "1", "--max-batch-tokens", "16")
+    with (
+        RawConnection(server.http) as waiting,
+        RawConnection(server.http) as leaving,
+        RawConnection(server.http) as old,
+    ):
+        waiting.send(request("waiting"))
+        waiting.end()
+        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "its text")
+        leaving.send(request("leaving"))
+        old.send(request("old").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        old.end()
+        wait_for(lambda: metric(server, "bertserve_queue_texts") == 2, "those behind it")
+        leaving.socket.close()
+        wait_for(lambda: metric(server, "bertserve_requests_total", reason="client_gone") == 1, "its end")
+        assert metric(server, "bertserve_queue_texts") <= 1
+        *interim, (status, _, _) = replies(waiting.read_to_end())
+        assert status == 200
+        assert {said[0] for said in interim} <= {100}
+        assert [status for status, _, _ in replies(old.read_to_end())] == [200], "HTTP/1.0 knows no interim replies"
 
 
 def test_head_has_the_headers_and_no_body(fake_server: Server) -> None:
@@ -123,9 +233,15 @@ def test_head_has_the_headers_and_no_body(fake_server: Server) -> None:
 
 
 def test_http_1_0_is_answered_and_closed(fake_server: Server) -> None:
-    """Unless it asks to be kept."""
-    data = request("old").replace(b"HTTP/1.1", b"HTTP/1.0")
-    assert [status for status, _, _ in exchange(fake_server, data)] == [200]
+    """Unless it asks to be kept: then it is told so, as its client would take it for closed."""
+    for headers in ("", "Connection: x\r\n", "Connection: keep-alive, close\r\n"):
+        data = request("old", headers=headers).replace(b"HTTP/1.1", b"HTTP/1.0")
+        found = exchange(fake_server, data)
+        assert [(status, said["connection"]) for status, said, _ in found] == [(200, "close")]
+    kept = request("old", headers="Connection: Keep-Alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
+    found = exchange(fake_server, kept, kept, data)
+    assert [said["connection"] for _, said, _ in found] == ["keep-alive", "keep-alive", "close"]
+    assert all(int(said["content-length"]) == len(body) > 0 for _, said, body in found)
 
 
 @pytest.mark.parametrize("target", ["/embed?x=1", "http://test/embed", "/em%62ed", "/embed#part"])
@@ -183,6 +299,47 @@ _OPEN = b"GET /livez HTTP/1.1\r\nConnection: close\r\n"
 def test_a_request_names_one_valid_host(fake_server: Server, sent: bytes, status: int) -> None:
     """RFC 9112, section 3.2: missing, double or invalid, it is 400."""
     assert [found for found, _, _ in exchange(fake_server, _OPEN + sent)] == [status]
+
+
+_BODY = b'{"inputs": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        # RFC 9110, 8.6, and RFC 9112, 6.3: a body has one length, or one framing.
+        (b"Content-Length: 15\r\nContent-Length: 16\r\n", 400),
+        (b"Content-Length: 15, 16\r\n", 400),
+        (b"Content-Length: 15\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", 400),
+        (b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
+        # RFC 9110, 5.3: other values that are no lists come once.
+        (b"Content-Length: 15\r\nContent-Type: application/json\r\n", 200),
+        (b"Content-Length: 15\r\nContent-Type: text/plain\r\n", 400),
+        (b"Content-Length: 15\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n", 400),
+        (b"Content-Length: 15\r\nX-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 1\r\n", 400),
+        (b"Content-Length: 15\r\nX-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 5000\r\n", 200),
+        # Lists are joined: both codings count, the second line of `Connection` as well.
+        (b"Content-Length: 15\r\nContent-Encoding: identity\r\nContent-Encoding: br\r\n", 415),
+        (b"Content-Length: 15\r\nConnection: x-none\r\nConnection: close\r\nExpect: y\r\n", 200),
+    ],
+)
+def test_a_field_on_several_lines(fake_server: Server, lines: bytes, status: int) -> None:
+    """It is a list, or it comes once, or the request is refused."""
+    head = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    last = b"" if b"Connection" in lines else b"Connection: close\r\n"
+    found = exchange(fake_server, head + lines + last + b"\r\n" + _BODY)
+    assert [reply[0] for reply in found] == [status], found[0][2]
+
+
+def test_an_expectation_on_the_second_line_counts(fake_server: Server) -> None:
+    """`Expect` is a list."""
+    head = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 15\r\n"
+    with RawConnection(fake_server.http) as connection:
+        connection.send(head + b"Expect: x=y\r\nExpect: 100-Continue\r\nConnection: close\r\n\r\n")
+        assert connection.socket.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.send(_BODY)
+        assert connection.status() == 200
 
 
 @pytest.mark.parametrize(

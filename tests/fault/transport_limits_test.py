@@ -350,16 +350,6 @@ def test_row_09_ambiguous_framing(fake_server: Server, framing: bytes) -> None:
         assert connection.status() in {400, 413}
 
 
-def test_upgrades_are_not_followed(fake_server: Server) -> None:
-    """A client that asks for HTTP/2 or a WebSocket is answered over HTTP/1.1."""
-    for protocol in (b"h2c", b"websocket"):
-        with RawConnection(fake_server.http) as connection:
-            connection.send(
-                b"GET /livez HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n"
-            )
-            assert connection.socket.recv(65_536).startswith(b"HTTP/1.1 200")
-
-
 def test_pipelined_requests_are_answered_in_order(fake_server: Server) -> None:
     """Requests that come in one piece are answered one by one, in their order."""
     bodies = [json.dumps({"inputs": " ".join(["word"] * count)}).encode() for count in (1, 2, 3, 4, 5)]

@@ -63,6 +63,36 @@ def test_names_of_files(name: bytes, read_as: str) -> None:
     assert form.file_name == read_as
 
 
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("content_type", "change"),
+    [
+        (b"Multipart/Form-Data; Boundary=b", lambda body: b"a preamble\r\n--a\r\n" + body),
+        (b'multipart/form-data; charset=utf-8; boundary="b"', lambda body: body + b"an epilogue\r\n--b\r\n"),
+        (b"multipart/form-data;boundary=b;charset=x", lambda body: body.removesuffix(b"\r\n")),
+        (b'multipart/form-data; boundary="a b;c=d"', lambda body: body.replace(b"--b", b"--a b;c=d")),
+        (b"multipart/form-data; boundary=b", lambda body: body.replace(b"--b\r\n", b"--b \t\r\n")),
+        (
+            b"multipart/form-data; boundary=b",
+            lambda body: body.replace(FILE, FILE + b"\r\nContent-Type: text/plain; charset=x\r\nX-More: y"),
+        ),
+        (
+            b"multipart/form-data; boundary=b",
+            lambda body: body.replace(FILE, b"CONTENT-DISPOSITION:form-data;filename=in.jsonl;NAME=file"),
+        ),
+        (
+            b"multipart/form-data; boundary=b",
+            lambda body: body.replace(FILE, FILE + b"; filename*=utf-8''other\r\nContent-Transfer-Encoding: binary"),
+        ),
+    ],
+    ids=["preamble", "epilogue", "no last line's end", "quoted", "padded", "more headers", "unquoted", "RFC 5987"],
+)
+def test_framings_of_a_form(content_type: bytes, change: Callable[[bytes], bytes], size: int) -> None:
+    """All that RFC 2046, section 5.1, and RFC 7578 allow."""
+    form, written = read(change(form_of((FILE, b"\r\n--x"), (PURPOSE, b"batch"))), content_type, size)
+    assert (form.file_name, form.fields, written) == ("in.jsonl", {"purpose": "batch"}, b"\r\n--x")
+
+
 @pytest.mark.parametrize(
     ("content_type", "error"),
     [
@@ -92,7 +122,10 @@ def test_a_content_type_that_is_none_of_a_form(content_type: bytes, error: type[
         (form_of((b"no header", b"x")), MalformedRequest, "not the form"),
         (form_of((FILE, b"x")).replace(b"--b", b"--c"), MalformedRequest, "not the form"),
         (form_of((FILE, b"x"))[:-4], MalformedRequest, "too early"),
-        (b"", MalformedRequest, "too early"),
+        (b"", MalformedRequest, "does not begin with the boundary"),
+        (b"x" * 10_000 + b"\r\n" + form_of((FILE, b"x")), MalformedRequest, "does not begin with the boundary"),
+        (form_of((FILE, b"x")).replace(b"\r\n", b"\n"), MalformedRequest, "CRLF"),
+        (form_of((FILE + b"\r\nContent-Transfer-Encoding: BASE64", b"eA==")), InvalidRequest, "as it is"),
     ],
 )
 def test_forms_that_are_refused(

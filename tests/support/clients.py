@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import re
@@ -20,7 +21,7 @@ from tests.support.certificates import client_context, open_channel
 from tests.support.models import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -389,6 +390,46 @@ UPLOAD = (
 """The beginning of an upload, with a place for more headers."""
 
 
+class _TlsSocket(socket.socket):
+    """A socket over TLS that says farewell and goes on reading, as `ssl.SSLSocket` does not."""
+
+    def __init__(self, opened: socket.socket, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(opened.family, opened.type, opened.proto, opened.detach())
+        self.settimeout(opened.gettimeout())
+        self._received, self._made = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._received, self._made, server_hostname=name)
+        self._call(self._tls.do_handshake)
+        super().sendall(self._made.read())
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self._tls.write(data)
+        super().sendall(self._made.read(), flags)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return self._call(lambda: self._tls.read(size), flags)
+
+    def shutdown(self, _: int) -> None:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        super().sendall(self._made.read())
+
+    def _call(self, step: Callable[[], Any], flags: int = 0) -> Any:
+        """What a step of TLS gives once it has all that it wants to read."""
+        while True:
+            try:
+                return step()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+            except ssl.SSLWantReadError:
+                if made := self._made.read():
+                    super().sendall(made)
+                data = super().recv(1 << 16, flags)
+                if data:
+                    self._received.write(data)
+                else:
+                    self._received.write_eof()
+
+
 class RawConnection:
     """A connection on which anything can be said; use it in a `with` block."""
 
@@ -396,7 +437,7 @@ class RawConnection:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         if (context := client_context(address, protocol)) is not None:
-            self.socket = context.wrap_socket(self.socket, server_hostname=host)
+            self.socket = _TlsSocket(self.socket, context, host)
 
     def __enter__(self) -> Self:
         return self
@@ -413,6 +454,10 @@ class RawConnection:
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as error:
             if isinstance(error, TimeoutError):
                 raise
+
+    def end(self) -> None:
+        """Sends no more (FIN, over TLS its own farewell alone), and goes on reading."""
+        self.socket.shutdown(socket.SHUT_WR)
 
     def read_to_end(self) -> bytes:
         """Everything until the server closes.
