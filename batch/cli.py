@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--id-column", metavar="NAME", help="of ids, written beside each answer (default: row numbers alone)")
     add("--out", type=Path, required=True, metavar="DIR", help="output folder; one that holds the same job goes on")
     add("--format", choices=("parquet", "jsonl", "npy"), default="parquet", help="of the output (default: parquet)")
+    add(
+        "--unknown-fields",
+        choices=("ignore", "refuse"),
+        default="ignore",
+        help="whether options that nobody documents are passed over and named, or refused (default: ignore)",
+    )
     add("--truncate", action="store_true", help="cut texts that are too long; else they are rejected")
     add("--prompt-name", metavar="NAME", help="of the model's prompt to put before each text")
     add("--part-rows", type=_positive, metavar="N", help=f"rows of an output file (default: {_PART_ROWS})")
@@ -126,9 +132,16 @@ def _run(options: argparse.Namespace) -> int:
         "precision": options.precision,
         "allow_unproven": options.allow_unproven,
     }
-    settings = {"cache_dir": options.cache_dir, "fake_ms": options.fake_ms, "fake_faults": options.fake_faults}
+    settings = {
+        "unknown_fields": options.unknown_fields,
+        "cache_dir": options.cache_dir,
+        "fake_ms": options.fake_ms,
+        "fake_faults": options.fake_faults,
+    }
     model = Model(options.models, options.task, **chosen, **settings)
     model.check_columns(len(columns.texts))
+    if model.ignored:
+        sys.stderr.write(f"bertserve batch: options that are not read: {model.ignored}\n")
     if options.format == "npy" and model.task != "embed":
         raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
     rows = options.part_rows or (_PART_ROWS_OF_TOKENS if model.task == "embed_tokens" else _PART_ROWS)

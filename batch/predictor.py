@@ -22,6 +22,8 @@ from serving.engine.batches import OneByOne
 from serving.engine.process.wire import Load
 from serving.engine.process.worker import open_backend
 from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
+from serving.fields import owners
+from serving.fields.rule import Ignored, Level
 from serving.host import available_cpus
 from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
@@ -58,6 +60,15 @@ _OPTIONS: dict[TaskName, type[TaskOptions[Any]]] = {
     "fill_mask": FillMaskOptions,
 }
 
+_OWNERS: dict[TaskName, owners.Owners] = {
+    "embed": owners.FEATURES,
+    "classify": owners.CLASSIFY,
+    "answer": owners.ANSWER,
+    "tag": owners.TAG,
+    "fill_mask": owners.FILL_MASK,
+}
+"""Who documents options of a task beside those that are read."""
+
 _COLUMNS: dict[TaskName, tuple[int, ...]] = {"classify": (1, 2), "rerank": (2,), "answer": (2,)}
 """How many columns a task reads; one where it is not listed. Of two the first is the query or the question."""
 
@@ -88,6 +99,7 @@ class Model:
         task: What it does.
         options: Of the task.
         column: Of its answers.
+        ignored: The options that were given and are not read, as a server's replies name fields; empty where all are.
     """
 
     def __init__(
@@ -107,11 +119,12 @@ class Model:
             models: Model repository: `<models>/<model>/<version>/`.
             task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
             model: Its name; None for the only one of the task.
-            options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them.
+            options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rule
+                for fields (docs/protocols.md).
             truncate: Cut texts that are too long; else they are rejected.
             prompt_name: Of the model's prompt to put before each text.
-            **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven` and others, as docs/settings.md
-                explains them.
+            **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as
+                docs/settings.md explains them.
 
         Raises:
             BatchError: One of them is wrong, or the models must not be served.
@@ -121,7 +134,7 @@ class Model:
             self.choice: Choice = Chooser(self.settings).first()
             self.served: ServedModel = self.choice.repository.find(model, task=_task(task))
             self.task = self.served.manifest.task
-            self.options = msgspec.convert(options or {}, _closed(_OPTIONS[self.task], options))
+            self.options, self.ignored = self._read(options or {})
             self._task = TASKS[type(self.options)]
             self._task.check(self.options, self.served.manifest)
             self.served.prompted(["text"], prompt_name)
@@ -137,6 +150,17 @@ class Model:
         self.column = AnswerColumn(self.task, self.options, self.served.manifest)
         self._truncate = truncate
         self._prompt_name = prompt_name
+
+    def _read(self, options: dict[str, Any]) -> tuple[TaskOptions[Any], str]:
+        """The options that are read, and those that are passed over."""
+        kind = _OPTIONS[self.task]
+        level = Level(kind.__struct_fields__, owners=_OWNERS.get(self.task, owners.NO_OWNER))
+        if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
+            names = ", ".join(level.known) or "none"
+            raise msgspec.ValidationError(f"no option is called {min(unknown)!r}; there are {names}")
+        ignored = level.passed_over(options) or Ignored()
+        read = {name: value for name, value in options.items() if name in level.names and value is not None}
+        return msgspec.convert(read, kind), str(ignored)
 
     def check_columns(self, columns: int) -> None:
         """Raises BatchError where the task does not read so many columns."""
@@ -308,14 +332,6 @@ def _task(name: str | None) -> TaskName | None:
         if task == name:
             return task
     raise BatchError(f"no task is called {name!r}; there are {', '.join(tasks)}", exit_code=2)
-
-
-def _closed(options: type[TaskOptions[Any]], values: dict[str, Any] | None) -> type[TaskOptions[Any]]:
-    """The class itself; an option that it lacks is an error, which msgspec's conversion would pass over."""
-    if unknown := (values or {}).keys() - set(options.__struct_fields__):
-        names = ", ".join(options.__struct_fields__) or "none"
-        raise msgspec.ValidationError(f"no option is called {min(unknown)!r}; there are {names}")
-    return options
 
 
 def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequest:

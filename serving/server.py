@@ -209,6 +209,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         keys=keys,
         observer=observer,
         jobs=jobs,
+        refuses_unknown=settings.unknown_fields == "refuse",
         read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
     http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)

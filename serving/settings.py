@@ -274,6 +274,12 @@ class Settings(BaseModel):
         description="How long the version before stays in memory after a swap, for the way back: on request, or "
         "by itself when the engine of the new one ends. It needs memory beside the new one.",
     )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="What becomes of a request with a field that is not read and that no owner of a protocol"
+        " documents: `ignore` answers it and names the field in `X-Ignored-Fields`; `refuse` answers 422, also to"
+        " documented fields that are not read.",
+    )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."
     )

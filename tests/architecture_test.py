@@ -29,6 +29,8 @@ ARROWS = {
     "unawaited": "errors",
     "security": "errors",
     "settings": "errors security",
+    # What requests may bring beside the fields that are read, for every wire.
+    "fields": "errors",
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither wire nor task nor metric.
@@ -37,13 +39,13 @@ ARROWS = {
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
-    "oip": "errors records settings lifecycle models inference",
+    "oip": "errors records settings lifecycle fields models inference",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
-    "jobs": "errors records settings logs",
+    "jobs": "errors records settings logs fields",
     "net": "errors unawaited records settings security",
-    "http": "errors unawaited records settings lifecycle logs security models inference oip tei jobs net",
-    "grpc": "errors unawaited records settings lifecycle logs security inference oip tei net",
+    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net",
+    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
     "rollout": "errors unawaited records host settings lifecycle scheduling models engine inference telemetry",
     "operations": "errors unawaited host settings lifecycle logs scheduling models engine inference telemetry"
@@ -62,7 +64,7 @@ OTHER_PACKAGES = {
     "export": "charts serving.errors serving.records serving.host serving.models serving.engine serving.inference"
     " serving.scheduling.cost",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
-    "batch": "serving.errors serving.records serving.host serving.settings serving.models serving.engine"
+    "batch": "serving.errors serving.records serving.host serving.settings serving.fields serving.models serving.engine"
     " serving.inference serving.rollout.engine_choice",
     # A load generator that shared code with the server would share its mistakes.
     "loadtest": "charts",

@@ -15,6 +15,7 @@ from serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
     from serving.errors import BertserveError
+    from serving.fields.rule import Ignored
     from serving.records import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
@@ -57,6 +58,11 @@ def retry_details(code: int, message: str, retry_after_ms: int) -> str:
     retry.retry_delay.FromMilliseconds(retry_after_ms)
     status.details.add().Pack(retry)
     return b64encode(status.SerializeToString()).rstrip(b"=").decode()
+
+
+def ignored_metadata(ignored: Ignored | None) -> tuple[tuple[str, str], ...]:
+    """Names what was passed over of a request's parameters."""
+    return (("bertserve-ignored-fields", str(ignored)),) if ignored else ()
 
 
 def outcome_metadata(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:

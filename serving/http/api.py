@@ -57,6 +57,7 @@ class Api:
         observer: Is told of requests that have ended; None where nobody listens.
         jobs: Files and batches; None where they are off.
         read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
+        refuses_unknown: Whether a field that is not read is refused.
         turn: Held by the large body that is decompressed, or looked through: one at a time is.
 
     Whoever sends a reply tells `sent`, once: what is counted, logged and traced is the reply that went out.
@@ -77,6 +78,7 @@ class Api:
     observer: RequestObserver | None = None
     jobs: Jobs | None = None
     read_ids: ReadIds | None = None
+    refuses_unknown: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def request(
@@ -144,6 +146,7 @@ class Api:
         """
         if self.observer is not None:
             request.trace = _trace(route, request, self.observer)
+        request.refuses_unknown = self.refuses_unknown
         try:
             if request.body and b"content-encoding" in request.headers:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.requests import Request
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from serving.http.api import Api
-    from serving.http.app import App
 
 log = logging.getLogger("bertserve.http")
 
@@ -124,7 +123,9 @@ class _Reply(Response):
         api, reply, request = self._api, self._reply, self._request
         has_body = sends_body(request, reply)
         # A 304 may say the length of what it leaves out; other servers would wait for that.
-        lines = head_lines(scope["app"], request, reply, None if reply.status == NOT_MODIFIED else length).splitlines()
+        lines = head_lines(
+            api, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
+        ).splitlines()
         headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         sent = 0
@@ -153,7 +154,7 @@ def response_of(api: Api, reply: HttpReply, request: HttpRequest) -> Response:
     return _Reply(api, reply, request)
 
 
-async def call_app(app: App, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
+async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
     """Has the application answer a request that our own connection has read.
 
     Args:
@@ -177,7 +178,6 @@ async def call_app(app: App, request: HttpRequest, scheme: str, client: tuple[st
         _REQUEST: request,
     }
     replies: list[HttpReply] = []
-    request.route = app.route_of(request.path)
     incoming: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
     async def receive() -> Message:

@@ -701,6 +701,7 @@ class HttpConnection(asyncio.Protocol):
         route = port.hot.find(request)
         if route is not None:
             return port.app.api.answer(route.direct, route.path, request)
+        request.route = port.app.route_of(request.path)
         client = self._transport.get_extra_info("peername")
         return call_app(port.app, request, port.scheme, client and client[:2])
 
@@ -731,7 +732,7 @@ class HttpConnection(asyncio.Protocol):
         parts = (
             _STATUS_LINES[reply.status],
             port.date,
-            head_lines(port.app, request, reply, len(reply.body) if length is None else length),
+            head_lines(port.app.api, port.app.origins, request, reply, len(reply.body) if length is None else length),
             (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )

@@ -23,6 +23,8 @@ from serving.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from serving.fields.objects import obey_rule
+from serving.fields.rule import Ignored
 from serving.http.faults import error_body, status_of
 from serving.net.buffers import FREE_BYTES, BufferShare
 from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, priority_of, words
@@ -69,43 +71,83 @@ _RESEMBLES = 0.75
 _NAMES: set[str] = set()
 """Fields of all messages."""
 _MISSING = re.compile(r"Object missing required field `\w+`")
+_MALFORMED = "the body is not valid JSON in UTF-8"
+_ANY_JSON = msgspec.json.Decoder()
 
 
 class JsonDecoder(Generic[M]):
-    """Decodes one type of message, strictly."""
+    """Decodes one type of message.
+
+    Most bodies have no field but those that are read, and are decoded at once. Where that fails the body is decoded
+    once more, as whatever it is, for the rule of `serving.fields`.
+    """
 
     def __init__(self, kind: type[M]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._kind = kind
         _NAMES.update(field.encode_name for field in msgspec.structs.fields(kind))
 
-    def decode(self, data: bytes | memoryview) -> M:
+    def decode(self, data: bytes | memoryview, request: HttpRequest | None = None) -> M:
         """The message in `data`. Of duplicate keys the last wins.
+
+        Args:
+            data: JSON, or what should be.
+            request: What brought it: it says whether unknown fields are refused, and takes up what is passed over.
+                None: they are refused.
 
         Raises:
             MalformedRequest: Not JSON, or not UTF-8.
-            InvalidRequest: JSON of another shape.
+            InvalidRequest: JSON of another shape, or with a field that is refused.
         """
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(self._explain(str(error))) from error
+            return self._by_rule(data, request, error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedRequest("the body is not valid JSON in UTF-8") from error
+            raise MalformedRequest(_MALFORMED) from error
 
-    async def decode_in_turn(self, data: bytes | memoryview, turn: asyncio.Lock) -> M:
+    async def decode_in_turn(
+        self, data: bytes | memoryview, turn: asyncio.Lock, request: HttpRequest | None = None
+    ) -> M:
         """As `decode`, where the message may be a large one.
 
         Args:
             data: JSON, or what should be.
             turn: Held by the one that is looked through.
+            request: What brought it.
 
         Raises:
             InvalidRequest: It has more elements than are read, too.
         """
-        if len(data) > _UNCOUNTED_BYTES:
-            await _check_elements(data, turn)
-        return self.decode(data)
+        if len(data) <= _UNCOUNTED_BYTES:
+            return self.decode(data, request)
+        await _check_elements(data, turn)
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            async with turn:
+                return await asyncio.to_thread(self._by_rule, data, request, error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRequest(_MALFORMED) from error
+
+    def _by_rule(self, data: bytes | memoryview, request: HttpRequest | None, refusal: msgspec.ValidationError) -> M:
+        """The message without the fields that the rule leaves out, or why it is refused."""
+        try:
+            message = _ANY_JSON.decode(data)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("a number in the body is out of range") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRequest(_MALFORMED) from error
+        ignored = None if request is None or request.refuses_unknown else Ignored()
+        if not obey_rule(message, self._kind, ignored):
+            raise InvalidRequest(self._explain(str(refusal))) from refusal
+        try:
+            decoded = msgspec.convert(message, self._kind)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(self._explain(str(error))) from error
+        if request is not None and ignored:
+            request.pass_over(ignored)
+        return decoded
 
     def _explain(self, text: str) -> str:
         """The library's sentence where it repeats nothing that was received, else one of ours."""
@@ -222,6 +264,8 @@ class HttpRequest(msgspec.Struct):
         route: What traces call its route, where it is refused before one is asked.
         stream: The body, where the route takes what is too large to be held; `body` is empty then.
         http_1_0: Whether it came by HTTP/1.0.
+        refuses_unknown: Whether a field that is not read is refused, whoever documents it.
+        ignored: The fields that were passed over; None where there are none.
     """
 
     method: str
@@ -239,6 +283,8 @@ class HttpRequest(msgspec.Struct):
     ended: bool = False
     route: str = NO_ROUTE
     http_1_0: bool = False
+    refuses_unknown: bool = False
+    ignored: Ignored | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The header of that lower-case name."""
@@ -324,8 +370,15 @@ class HttpRequest(msgspec.Struct):
             if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 raise UnsupportedMediaType("the Content-Type must be application/json")
         if len(self.body) > _UNCOUNTED_BYTES:
-            return await decoder.decode_in_turn(self.body, turn)
-        return decoder.decode(self.body)
+            return await decoder.decode_in_turn(self.body, turn, self)
+        return decoder.decode(self.body, self)
+
+    def pass_over(self, ignored: Ignored) -> None:
+        """Takes up fields that were passed over, for the reply to name them."""
+        if self.ignored is None:
+            self.ignored = ignored
+        else:
+            self.ignored.update(ignored)
 
 
 class HttpReply(msgspec.Struct, frozen=True):
@@ -371,6 +424,11 @@ def outcome_head(outcome: Outcome[Any]) -> bytes:
         outcome.truncated_tokens,
     )
     return head + _CACHED if outcome.cached else head
+
+
+def ignored_head(ignored: Ignored) -> bytes:
+    """Names the fields that were passed over; what else a request brought never comes back."""
+    return b"x-ignored-fields: %b\r\n" % str(ignored).encode("ascii")
 
 
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:

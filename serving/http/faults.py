@@ -1,7 +1,7 @@
 """Errors as HTTP writes them: each protocol family has a body of its own, and a few statuses.
 
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
-/v1        {"error": {"message", "type", "param", "code"}}  OpenAI
+/v1        {"error": {"message", "type", "param", "code"}}  OpenAI; `/embeddings` too
 TEI's, /   {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
 Cohere's   {"id", "message"}                                /v1/embed, /v1/rerank, and the same of /v2
 all else   {"error": {"reason", "message", "request_id"}}
@@ -115,7 +115,7 @@ def error_type(path: str) -> type[msgspec.Struct]:
         return CohereError
     if path == "/v2" or path.startswith("/v2/"):
         return V2Error
-    return OpenAiError if path.startswith("/v1/") else OwnError
+    return OpenAiError if path.startswith("/v1/") or path == "/embeddings" else OwnError
 
 
 def status_of(path: str, error: BertserveError) -> int:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 _JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ABOUT_EXAMPLES = "In the examples of replies vectors have eight components."
-_BREAKS = "a field is unknown, has another type or breaks a limit, and the message names it"
+_BREAKS = (
+    "a field asks for what is not done here, resembles one that is absent, has another type or breaks a limit, and the"
+    " message names it"
+)
 _NO_KEY = 401
 _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
@@ -90,6 +93,12 @@ def _header(description: str, kind: str = "string") -> dict[str, Any]:
 
 
 _ID_HEADER = {"X-Request-Id": _header("The request's id.")}
+_BODY_HEADERS = {
+    "X-Ignored-Fields": _header(
+        "Fields of the body that are not read and that nobody documents: names with commas between them, at most"
+        " eight, and `+` with the number of others; else not there."
+    )
+}
 _OUTCOME_HEADERS = {
     "Server-Timing": _header("Milliseconds of the stages `tokenize`, `queue` and `compute`, and of all, `total`."),
     "X-Compute-Type": _header("What computed: `cpu`, `cpu+openvino`, `gpu+onnxruntime` or `gpu+tensorrt`."),
@@ -145,6 +154,9 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
+    for component in components.values():
+        if component.get("additionalProperties") is False:  # what a request brings
+            _by_rule(component, refuses_unknown=api.refuses_unknown)
     for route, docs in listed:
         keyed = api.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
@@ -173,6 +185,24 @@ def _without_head(route: ApiRoute) -> ApiRoute:
     shown = copy.copy(route)
     shown.methods = {route.method}
     return shown
+
+
+def _by_rule(schema: dict[str, Any], *, refuses_unknown: bool) -> None:
+    """A message as the rule for fields has it: null leaves a field out, and there may be others."""
+    if not refuses_unknown:
+        del schema["additionalProperties"]
+    for name in schema["properties"].keys() - set(schema.get("required", ())):
+        field = schema["properties"][name]
+        choices = (
+            field["anyOf"] if field.keys() <= {"anyOf", "default"} and "anyOf" in field else [_without_default(field)]
+        )
+        if {"type": "null"} not in choices:
+            default = {"default": field["default"]} if "default" in field else {}
+            schema["properties"][name] = {"anyOf": [*choices, {"type": "null"}], **default}
+
+
+def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != "default"}
 
 
 def _parameters(route: ApiRoute, docs: Docs, api: Api) -> list[dict[str, Any]]:
@@ -221,6 +251,8 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
     if more and "TEI" in route.tags:
         more = more | _TEI_HEADERS
     named = {name: _MORE_HEADERS[name] for name in docs.gives_headers}
+    if docs.takes is not None or docs.form is not None:
+        more = more | _BODY_HEADERS
     done: dict[str, Any] = {"description": "Done.", "headers": _ID_HEADER | more | named}
     if docs.gives is not None:
         done["content"] = {_JSON: {"schema": schema_of[repr(docs.gives)]}}

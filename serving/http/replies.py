@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.http.exchange import NOT_MODIFIED
+from serving.http.exchange import NOT_MODIFIED, ignored_head
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from serving.http.app import App
+    from serving.http.api import Api
     from serving.http.exchange import HttpReply, HttpRequest
 
 NO_CONTENT = 204
@@ -19,7 +19,7 @@ _ANY = "*"
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
-    b"x-inference-time, inference-header-content-length, www-authenticate"
+    b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields"
 )
 
 
@@ -28,11 +28,12 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
     return request.method != "HEAD" and reply.status not in _BODILESS
 
 
-def head_lines(app: App, request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
+def head_lines(api: Api, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
     """The head of a reply but for its first line and what belongs to its connection.
 
     Args:
-        app: Says which origins' pages may read it, and the load.
+        api: Says the load.
+        origins: Those whose pages may read it.
         request: What it answers, perhaps only a part that was read before it was refused.
         reply: The reply.
         length: Of the body that goes out, or would to GET; None where that is not said.
@@ -43,10 +44,12 @@ def head_lines(app: App, request: HttpRequest, reply: HttpReply, length: int | N
     else:
         kind, head = reply.content_type, reply.head
         lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
-    if app.api.load_reports is not None:
-        lines += app.api.load_report(request.headers)
-    if app.origins:
-        lines += _cors_lines(app.origins, request.headers.get(b"origin"))
+    if request.ignored is not None and reply.error is None:
+        lines += ignored_head(request.ignored)
+    if api.load_reports is not None:
+        lines += api.load_report(request.headers)
+    if origins:
+        lines += _cors_lines(origins, request.headers.get(b"origin"))
     return lines
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from serving.errors import InvalidRequest
+from serving.fields.rule import Ignored, Level
 from serving.jobs.records import Problem
 from serving.jobs.store import room_on_disk, sync_directory
 
@@ -29,6 +31,7 @@ _LONGEST_ID = 512
 _MOST_PROBLEMS = 100
 _PIECE_LINES = 64
 
+_LEVEL = Level(_FIELDS, required=_FIELDS)
 _line_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text_decoder = msgspec.json.Decoder(str)
 
@@ -41,12 +44,14 @@ class Line:
         id: Ours, the same whenever the line is read.
         end: Where the next line begins.
         body: JSON, not decoded.
+        ignored: Fields beside these that were passed over.
     """
 
     id: str
     custom_id: str
     body: bytes
     end: int
+    ignored: Ignored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,12 @@ class Answer:
 
     Attributes:
         pieces: Makes its body; what is large is made when it is written, and once more where that failed.
+        ignored: The fields of its body that were passed over.
     """
 
     status: int
     pieces: Callable[[], Iterable[bytes]]
+    ignored: Ignored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,20 @@ class Result:
             error = {"code": self.code, "message": self.message}
             yield msgspec.json.encode({**head, "response": None, "error": error}) + b"\n"
             return
-        response = {"status_code": self.answer.status, "request_id": self.line.id}
+        response: dict[str, object] = {"status_code": self.answer.status, "request_id": self.line.id}
+        if self.good and (ignored := self._ignored()):
+            response["ignored_fields"] = ignored
         yield msgspec.json.encode(head)[:-1] + b',"response":' + msgspec.json.encode(response)[:-1] + b',"body":'
         yield from self.answer.pieces()
         yield b'},"error":null}\n'
+
+    def _ignored(self) -> list[str]:
+        """The fields that were passed over, of the line and of its body; OpenAI has no place for them."""
+        both = Ignored()
+        for ignored in (self.line.ignored, self.answer.ignored if self.answer else None):
+            if ignored is not None:
+                both.update(ignored)
+        return both.listed
 
 
 class Lines:
@@ -114,11 +131,14 @@ class Lines:
                 fields = _line_decoder.decode(text)
                 custom_id = _text_decoder.decode(fields["custom_id"])
                 name = f"batch_req_{self._key}_{self._number}"
-                lines.append(Line(name, custom_id, bytes(fields["body"]), self._end))
+                ignored = _LEVEL.passed_over(fields)
+                lines.append(Line(name, custom_id, bytes(fields["body"]), self._end, ignored))
         return lines
 
 
-def check_lines(path: Path, endpoint: str, most_lines: int, most_bytes: int) -> tuple[int, list[Problem]]:
+def check_lines(
+    path: Path, endpoint: str, most_lines: int, most_bytes: int, *, refuses_unknown: bool = False
+) -> tuple[int, list[Problem]]:
     """How many requests an input file has, and what is wrong with it, the first hundred problems.
 
     Args:
@@ -126,6 +146,7 @@ def check_lines(path: Path, endpoint: str, most_lines: int, most_bytes: int) -> 
         endpoint: What each line must ask for.
         most_lines: So many it may have.
         most_bytes: So many bytes a line may have.
+        refuses_unknown: Whether a line has no other fields than those that are read.
     """
     problems: list[Problem] = []
     seen: set[bytes] = set()
@@ -142,20 +163,24 @@ def check_lines(path: Path, endpoint: str, most_lines: int, most_bytes: int) -> 
             if count > most_lines:
                 message = f"The file has more than {most_lines} lines (--batch-max-lines)."
                 return count, [*problems, Problem("too_many_lines", message)]
-            if problem := _problem(text, endpoint, seen, number):
+            if problem := _problem(text, endpoint, seen, number, refuses_unknown=refuses_unknown):
                 problems.append(problem)
     if not count and not problems:
         problems.append(Problem("empty_file", "The input file has no line."))
     return count, problems
 
 
-def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int) -> Problem | None:
+def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refuses_unknown: bool) -> Problem | None:
     """What is wrong with a line, if anything is; adds its `custom_id` to those seen."""
     try:
         fields = _line_decoder.decode(text)
         text.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Problem("invalid_json_line", "The line is not a JSON object in UTF-8.", None, number)
+    try:
+        ignored = _LEVEL.passed_over(fields)
+    except InvalidRequest as error:
+        return Problem("unknown_parameter", f"{error.message[0].upper()}{error.message[1:]}", None, number)
     if missing := [name for name in _FIELDS if name not in fields]:
         message = f"The field `{missing[0]}` is missing."
         return Problem("missing_required_parameter", message, missing[0], number)
@@ -166,7 +191,12 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int) -> Probl
     digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     is_object = bytes(fields["body"]).lstrip().startswith(b"{")
     rules = (
-        (len(fields) == len(_FIELDS), "unknown_parameter", f"A line has {', '.join(_FIELDS)}, and nothing else.", None),
+        (
+            not (ignored and refuses_unknown),
+            "unknown_parameter",
+            f"A line has {', '.join(_FIELDS)}, and nothing else.",
+            None,
+        ),
         (0 < len(custom_id) <= _LONGEST_ID, "invalid_custom_id", f"It must have 1 to {_LONGEST_ID} characters.", 0),
         (digest not in seen, "duplicate_custom_id", "Another line before has the same `custom_id`.", 0),
         (method == _METHOD, "invalid_method", f"`method` must be {_METHOD}.", 1),

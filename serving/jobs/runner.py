@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -296,7 +297,7 @@ class Runner:
         if job.state is not JobState.CANCELLING:
             state = JobState.FAILED
             total, problems = await self._jobs.in_thread(
-                check_lines,
+                partial(check_lines, refuses_unknown=settings.unknown_fields == "refuse"),
                 *(self._jobs.store.path(job.input_file_id), job.endpoint),
                 *(settings.batch_max_lines, settings.body_limit_bytes),
             )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from serving.errors import InvalidRequest
+from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
+from serving.fields.rule import Level
 from serving.inference.long_texts import windows_of
 from serving.records import InputType, Long, WindowScores
 
@@ -19,7 +21,19 @@ READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),
     *("long", "window_tokens", "window_overlap", "window_scores"),
 )
-"""The parameters that are read; those of other names are ignored, as Triton does."""
+"""The parameters that say how to infer."""
+
+REQUEST = Level(
+    (*READ, "priority", "binary_data_output", "triton_enable_empty_final_response"),
+    owners=V2_PARAMETERS,
+    place="parameters",
+)
+INPUT = Level(("binary_data_size", "shared_memory_region"), owners=V2_INPUT, place="inputs[].parameters")
+OUTPUT = Level(
+    ("binary_data", "classification", "shared_memory_region"), owners=V2_OUTPUT, place="outputs[].parameters"
+)
+CONTROL = Level(("version",), owners=V2_CONTROL, place="parameters")
+"""The parameters that are read of a request, of its inputs and outputs, and of a model's loading and unloading."""
 
 _US_PER_MS = 1000
 

@@ -40,6 +40,7 @@ _NS_PER_US = 1000
 _MS_PER_S = 1000
 _SHARED = "shared_memory_region"
 _VERSION = "version"
+_FILE = "file:"
 
 
 class ServerMetadata(msgspec.Struct):
@@ -233,18 +234,18 @@ class V2Service:
 
         Args:
             name: Its name.
-            parameters: Of the request; `version` alone is taken.
+            parameters: Of the request; `version` is read.
 
         Raises:
             Forbidden: `model_control` is off.
-            InvalidRequest: It brings something else, or a version that is no number.
+            InvalidRequest: It brings a configuration or files, or a version that is no number.
             ModelNotFound: The repository had no such model when the server started, or has no such version.
             VersionRefused: The version must not or cannot be served; what is served serves on.
             VersionNotLoaded: It could not be loaded now, and the request may be repeated.
         """
         self._check_control(name)
-        if parameters.keys() - {_VERSION}:
-            raise InvalidRequest(f"a model is loaded as its bundle has it; of parameters only `{_VERSION}` is taken")
+        if any(name.startswith(_FILE) and value is not None for name, value in parameters.items()):
+            raise InvalidRequest("a model is loaded as its bundle has it: a request brings no files")
         await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
 
     def unload(self, name: str) -> None:
@@ -311,7 +312,7 @@ def refuse_unsupported(parameters: Mapping[str, object]) -> None:
     Raises:
         Unsupported: Shared memory, or Triton's classification of an output.
     """
-    if _SHARED in parameters:
+    if parameters.get(_SHARED) is not None:
         raise Unsupported(SHARED_MEMORY)
-    if "classification" in parameters:
+    if parameters.get("classification") is not None:
         raise Unsupported("outputs come as they are: the parameter `classification` is not supported")

@@ -11,6 +11,7 @@ import torch
 from batch.errors import BatchError
 from batch.predictor import BatchPredictor, Model, Predictor
 from batch.spark import answers_of
+from serving.records import EmbedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +132,12 @@ def test_spark_gets_series_with_null_for_what_is_rejected(tasks_repository: Path
     [
         ({"task": "sing"}, "no task is called 'sing'"),
         ({"model": "none"}, "no model of that name"),
-        ({"options": {"top_k": 3}}, "no option is called 'top_k'; there are normalize, dimensions"),
+        ({"options": {"dimensons": 3}}, 'unknown field "dimensons"; did you mean "dimensions"'),
+        ({"options": {"return_tensors": True}}, "`return_tensors`"),
+        (
+            {"options": {"top_k": 3}, "unknown_fields": "refuse"},
+            "no option is called 'top_k'; there are normalize, dimensions",
+        ),
         ({"options": {"dimensions": "many"}}, "Expected `int"),
         ({"options": {"dimensions": 900}}, "between 1 and 32"),
         ({"prompt_name": "none"}, "not a prompt of this model"),
@@ -142,5 +148,9 @@ def test_what_a_model_cannot_do_is_said(wrong: dict[str, Any], message: str, tas
     """Before an engine is loaded."""
     with pytest.raises(BatchError, match=message):
         Model(tasks_repository, **({"task": "embed"} | wrong))
+    kept = Model(
+        tasks_repository, "embed", options={"dimensions": None, "top_k": 3, "truncation": True, "normalize": False}
+    )
+    assert (kept.options, kept.ignored) == (EmbedOptions(normalize=False), "top_k")
     with pytest.raises(BatchError, match="reads 1 column of text, not 2"):
         Model(tasks_repository, "embed").check_columns(2)

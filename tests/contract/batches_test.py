@@ -65,7 +65,7 @@ def test_upload_batch_poll_download(client: openai.OpenAI, server: Server) -> No
     bodies: list[dict[str, Any]] = [{"model": NAME, "input": [f"text {n}", "again"]} for n in range(120)]
     bodies[3] = {"model": NAME, "input": [f"many {n}" for n in range(100)], "encoding_format": "base64"}
     bodies[5] = {"model": NAME, "input": []}
-    bodies[7] = {"model": NAME, "input": "a", "stranger": 1}
+    bodies[7] = {"model": NAME, "input": "a", "dimension": "stranger", "dimensions": "stranger"}
     file = to_file(client, [request_line(f"r-{n}", body) for n, body in enumerate(bodies)])
     assert (file.purpose, file.filename, file.status) == ("batch", "input.jsonl", "processed")
 
@@ -154,7 +154,7 @@ def test_a_bad_file_fails_with_every_problem(client: openai.OpenAI) -> None:
         "invalid_url": json.dumps({**good, "custom_id": "3", "url": "/v1/chat/completions"}),
         "invalid_type": json.dumps({**good, "custom_id": "4", "body": ["text"]}),
         "invalid_custom_id": json.dumps({**good, "custom_id": ""}),
-        "unknown_parameter": json.dumps({**good, "custom_id": "5", "stranger": 1}),
+        "unknown_parameter": json.dumps({**good, "custom_id": "5"}).replace("custom_id", "customid"),
     }
     file = client.files.create(
         file=("bad.jsonl", "\n".join([json.dumps(good), *bad.values()]).encode()), purpose="batch"

@@ -183,7 +183,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"texts": ["a"], "input_type": "question"}, 422, "search_document"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, 422, "NONE"),
         ({"texts": ["a"], "output_dimension": 385}, 422, "between 1 and 384"),
-        ({"texts": ["a"], "text": "b"}, 422, 'did you mean "texts"'),
+        ({"texts": ["a"], "output_dimensions": 8}, 422, 'did you mean "output_dimension"'),
     ],
 )
 def test_what_is_refused(fp32_server: Server, path: str, message: dict[str, Any], status: int, said: str) -> None:

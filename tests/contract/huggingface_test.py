@@ -208,8 +208,8 @@ def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
         ({"instances": ["a"]}, 422, "Validation", "expected `object`, got `str`"),
         ({"instances": [{"inputs": TEXT}, {"text": TEXT}]}, 422, "Validation", "instance 1: "),
         ({"instances": [{"inputs": TEXT}, {"inputs": []}]}, 400, "Empty", "instance 1: the list of inputs is empty"),
-        ({"instances": [{"inputs": TEXT}], "parameters": {"top": 1}}, 422, "Validation", "instance 0: unknown field"),
-        ({"inputs": TEXT}, 422, "Validation", "unknown field"),
+        ({"instances": [{"inputs": TEXT}], "parameters": {"topk": 1}}, 422, "Validation", "instance 0: unknown field"),
+        ({"inputs": TEXT}, 422, "Validation", "missing required field `instances`"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

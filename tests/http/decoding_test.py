@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest
-from serving.http.apis.huggingface_messages import ClassifyRequest
+from serving.fields.rule import near_names
+from serving.http.apis.cohere_messages import RankingRequest
+from serving.http.apis.huggingface_messages import ClassifyRequest, TextPair
 from serving.http.apis.oip_messages import InferMessage
 from serving.http.apis.openai_messages import EmbeddingsRequest
-from serving.http.apis.tei_messages import EmbedRequest
-from serving.http.exchange import JsonDecoder
+from serving.http.apis.tei_messages import EmbedRequest, RerankRequest
+from serving.http.exchange import HttpRequest, JsonDecoder
 
 MESSAGES = [EmbedRequest, EmbeddingsRequest, InferMessage]
 MARKER = "sEcReT"
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 def refusal(data: bytes, kind: type[msgspec.Struct] = EmbedRequest) -> BertserveError:
@@ -104,6 +107,82 @@ def test_a_field_is_refused_at_its_own_place() -> None:
     assert refused.value.message.endswith("(at `$.parameters.function_to_apply`): none, sigmoid, softmax")
 
 
+def read(kind: type[M], body: object) -> tuple[M, str]:
+    """A message by the rule for fields, and what the reply would name."""
+    request = HttpRequest("POST", "/", {}, b"", "id", 0.0)
+    message = JsonDecoder(kind).decode(json.dumps(body).encode(), request)
+    return message, str(request.ignored or "")
+
+
+def test_a_field_that_nobody_documents_is_passed_over_and_named() -> None:
+    """At every level; eight names that are harmless in a header, each once, and the number of the others."""
+    message, named = read(ClassifyRequest, {"inputs": [{"text": "a", "x-1": {}}], "parameters": {"y.2": [1], "x-1": 0}})
+    assert (message.inputs, named) == ([TextPair("a")], "x-1, y.2")
+    odd = dict.fromkeys(["", "é", "a b", "a\r\nb", "x" * 65], 1)
+    _, named = read(EmbedRequest, {"inputs": "a", **odd, **{f"z{number}": 1 for number in range(100)}})
+    assert named == "z0, z1, z2, z3, z4, z5, z6, z7, +97"
+    assert read(EmbedRequest, {"inputs": "a", "x" * 64: 1})[1] == "x" * 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (EmbedRequest, {"inputs": "a", "normalise": True}),
+        (EmbedRequest, {"inputs": "a", "normalise": True, "normalize": None}),
+        (EmbeddingsRequest, {"input": "a", "encodingFormat": "base64"}),
+        (RankingRequest, {"query": "a", "documents": [], "topN": 1}),
+        (ClassifyRequest, {"inputs": "a", "paramaters": {}}),
+        (RerankRequest, {"query": "a", "text": []}),
+    ],
+)
+def test_a_field_that_resembles_an_absent_one_is_refused(kind: type[msgspec.Struct], body: object) -> None:
+    """It is likely to mean that."""
+    with pytest.raises(InvalidRequest, match="did you mean"):
+        read(kind, body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "named"),
+    [
+        (
+            EmbedRequest,
+            {"inputs": "a", "normalise": True, "normalize": True},
+            "normalise",
+        ),  # what it resembles is there
+        (EmbedRequest, {"inputs": "a", "normalise": None}, "normalise"),  # it asks for nothing
+        (EmbedRequest, {"inputs": "a", "dimension": 8}, "dimension"),  # a word of another's
+        (RerankRequest, {"query": "a", "texts": [], "top_k": 1}, "top_k"),
+        (RerankRequest, {"query": "a", "texts": [], "text": "b"}, "text"),
+    ],
+)
+def test_a_word_of_its_own_is_not_taken_for_another(kind: type[msgspec.Struct], body: object, named: str) -> None:
+    """Nothing is refused that is not a slip of the pen."""
+    assert read(kind, body)[1] == named
+
+
+def test_a_request_of_many_strange_names_is_read_at_once() -> None:
+    """Only the first of them are compared with those that are known."""
+    body = {"inputs": "a"} | {f"truncation_directiom{number}": 1 for number in range(100, 50_000)}
+    with pytest.raises(InvalidRequest, match="did you mean"):
+        read(EmbedRequest, body)
+    body = {"inputs": "a", "truncation_direction": "left"} | {f"truncation_directiom{n}": 1 for n in range(50_000)}
+    near_names.cache_clear()
+    assert read(EmbedRequest, body)[1].endswith("+49992")
+    assert near_names.cache_info().misses <= 16, "all of them would take minutes"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"inputs": "a", "x": 1e999}', b'{"inputs": "a", "x": 1' + b"0" * 5000 + b"}"],
+    ids=["float", "integer"],
+)
+def test_a_number_that_nothing_holds_is_refused_where_nobody_reads_it(body: bytes) -> None:
+    """What is passed over is JSON all the same."""
+    request = HttpRequest("POST", "/", {}, b"", "id", 0.0)
+    with pytest.raises(InvalidRequest, match="a number in the body is out of range"):
+        JsonDecoder(EmbedRequest).decode(body, request)
+
+
 def test_of_equal_keys_the_last_wins() -> None:
     """As in most decoders; what matters is that every part of the server sees the same one."""
     assert JsonDecoder(EmbedRequest).decode(b'{"inputs": "a", "inputs": "b"}').inputs == "b"
@@ -131,11 +210,12 @@ values = st.recursive(
 
 def assert_no_echo(kind: type[msgspec.Struct], data: bytes) -> None:
     """Decodes, and looks for the marker in the answer if that is a refusal."""
-    try:
-        JsonDecoder(kind).decode(data)
-    except BertserveError as error:
-        assert MARKER not in error.message  # noqa: PT017  most messages are refused, some are not
-        assert isinstance(error, InvalidRequest)  # noqa: PT017  likewise
+    for request in (None, HttpRequest("POST", "/", {}, b"", "id", 0.0)):
+        try:
+            JsonDecoder(kind).decode(data, request)
+        except BertserveError as error:
+            assert MARKER not in error.message  # noqa: PT017  most messages are refused, some are not
+            assert isinstance(error, InvalidRequest)  # noqa: PT017  likewise
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

@@ -70,7 +70,7 @@ def test_every_path_below_v2_is_of_its_family(path: str) -> None:
     assert json.loads(error_body(path, InvalidRequest("why"), "id")) == {"error": "why"}
 
 
-@pytest.mark.parametrize("path", ["/v2x", "/embed/", "/embeddings", "/v1", "/v20/models"])
+@pytest.mark.parametrize("path", ["/v2x", "/embed/", "/embeddings/", "/v1", "/v20/models"])
 def test_what_only_begins_alike_is_of_no_family(path: str) -> None:
     """It has the server's own body and statuses."""
     assert status_of(path, InvalidRequest("why")) == 422

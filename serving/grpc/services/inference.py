@@ -11,18 +11,19 @@ from google.protobuf.json_format import ParseDict
 from serving.errors import BertserveError, InvalidRequest, Unsupported
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
-from serving.grpc.status import outcome_metadata
+from serving.grpc.status import ignored_metadata, outcome_metadata
 from serving.net.requests import priority_of
-from serving.oip.parameters import READ, infer_parameters
+from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, check_inputs, decode_text
 from serving.records import DEFAULT_PRIORITY, InferRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from google.protobuf.message import Message
 
+    from serving.fields.rule import Ignored
     from serving.grpc.calls import Call
     from serving.oip.service import V2Service
     from serving.records import RequestTrace
@@ -37,6 +38,8 @@ _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata with which a client wants the errors of a stream as the call's own status."""
 
 _FINAL_WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
+_IGNORED = "bertserve_ignored_fields"
+"""What a message of a stream has in place of trailing metadata."""
 
 
 class InferenceService:
@@ -100,28 +103,38 @@ class InferenceService:
         index = pb.RepositoryIndexResponse.ModelIndex
         return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
 
-    async def load(self, request: pb.RepositoryModelLoadRequest, _: object) -> pb.RepositoryModelLoadResponse:
-        values = {name: _value(parameter) for name, parameter in request.parameters.items()}
+    async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
+        values = _values(request.parameters)
+        ignored = CONTROL.passed_over(values)
         await self._service.load(request.model_name, values)
+        call.set_trailing_metadata(ignored_metadata(ignored))
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: pb.RepositoryModelUnloadRequest, _: object) -> pb.RepositoryModelUnloadResponse:
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> pb.RepositoryModelUnloadResponse:
+        ignored = CONTROL.passed_over(_values(request.parameters))
         self._service.unload(request.model_name)
+        call.set_trailing_metadata(ignored_metadata(ignored))
         return pb.RepositoryModelUnloadResponse()
 
     async def model_infer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
     ) -> pb.ModelInferResponse:
         """Answers a request; the outputs come back in `raw_output_contents`."""
+        response, _ = await self._infer(request, call, trace)
+        return response
+
+    async def _infer(
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
+    ) -> tuple[pb.ModelInferResponse, Ignored | None]:
+        """The answer, and the parameters that were passed over."""
         arrival = time.perf_counter()
-        names: list[str] = []
         if len(request.outputs) > _MOST_TENSORS:
             raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
-        for choice in request.outputs:
-            refuse_unsupported(choice.parameters)
-            names.append(choice.name)
+        ignored = _passed_over(request)
+        names = [choice.name for choice in request.outputs]
         view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
-        asked = infer_parameters(_read(request))
+        parameters = _values(request.parameters)
+        asked = infer_parameters(parameters)
         limits = [limit for limit in (call.timeout_ms(), asked.timeout_ms) if limit is not None]
         infer_request = InferRequest(
             inputs=inputs,
@@ -135,7 +148,7 @@ class InferenceService:
             prompt_name=asked.prompt_name,
             input_type=asked.input_type,
             timeout_ms=min(limits, default=None),
-            priority=_priority(request),
+            priority=_priority(parameters),
             trace=trace or call.trace,
         )
         outcome = await self._service.infer(view, infer_request)
@@ -144,15 +157,15 @@ class InferenceService:
         for output in view.answer(outcome.answer, names, width):
             response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
             response.raw_output_contents.append(output.blob())
-        call.set_trailing_metadata(outcome_metadata(outcome))
-        return response
+        call.set_trailing_metadata(outcome_metadata(outcome) + ignored_metadata(ignored))
+        return response, ignored
 
     async def stream_infer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
     ) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
         try:
-            response = await self.model_infer(request, call, trace)
+            response, ignored = await self._infer(request, call, trace)
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
@@ -162,6 +175,8 @@ class InferenceService:
             )
         if request.parameters and request.parameters[_FINAL_WANTED].bool_param:
             response.parameters[_FINAL].bool_param = True
+        if ignored:
+            response.parameters[_IGNORED].string_param = str(ignored)
         return pb.ModelStreamInferResponse(infer_response=response)
 
 
@@ -179,8 +194,6 @@ def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
         raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
     tensors = []
     for index, tensor in enumerate(request.inputs):
-        if tensor.parameters:
-            refuse_unsupported(tensor.parameters)
         if raw:
             if tensor.HasField("contents"):
                 raise InvalidRequest("contents field must not be specified when using raw_input_contents")
@@ -199,16 +212,28 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
     return contents.int_contents or contents.int64_contents
 
 
-def _read(request: pb.ModelInferRequest) -> dict[str, Any]:
-    """The parameters that are read; there may be thousands of others."""
-    parameters = request.parameters
-    return {name: _value(parameters[name]) for name in READ if name in parameters} if parameters else {}
+def _passed_over(request: pb.ModelInferRequest) -> Ignored | None:
+    """The parameters of a request and of its tensors that are passed over."""
+    maps = [(REQUEST, request.parameters)] if request.parameters else []
+    maps += [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
+    maps += [(OUTPUT, output.parameters) for output in request.outputs if output.parameters]
+    passed: Ignored | None = None
+    for level, parameters in maps:
+        values = _values(parameters)
+        if level is not REQUEST:
+            refuse_unsupported(values)
+        if (ignored := level.passed_over(values)) is not None:
+            passed = ignored if passed is None else passed.update(ignored)
+    return passed
 
 
-def _priority(request: pb.ModelInferRequest) -> int:
-    if "priority" not in request.parameters:
-        return DEFAULT_PRIORITY
-    return priority_of(_value(request.parameters["priority"]), "the parameter `priority`")
+def _priority(parameters: Mapping[str, object]) -> int:
+    value = parameters.get("priority")
+    return DEFAULT_PRIORITY if value is None else priority_of(value, "the parameter `priority`")
+
+
+def _values(parameters: Mapping[str, Message]) -> dict[str, Any]:
+    return {name: _value(parameter) for name, parameter in parameters.items()} if parameters else {}
 
 
 def _value(parameter: Message) -> bool | int | float | str | bytes | None:

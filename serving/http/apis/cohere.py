@@ -151,8 +151,9 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
         repeat: Whether each document stands beside its score where the request does not say.
     """
     message = await http.json(_RANK, api.turn)
-    if message.top_n is not None and message.top_n < 1:
-        raise InvalidRequest(f"`top_n` is {message.top_n}; at least 1 is given")
+    field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
+    if most is not None and most < 1:
+        raise InvalidRequest(f"`{field}` is {most}; at least 1 is given")
     model = _model(api, http, message.model, "rerank")
     fields = [_TEXT] if message.rank_fields is None else message.rank_fields
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
@@ -176,7 +177,7 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     ranks.sort(key=lambda ranked: -ranked.relevance_score)
     meta = RankingMeta(ApiVersion(version), TokenCount(outcome.tokens))
     usage = Usage(outcome.tokens, outcome.tokens)
-    reply = RankingReply(http.request_id, ranks[: message.top_n], outcome.model, meta, usage)
+    reply = RankingReply(http.request_id, ranks[:most], outcome.model, meta, usage)
     return json_reply(reply, head=_head(outcome, cut))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from serving.fields import owners as documented
+from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
 from serving.records import InputType  # noqa: TC001  likewise
@@ -44,6 +46,8 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         output_dimension: Keep only the first so many components.
         max_tokens: Of each text so many tokens are embedded, special tokens and a prompt's not counted.
     """
+
+    owners: ClassVar[Owners] = documented.COHERE_EMBED
 
     texts: list[str] | None = None
     inputs: list[MixedInput] | None = None
@@ -114,6 +118,7 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
         documents: The documents, as texts or objects of texts.
         model: Name of a model; with one model for this, any name is taken and the true one answered.
         top_n: Answer the best so many; null means all.
+        top_k: The same in Voyage's word; `top_n` goes before it.
         return_documents: Repeat each document beside its score; null means yes on `/rerank` and no on Cohere's routes.
         rank_fields: The fields of a document that is an object which are read, each on a line; null means `text`.
         max_tokens_per_doc: Of each document so many tokens are read; null, or more than the model takes, means as many
@@ -122,10 +127,13 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
             null means one, which cuts it.
     """
 
+    owners: ClassVar[Owners] = documented.RANKING
+
     query: str
     documents: list[str | dict[str, str]]
     model: str | None = None
     top_n: int | None = None
+    top_k: int | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
     max_tokens_per_doc: int | None = None

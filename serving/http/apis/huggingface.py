@@ -236,12 +236,15 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
 
     async def one(index: int, fields: Mapping[str, object]) -> bytes:
         body = msgspec.json.encode(fields)
+        instance = msgspec.structs.replace(http, body=body, parameters={"model": model.name}, ignored=None)
         try:
-            reply = await endpoint(api, msgspec.structs.replace(http, body=body, parameters={"model": model.name}))
+            reply = await endpoint(api, instance)
         except InvalidRequest as error:
             named = copy.copy(error)
             named.message = f"instance {index}: {error.message}"
             raise named from None
+        if instance.ignored is not None:
+            http.pass_over(instance.ignored)
         return reply.body
 
     shared: dict[str, object] = {}

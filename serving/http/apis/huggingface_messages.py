@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from serving.fields import owners as documented
+from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.tei_messages import Compared, Direction, LongScored, LongText
 from serving.records import Aggregation, InputType  # noqa: TC001  likewise
 
@@ -29,6 +31,8 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         input_type: What the texts are for, which chooses a prompt in place of its name.
         dimensions: Keep only the first so many components.
     """
+
+    owners: ClassVar[Owners] = documented.FEATURES
 
     normalize: bool | None = None
     truncate: bool | None = None
@@ -75,6 +79,8 @@ class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
+    owners: ClassVar[Owners] = documented.CLASSIFY
+
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None
     truncate: bool | None = None
@@ -112,6 +118,8 @@ class AnswerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         truncate: Cut a question that is too long; null means the server's default. A context is never cut.
     """
 
+    owners: ClassVar[Owners] = documented.ANSWER
+
     top_k: int = 1
     max_answer_len: int = 15
     handle_impossible_answer: bool = False
@@ -144,6 +152,8 @@ class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
             window, and of those that overlap the longest is kept, as in Transformers; not with the strategy `none`.
     """
 
+    owners: ClassVar[Owners] = documented.TAG
+
     aggregation_strategy: Aggregation | None = None
     ignore_labels: tuple[str, ...] = ("O",)
     truncate: bool | None = None
@@ -166,6 +176,8 @@ class FillMaskParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         targets: Only these words compete, by their first tokens. Each must be among the tokens that the model answers.
         truncate: Cut inputs that are too long; null means the server's default.
     """
+
+    owners: ClassVar[Owners] = documented.FILL_MASK
 
     top_k: int = 5
     targets: str | list[str] | None = None

@@ -25,7 +25,7 @@ from serving.http.apis.oip_messages import (
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, v2_names
 from serving.net.requests import COMPRESSIONS, priority_of
-from serving.oip.parameters import infer_parameters, typed
+from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters, typed
 from serving.oip.service import (
     SETTINGS,
     SHARED_MEMORY,
@@ -92,6 +92,7 @@ _infer_docs = Docs(
 async def infer(api: Api, http: HttpRequest) -> HttpReply:
     message, tail = await _split(http, api.turn)
     parameters = message.parameters
+    _pass_over(http, message)
     asked = infer_parameters(parameters)
     names = [output.name for output in message.outputs]
     view, inputs = api.v2.inputs(http.parameters["model"], _tensors(message.inputs, tail), names)
@@ -187,7 +188,7 @@ async def statistics(api: Api, http: HttpRequest) -> HttpReply:
 @router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
 async def index(api: Api, http: HttpRequest) -> HttpReply:
     """The models of the repository."""
-    message = await _INDEX.decode_in_turn(http.body, api.turn) if http.body else IndexRequest()
+    message = await _INDEX.decode_in_turn(http.body, api.turn, http) if http.body else IndexRequest()
     return json_reply(api.v2.index(ready=message.ready))
 
 
@@ -209,18 +210,26 @@ _control_docs = Docs(
 @router.post("/v2/repository/models/{model}/load", _control_docs)
 async def load(api: Api, http: HttpRequest) -> HttpReply:
     """Load a model of the repository."""
-    message = await _CONTROL.decode_in_turn(http.body, api.turn) if http.body else ControlRequest()
-    await api.v2.load(http.parameters["model"], message.parameters)
+    await api.v2.load(http.parameters["model"], await _control_parameters(api, http))
     return HttpReply(b"{}")
 
 
 @router.post("/v2/repository/models/{model}/unload", _control_docs)
 async def unload(api: Api, http: HttpRequest) -> HttpReply:
     """Unload a model of the repository."""
-    if http.body:
-        await _CONTROL.decode_in_turn(http.body, api.turn)
+    await _control_parameters(api, http)
     api.v2.unload(http.parameters["model"])
     return HttpReply(b"{}")
+
+
+async def _control_parameters(api: Api, http: HttpRequest) -> Mapping[str, object]:
+    """The parameters of a model's loading or unloading."""
+    if not http.body:
+        return {}
+    parameters = (await _CONTROL.decode_in_turn(http.body, api.turn, http)).parameters
+    if (ignored := CONTROL.passed_over(parameters)) is not None:
+        http.pass_over(ignored)
+    return parameters
 
 
 # What Triton has beyond this, so that its clients learn that it is not here.
@@ -254,10 +263,20 @@ async def _split(http: HttpRequest, turn: asyncio.Lock) -> tuple[InferMessage, m
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
     if header is None:
-        return await _INFER.decode_in_turn(body, turn), body[len(body) :]
+        return await _INFER.decode_in_turn(body, turn, http), body[len(body) :]
     if not header.isdigit() or not 0 < int(header) <= len(body):
         raise MalformedRequest(f"the header Inference-Header-Content-Length must be between 1 and {len(body)}")
-    return await _INFER.decode_in_turn(body[: int(header)], turn), body[int(header) :]
+    return await _INFER.decode_in_turn(body[: int(header)], turn, http), body[int(header) :]
+
+
+def _pass_over(http: HttpRequest, message: InferMessage) -> None:
+    """Decides on the parameters that are not read."""
+    maps = [(REQUEST, message.parameters)] if message.parameters else []
+    maps += [(INPUT, tensor.parameters) for tensor in message.inputs if tensor.parameters]
+    maps += [(OUTPUT, output.parameters) for output in message.outputs if output.parameters]
+    for level, parameters in maps:
+        if (ignored := level.passed_over(parameters)) is not None:
+            http.pass_over(ignored)
 
 
 def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
@@ -301,7 +320,8 @@ def _flag(parameters: dict[str, Any], name: str) -> bool | None:
 
 
 def _priority(parameters: dict[str, Any]) -> int | None:
-    return priority_of(parameters["priority"], "the parameter `priority`") if "priority" in parameters else None
+    value = parameters.get("priority")
+    return None if value is None else priority_of(value, "the parameter `priority`")
 
 
 def _reply(

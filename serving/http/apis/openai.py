@@ -1,14 +1,14 @@
-"""OpenAI's API for embeddings: `/v1/embeddings`, and `/v1/models`."""
+"""OpenAI's API for embeddings: `/v1/embeddings`, also without `/v1`, and `/v1/models`."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from serving.errors import ForeignTokenIds
-from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList
+from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
 from serving.http.apis.tei import text_inputs
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
@@ -58,7 +58,11 @@ async def model(api: Api, http: HttpRequest) -> HttpReply:
     return json_reply(_card(api.repository.find(http.parameters["model"])))
 
 
-@router.hot("/v1/embeddings", Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models))
+_embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models)
+
+
+@router.hot("/v1/embeddings", _embeddings_docs)
+@router.hot("/embeddings", _embeddings_docs, summary="Embed texts, for clients whose address of the API has no /v1.")
 async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = await http.json(EMBEDDINGS, api.turn)
@@ -77,7 +81,7 @@ async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, S
     """The model's name, and the texts, and token ids where these are the model's own."""
     name = api.repository.named_or_only(message.model, "embed")
     model = api.repository.find(name, task="embed")
-    inputs, read_ids = text_inputs(message.input), api.read_ids
+    inputs, read_ids = text_inputs(_plain(message.input)), api.read_ids
     rows = [value for value in inputs if not isinstance(value, str)]
     if read_ids is None or not rows:
         return name, [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]
@@ -95,10 +99,22 @@ async def embedded(
             EmbedOptions(message.normalized, message.dimensions),
             max_inputs=api.settings.max_openai_batch_size,
             model=name,
+            truncate=message.truncate,
             prompt_name=message.prompt_name,
             input_type=message.input_type or _JINA_TASKS.get(message.task),
         )
     )
+
+
+def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
+    """The inputs with texts in place of the objects that hold them."""
+    if isinstance(inputs, str):
+        return inputs
+    if isinstance(inputs, TextInput):
+        return inputs.text
+    if TextInput in set(map(type, inputs)):
+        return [value.text if isinstance(value, TextInput) else value for value in inputs]
+    return cast("list[str | list[int] | int]", inputs)
 
 
 def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:

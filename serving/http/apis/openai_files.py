@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
 from serving.errors import Forbidden, InvalidRequest, MalformedRequest, UnsupportedMediaType
+from serving.fields.rule import Level
 from serving.http.apis.openai_files_messages import (
     LEAST_KEEP_S,
     MOST_KEEP_S,
@@ -40,6 +41,7 @@ router = Router("OpenAI")
 _WINDOW_S = 86_400
 _MOST_FILES, _MOST_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
 _PURPOSE, _ANCHOR, _SECONDS = "purpose", "expires_after[anchor]", "expires_after[seconds]"
+_UPLOADED = Level((_PURPOSE, _ANCHOR, _SECONDS), required=[_PURPOSE])
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _GONE = {404: "There is no such file or batch of this key."}
 _FULL = {507: "The disk is full, or the files are as many or as large as they may be."}
@@ -119,6 +121,12 @@ async def create_file(api: Api, http: HttpRequest) -> HttpReply:
         form.finish()
         if form.file_name is None:
             raise InvalidRequest("the form has no field `file`")
+        if (ignored := _UPLOADED.passed_over(form.fields)) is not None:
+            if http.refuses_unknown:
+                raise InvalidRequest(
+                    f"{ignored.count} fields of the form are unknown; those read are file, {', '.join(_UPLOADED.known)}"
+                )
+            http.pass_over(ignored)
         keep_s = _kept_s(form.fields)
         return json_reply(file_object(await upload.accept(_owner(api, http), form.file_name, keep_s)))
 
@@ -289,10 +297,6 @@ def _owner(api: Api, http: HttpRequest) -> str:
 
 def _kept_s(form: Mapping[str, str]) -> int | None:
     """The seconds that a form says its file shall be kept. Raises `InvalidRequest` where any of its fields is wrong."""
-    if unknown := form.keys() - {_PURPOSE, _ANCHOR, _SECONDS}:
-        raise InvalidRequest(
-            f"{len(unknown)} fields of the form are unknown; those read are file, {_PURPOSE}, {_ANCHOR}, {_SECONDS}"
-        )
     if form.get(_PURPOSE) != INPUT_PURPOSE:
         raise InvalidRequest(f"the field `{_PURPOSE}` must be `{INPUT_PURPOSE}`; files are kept for batches alone")
     if _ANCHOR not in form and _SECONDS not in form:

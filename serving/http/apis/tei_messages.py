@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from serving.fields import owners as documented
+from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.inference.long_texts import windows_of
 from serving.records import InputType, Long, Token, Windows, WindowScores
 
@@ -59,6 +61,8 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
             task `embed_tokens`.
     """
 
+    owners: ClassVar[Owners] = documented.TEI_EMBED
+
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -83,6 +87,8 @@ class EmbeddedChunk(msgspec.Struct):
 class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts whose tokens are to be embedded."""
 
+    owners: ClassVar[Owners] = documented.TEI_EMBED_ALL
+
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -100,6 +106,8 @@ class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         raw_scores: Answer the logits themselves.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
+
+    owners: ClassVar[Owners] = documented.TEI_PREDICT
 
     inputs: str | list[str | list[str]]
     truncate: bool | None = None
@@ -120,6 +128,8 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         top_n: Answer the best so many, as LiteLLM asks; null means all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
+
+    owners: ClassVar[Owners] = documented.TEI_RERANK
 
     query: str
     texts: list[str]
@@ -164,6 +174,8 @@ class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts to tokenise; `add_special_tokens` adds those that a model sees around them."""
 
+    owners: ClassVar[Owners] = documented.TEI_TOKENIZE
+
     inputs: str | list[str]
     add_special_tokens: bool = True
     prompt_name: str | None = None
@@ -172,6 +184,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Token ids to turn into text: of one text, or a list for each."""
+
+    owners: ClassVar[Owners] = documented.TEI_DECODE
 
     ids: list[int | list[int]]
     skip_special_tokens: bool = True

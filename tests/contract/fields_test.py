@@ -1,0 +1,325 @@
+"""The rule for fields on every route: what is obeyed, left out, refused by name, or passed over and named."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.http
+from huggingface_hub import InferenceClient
+from msgspec.structs import fields
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.fields import owners
+from serving.http.apis import cohere_messages, huggingface_messages, openai_messages, tei_messages
+from tests.support.batches import client_of, ended, request_line, results_of, to_file
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, get, http_call, metadata, post_json
+from tests.support.server import FAKE, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clients import HttpReply
+
+IGNORED = "x-ignored-fields"
+EMBED = {"model": "embed", "input": "a text"}
+RANK = {"model": "rerank", "query": "a", "documents": ["a text", "the server"]}
+TEXTS = {"query": "a", "texts": ["a text", "the server"]}
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["a text"]}
+V2 = "/v2/models/embed/infer"
+TAG = {"inputs": "the server is in Paris"}
+
+BODIES: dict[str, Any] = {
+    "/v1/embeddings": EMBED,
+    "/embeddings": EMBED,
+    "/embed": {"inputs": "a text"},
+    "/embed_all": {"inputs": "a text"},
+    "/predict": {"inputs": "a text"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/tokenize": {"inputs": "a text"},
+    "/models/embed/decode": {"ids": [1, 2]},
+    "/models/embed/tokenize": {"inputs": "a text"},
+    "/rerank": TEXTS,
+    "/models/rerank/rerank": RANK,
+    "/v1/rerank": RANK,
+    "/v2/rerank": RANK,
+    "/v1/embed": {"model": "embed", "texts": ["a text"]},
+    "/v2/embed": {"model": "embed", "texts": ["a text"]},
+    "/classify": {"inputs": "a text"},
+    "/answer": {"inputs": {"question": "what", "context": "the server is in Paris"}},
+    "/tag": TAG,
+    "/fill-mask": {"inputs": "the [MASK]"},
+    "/models/embed": {"inputs": "a text"},
+    "/models/tag": TAG,
+    V2: {"inputs": [TENSOR]},
+    "/v2/repository/index": {},
+}
+BODIES.pop("/tokenize")  # several models have it here
+"""A small body for each route that takes JSON."""
+
+
+def post(server: Server, path: str, body: object) -> HttpReply:
+    return post_json(server.http, path, json.dumps(body).encode())
+
+
+def same(reply: HttpReply) -> bytes:
+    """What two replies to the same request share."""
+    return re.sub(rb'"id":"[^"]*"', b"", reply.body)
+
+
+def properties(server: Server, path: str) -> list[tuple[set[str], set[str]]]:
+    """The fields of each message that a route takes, and those that it must have, as the document has them."""
+    document = get(server.http, "/openapi.json").json()
+    listed = re.sub(r"^/models/(embed|tag|rerank)", "/models/{model}", path).replace(
+        "/models/embed/", "/models/{model}/"
+    )
+    operation = document["paths"][listed.replace("/v2/models/embed/infer", "/v2/models/{model}/infer")]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    found = []
+    for one in schema.get("anyOf", [schema]):
+        kind = document["components"]["schemas"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        found.append((set(kind.get("properties", ())), set(kind.get("required", ()))))
+    return found
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_leaves_out_every_optional_field(tasks_server: Server, path: str) -> None:
+    """Each field that the document has, and all of them at once; the answer is the same."""
+    body = BODIES[path]
+    plain = post(tasks_server, path, body)
+    assert plain.status == 200, plain.body
+    assert IGNORED not in plain.headers
+    (optional,) = [
+        known - required for known, required in properties(tasks_server, path) if known >= body.keys() >= required
+    ] or [set()]
+    for nulls in ({name} for name in optional - body.keys()):
+        reply = post(tasks_server, path, {**body, **dict.fromkeys(nulls)})
+        assert (reply.status, same(reply)) == (200, same(plain)), nulls
+        assert IGNORED not in reply.headers
+    assert post(tasks_server, path, {**body, **dict.fromkeys(optional - body.keys())}).status == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_field_that_nobody_documents_is_passed_over_and_named(tasks_server: Server, path: str) -> None:
+    """The answer is the same."""
+    plain = post(tasks_server, path, BODIES[path])
+    reply = post(tasks_server, path, {**BODIES[path], "x_stranger": {"deep": [1]}, "no name": 1})
+    assert (reply.status, same(reply)) == (200, same(plain)), reply.body
+    assert reply.headers[IGNORED] == "x_stranger, +1"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (V2, {"inputs": [TENSOR], "model_name": "embed"}, "model_name"),  # KServe's InferenceRESTClient
+        (V2, {"inputs": [{**TENSOR, "x": 1}], "outputs": [{"name": "embedding", "y": 1}]}, "x, y"),
+        (
+            V2,
+            {"inputs": [{**TENSOR, "parameters": {"content_type": "str"}}], "parameters": {"z": 1}},
+            "z, content_type",
+        ),
+        (V2, {"inputs": [TENSOR], "outputs": [{"name": "embedding", "parameters": {"x": 1}}]}, "x"),
+        ("/embed", {"inputs": ["a"], "options": {"wait_for_model": True}}, "options"),  # Elasticsearch's, Weaviate's
+        ("/models/embed", {"inputs": ["a"], "options": {"wait_for_model": True}}, None),
+        ("/models/tag", {**TAG, "parameters": {"stranger": 1}}, "stranger"),
+        ("/v1/rerank", {**RANK, "dimension": 3}, "dimension"),
+        ("/rerank", {**TEXTS, "top_k": 1, "text": "a"}, "top_k, text"),
+    ],
+)
+def test_bodies_of_others_are_answered(tasks_server: Server, path: str, body: Any, named: str | None) -> None:
+    """With what they have that nobody reads."""
+    reply = post(tasks_server, path, body)
+    assert reply.status == 200, reply.body
+    assert reply.headers.get(IGNORED) == named
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {**EMBED, "late_chunking": False, "truncate": False, "return_multivector": False}),
+        ("/v1/embeddings", {**EMBED, "truncate": True, "task": "text-matching", "embedding_type": "float"}),
+        ("/v1/embeddings", {**EMBED, "input": [{"text": "a text"}]}),
+        ("/v1/embeddings", {**EMBED, "input": {"text": "a text"}}),
+        ("/v1/embeddings", {**EMBED, "truncation": True, "output_dtype": "float", "output_dimension": None}),
+        ("/v1/embeddings", {**EMBED, "add_special_tokens": True, "priority": 0, "truncate_prompt_tokens": -1}),
+        ("/v1/embeddings", {**EMBED, "modality": "text", "kwargs": "{}", "request_id": "anything"}),
+        ("/v1/embeddings", {**EMBED, "truncate": "true", "late_chunking": "False"}),
+        ("/v2/embed", {"model": "embed", "texts": ["a text"], "priority": 0}),
+        ("/v1/rerank", {**RANK, "return_documents": "false", "return_len": "true"}),
+        ("/v2/rerank", {**RANK, "priority": 0, "truncation": True, "raw_scores": False, "user": "somebody"}),
+        ("/classify", {"inputs": "a text", "parameters": {"truncation": True, "return_all_scores": True}}),
+        ("/tag", {**TAG, "parameters": {"is_split_into_words": False, "batch_size": 8}}),
+        (V2, {"inputs": [TENSOR], "parameters": {"sequence_id": 5, "sequence_start": True, "priority": None}}),
+        (V2, {"inputs": [{**TENSOR, "parameters": {"shared_memory_region": None}}], "outputs": None}),
+        (V2, {"inputs": [TENSOR], "outputs": [{"name": "embedding", "parameters": {"classification": None}}]}),
+    ],
+)
+def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path: str, body: Any) -> None:
+    """The answer is that without them, and none is named."""
+    plain = post(tasks_server, path, BODIES[path])
+    reply = post(tasks_server, path, body)
+    assert reply.status == 200, reply.body
+    assert IGNORED not in reply.headers
+    if path != "/v1/embeddings" or isinstance(body["input"], str):
+        assert same(reply) == same(plain)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "name"),
+    [
+        ("/v1/embeddings", {**EMBED, "late_chunking": True}, 422, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "late_chunking": 0}, 422, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 422, "image"),
+        ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 422, "output_dimension"),
+        ("/v1/rerank", {**RANK, "return_embeddings": True}, 422, "return_embeddings"),
+        ("/tag", {**TAG, "parameters": {"grouped_entities": True}}, 422, "grouped_entities"),
+        (V2, {"inputs": [TENSOR], "parameters": {"timeot": 5}}, 400, "timeout"),
+        (V2, {"inputs": [TENSOR], "output": []}, 400, "outputs"),
+        ("/embed", {"input": "a"}, 422, 'did you mean "inputs"'),
+        ("/v1/rerank", {**RANK, "topn": 1}, 422, 'did you mean "top_n"'),
+    ],
+)
+def test_what_is_asked_for_and_not_done_is_refused_by_name(
+    tasks_server: Server, path: str, body: Any, status: int, name: str
+) -> None:
+    """And so is what is likely to mean another field."""
+    reply = post(tasks_server, path, body)
+    assert reply.status == status
+    assert name in str(reply.json())
+    assert IGNORED not in reply.headers
+
+
+def test_jinas_truncate_is_obeyed(tasks_server: Server) -> None:
+    """A text that is too long is cut, or refused."""
+    long = {**EMBED, "input": "a " * 400}
+    cut = post(tasks_server, "/v1/embeddings", {**long, "truncate": True})
+    assert (cut.status, int(cut.headers["x-truncated-tokens"]) > 0) == (200, True)
+    assert post(tasks_server, "/v1/embeddings", {**long, "truncate": False}).status == 422
+
+
+def test_voyages_top_k_is_obeyed(tasks_server: Server) -> None:
+    """`top_n` goes before it."""
+    assert len(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 1}).json()["results"]) == 1
+    assert len(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 1, "top_n": 2}).json()["results"]) == 2
+    assert "`top_k`" in str(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 0}).json())
+
+
+def test_vertex_names_what_any_instance_brings(tiny_server: Server) -> None:
+    """And its own fields."""
+    reply = post(tiny_server, "/vertex", {"instances": [{"inputs": "a", "x": 1}, {"inputs": "b", "y": 1}], "z": 1})
+    assert reply.status == 200
+    assert sorted(reply.headers[IGNORED].split(", ")) == ["x", "y", "z"]
+
+
+def test_over_grpc_parameters_are_passed_over_and_named(tasks_server: Server) -> None:
+    """In trailing metadata, and on a stream in the response's parameters; a slip of the pen is refused."""
+    request = pb.ModelInferRequest(model_name="embed")
+    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"a")
+    request.inputs[0].parameters["x"].int64_param = 1
+    request.parameters["y"].string_param = "z"
+    request.parameters["sequence_id"].int64_param = 4
+    request.parameters["priority"].Clear()
+    with grpc.insecure_channel(tasks_server.grpc) as channel:
+        unary = channel.unary_unary(
+            MODEL_INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+        )
+        stream = channel.stream_stream(
+            MODEL_INFER.replace("ModelInfer", "ModelStreamInfer"),
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelStreamInferResponse.FromString,
+        )
+        _, call = unary.with_call(request, timeout=TIMEOUT_S)
+        assert metadata(call)["bertserve-ignored-fields"] == "y, x"
+        (response,) = stream(iter([request]), timeout=TIMEOUT_S)
+        assert response.infer_response.parameters["bertserve_ignored_fields"].string_param == "y, x"
+        request.parameters["timeot"].int64_param = 5
+        with pytest.raises(grpc.RpcError) as refused:
+            unary(request, timeout=TIMEOUT_S)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "did you mean" in refused.value.details()
+
+
+def test_clients_that_write_parameters_of_their_own(tasks_server: Server) -> None:
+    """Triton's, and Hugging Face's with every parameter that it has."""
+    client = tritonclient.http.InferenceServerClient(tasks_server.http)
+    tensor = tritonclient.http.InferInput("text", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([b"a text"], object))
+    result = client.infer("embed", [tensor], sequence_id=7, sequence_start=True, parameters={"mine": "x"})
+    assert result.get_response()["model_name"] == "embed"
+    hub = InferenceClient(base_url=f"http://{tasks_server.http}/models/tag")
+    text = TAG["inputs"]
+    given = {"ignore_labels": ["O"], "aggregation_strategy": "simple", "stride": 4}
+    assert hub.token_classification(text, **given) == hub.token_classification(text, aggregation_strategy="simple")
+
+
+@pytest.fixture(scope="module")
+def tiny_server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of one model, with files."""
+    kept = tmp_path_factory.mktemp("kept")
+    with Server(models, *FAKE, "--batch-dir", str(kept), "--cors-origins", "https://app.example") as running:
+        yield running
+
+
+def test_lines_of_batches_follow_the_rule(tiny_server: Server) -> None:
+    """A line's response names what was passed over, of the line and of its body."""
+    client = client_of(tiny_server)
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"y": 1, "encoding_format": None},
+        {},
+        {"late_chunking": True},
+        {"dimensons": 1},
+    ]
+    lines = [request_line(str(number), {"input": "a", **body}) for number, body in enumerate(bodies)]
+    lines[0]["x"] = 1
+    file = to_file(client, lines)
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    good, bad = results_of(client, ended(client, made.id))
+    named = [line["response"].get("ignored_fields") for line in good]
+    assert named == [["x"], ["y"], None]
+    messages = [line["response"]["body"]["error"]["message"] for line in bad]
+    assert "late_chunking" in messages[0]
+    assert 'did you mean "dimensions"' in messages[1]
+
+
+def test_a_page_may_read_the_header(tiny_server: Server) -> None:
+    """CORS exposes it."""
+    headers = {"Origin": "https://app.example", "Content-Type": "application/json"}
+    reply = http_call(tiny_server.http, "POST", "/embed", b'{"inputs": "a", "x": 1}', headers)
+    assert reply.headers[IGNORED] == "x"
+    assert IGNORED in reply.headers["access-control-expose-headers"]
+
+
+def test_unknown_fields_can_be_refused(models: Path, tmp_path: Path) -> None:
+    """Whoever documents them; null leaves fields out all the same."""
+    with Server(models, *FAKE, "--unknown-fields", "refuse", "--batch-dir", str(tmp_path)) as server:
+        for path, body in (
+            ("/embed", {"inputs": "a", "x": 1}),
+            ("/v1/embeddings", {"input": "a", "late_chunking": False}),
+            ("/v2/models/minilm/infer", {"inputs": [{**TENSOR, "x": 1}]}),
+        ):
+            reply = post(server, path, body)
+            assert reply.status in {400, 422}
+            assert "unknown field" in str(reply.json())
+        assert post(server, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
+        document = get(server.http, "/openapi.json").json()
+        assert document["components"]["schemas"]["EmbedRequest"]["additionalProperties"] is False
+
+
+def test_what_is_read_of_the_owners_fields_is_read() -> None:
+    """The table of their fields agrees with the messages: what it calls read is read, and the rest is not."""
+    messages = [openai_messages, cohere_messages, tei_messages, huggingface_messages]
+    kinds = {kind for module in messages for kind in vars(module).values() if hasattr(kind, "owners")}
+    assert len(kinds) > 12
+    for kind in kinds:
+        known = {field.encode_name for field in fields(kind)}
+        for owner in kind.owners.all:
+            assert owner.source.startswith("https://")
+            assert set(owner.read.split()) <= known, (kind, owner.name)
+        assert not kind.owners.unread.keys() & known, kind
+    assert {"top_k", "text", "dimension"} <= owners.DOCUMENTED
