@@ -243,7 +243,7 @@ class Call(msgspec.Struct, eq=False):
         observer = self.environment.observer
         if observer is None:
             return None
-        if not observer.traces:
+        if not observer.detailed:
             return RequestTrace("grpc", "POST", self.head.route, "", 0.0)
         trace = RequestTrace(
             *("grpc", "POST", self.head.route, self.request_id(), time.perf_counter(), size),

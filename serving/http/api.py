@@ -206,7 +206,7 @@ def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:
 
 
 def _trace(route: str, request: HttpRequest, observer: RequestObserver) -> RequestTrace:
-    if not observer.traces:
+    if not observer.detailed:
         return RequestTrace("http", request.method, route, request.request_id, request.arrival)
     headers = request.headers
     return RequestTrace(

@@ -16,7 +16,7 @@ class RequestObserver:
     """Counts the answers of each request that has ended, and hands on its trace.
 
     Attributes:
-        traces: Whether anybody reads traces; if not, they need no more in them than answers and an error.
+        detailed: Whether anybody reads traces; if not, they need no more in them than answers and an error.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class RequestObserver:
     ) -> None:
         self._answered = answered
         self._sinks = sinks
-        self.traces = bool(sinks)
+        self.detailed = bool(sinks)
 
     def end(self, trace: RequestTrace) -> None:
         """Ends the trace; it is read after the reply has been sent: the client waits for one of them only."""
@@ -32,7 +32,7 @@ class RequestObserver:
         asyncio.get_running_loop().call_soon(self._tell, trace)
 
     def _tell(self, trace: RequestTrace) -> None:
-        outcomes = trace.let_go() if self.traces else trace.outcomes
+        outcomes = trace.let_go() if self.detailed else trace.outcomes
         if trace.reason == "ok":
             for outcome in outcomes:
                 self._answered(outcome)

@@ -127,7 +127,7 @@ class Observer(RequestObserver):
     """Keeps traces."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: None, [])
+        super().__init__(lambda _: None, [lambda _: None])
         self.traces: list[RequestTrace] = []
 
     def end(self, trace: RequestTrace) -> None:
