@@ -789,8 +789,9 @@ class HttpConnection(asyncio.Protocol):
     async def _open_file(
         self, request: HttpRequest, reply: HttpReply, path: Path
     ) -> tuple[HttpReply, _OpenFile | None]:
-        """Opens the file of a reply, and takes room for a piece; or makes the refusal in its place."""
-        if not self._share.take(FILE_BYTES):
+        """Opens the file of a reply, and takes room for a piece if that goes out; or makes the refusal in its place."""
+        room = FILE_BYTES if sends_body(request, reply) else 0
+        if not self._share.take(room):
             return refuse(BuffersFull(), request), None
         try:
             return reply, await asyncio.to_thread(_OpenFile, path)
@@ -798,14 +799,14 @@ class HttpConnection(asyncio.Protocol):
             refusal: BertserveError = ObjectNotFound("the file has just been deleted")
         except OSError:
             refusal = NotReady("the file cannot be read now; try again", retry_after_s=1)
-        self._share.give(FILE_BYTES)
+        self._share.give(room)
         return refuse(refusal, request), None
 
     async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: _OpenFile, *, keep_alive: bool) -> None:
         api, sent = self._port.app.api, 0
+        wanted = opened.size if sends_body(request, reply) else 0
         try:
             with opened.file:
-                wanted = opened.size if sends_body(request, reply) else 0
                 self._send(request, reply, opened.size, keep_alive=keep_alive)
                 while sent < wanted:
                     piece = b""
@@ -825,7 +826,8 @@ class HttpConnection(asyncio.Protocol):
         except asyncio.CancelledError:
             api.gone(request, reply, sent)
             raise
-        self._share.give(FILE_BYTES)
+        if sends_body(request, reply):
+            self._share.give(FILE_BYTES)
         api.sent(request, reply, sent)
 
     def _check_key(self) -> None:
