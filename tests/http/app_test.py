@@ -25,6 +25,7 @@ from serving.jobs.service import Jobs
 from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
+from serving.net.orca import LoadReport, LoadReports
 from serving.oip.service import V2Service
 from serving.records import (
     AnswerOptions,
@@ -47,6 +48,7 @@ from serving.settings import Settings
 from serving.tei.service import TeiService
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
+from tests.support.held import held
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -162,6 +164,7 @@ class Everywhere:
                 record_error=self._record,
                 keys=keys,
                 observer=self._observer,
+                load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
                 jobs=Jobs.open(settings),
             )
         )
@@ -229,6 +232,11 @@ class Everywhere:
         example = docs.example if docs is not None else {"inputs": "a"}
         body = json.dumps(example(api) if callable(example) else example).encode()
         return Case(route.method, path, body if route.method == "POST" else None)
+
+    def ask_ours(self, case: Case) -> None:
+        """Asks over our own connection alone."""
+        http_call(self._address, case.method, case.path, case.body, case.headers)
+        self._taken(1)
 
     def ask(self, case: Case) -> int:
         """Asks everywhere, checks that the answers are one, and gives its status."""
@@ -300,6 +308,35 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
         assert plain.ask(case) in ({403} if off else {200, 400, 424, 501} if hidden else {200}), route.path
         if route.method == "GET":
             plain.ask(case._replace(method="HEAD"))
+
+
+CHANGES = ("._limit.", "._kinds", "._since")
+"""Places that are meant to change: what is counted and timed."""
+
+
+def test_no_request_changes_what_is_kept_for_others(plain: Everywhere) -> None:
+    """Replies, heads, settings, tables: once every route was asked, asking again leaves all values as they are."""
+    fields = {
+        **JSON,
+        "Origin": OURS,
+        "endpoint-load-metrics-format": "TEXT",
+        "If-None-Match": "a",
+        "Prefer": "return=minimal",
+        "Accept-Encoding": "gzip",
+    }
+    cases = [plain.case(route)._replace(headers=fields) for route in plain.routes()]
+    cases += [case._replace(method="HEAD") for case in cases if case.method == "GET"]
+    cases += [Case("GET", "/nothing"), Case("PUT", "/embed", b"{}"), Case("POST", "/embed", b"{")]
+
+    def ask() -> dict[str, object]:
+        for case in cases:
+            plain.ask_ours(case)
+        return held(plain.app)
+
+    before, after = ask(), ask()
+    assert len(before) > 5_000
+    changed = {place for place in before.keys() | after.keys() if before.get(place) != after.get(place)}
+    assert not {place for place in changed if not any(name in place for name in CHANGES)}
 
 
 def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
