@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from typing import TYPE_CHECKING
 
 import h11
@@ -41,13 +40,12 @@ def server(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytes
 @pytest.mark.parametrize("behind", [b"\r\n", b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n", b"x" * 100_000])
 def test_what_is_sent_behind_the_last_request_cuts_no_reply(server: Server, behind: bytes) -> None:
     """A reply that ends the connection is read whole, however slowly, whatever its client still sends."""
-    with RawConnection(server.http) as connection:
-        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
-        connection.send(LARGE + b"Connection: close\r\n\r\n")
-        reply = connection.socket.recv(100)
-        for _ in range(3):
-            connection.send(behind)
-        reply += connection.read_to_end()
+    with RawConnection(server.http, receive_bytes=8192) as connection:
+        identity = f"cut-{len(behind)}"
+        connection.send(LARGE + f"X-Request-Id: {identity}\r\nConnection: close\r\n\r\n".encode())
+        wait_for(lambda: identity in server.log, "the end of the request")
+        connection.send(behind)
+        reply = connection.read_to_end()
     head, _, body = reply.partition(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head)
     assert length is not None
@@ -65,7 +63,13 @@ REFUSED = {
     "headers": (431, "headers_too_large", "GET /livez", "Host: test\r\nX-A: " + "v" * 60_000, b""),
     "coding": (501, "unsupported", "POST /embed", "KEY\r\nHost: test\r\nTransfer-Encoding: gzip, chunked", b""),
     "no_route": (404, "not_found", "GET /nothing", "KEY\r\nHost: test\r\nConnection: close", b""),
-    "no_json": (400, "malformed_request", "POST /embed", "KEY\r\nHost: test\r\nConnection: close\r\nContent-Length: 1", b"{"),
+    "no_json": (
+        400,
+        "malformed_request",
+        "POST /embed",
+        "KEY\r\nHost: test\r\nConnection: close\r\nContent-Length: 1",
+        b"{",
+    ),
 }
 
 
@@ -131,7 +135,9 @@ def test_an_answer_is_one_line_and_one_count(server: Server) -> None:
     assert reply.status == 200
     wait_for(lambda: "request_id=answered" in server.log, "the line")
     after = counted(server)
-    assert after == before | {'bertserve_requests_total{reason="ok"}': before['bertserve_requests_total{reason="ok"}'] + 1}
+    assert after == before | {
+        'bertserve_requests_total{reason="ok"}': before['bertserve_requests_total{reason="ok"}'] + 1
+    }
 
 
 class Stuck(Wire):

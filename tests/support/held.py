@@ -47,7 +47,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  whatever t
         yield from ((f"{{{index}}}", each) for index, each in enumerate(sorted(value, key=repr)))
     elif isinstance(value, types.FunctionType):
         cells = value.__closure__ or ()
-        yield from ((f"<{name}>", cell.cell_contents) for name, cell in zip(value.__code__.co_freevars, cells, strict=True))
+        yield from (
+            (f"<{name}>", cell.cell_contents) for name, cell in zip(value.__code__.co_freevars, cells, strict=True)
+        )
         yield from ((".default", each) for each in (value.__defaults__, value.__kwdefaults__) if each)
     elif isinstance(value, types.MethodType):
         yield from ((".self", value.__self__), (".function", value.__func__))
@@ -72,7 +74,9 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN401
     for name in names:
         if name in {"__weakref__", "__dict__", "__builtins__", "__annotations__"}:
             continue
-        full = f"_{type(value).__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        full = (
+            f"_{type(value).__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        )
         try:
             yield name, getattr(value, full)
         except AttributeError:
