@@ -38,7 +38,7 @@ def held(*roots: object) -> dict[str, object]:
     return found
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  whatever there is
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | types.MappingProxyType):
         yield from ((f"[{key!r}]"[:80], each) for key, each in list(value.items()))
     elif isinstance(value, list | tuple | deque):
@@ -57,14 +57,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  whatever t
         yield from ((f".{name}", each) for name, each in _fields(value))
 
 
-def _ours(value: Any) -> bool:  # noqa: ANN401
+def _ours(value: Any) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__.split(".")[0] == _ROOM
     kind = value if isinstance(value, type) else type(value)
     return kind.__module__.split(".")[0] == _ROOM
 
 
-def _fields(value: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN401
+def _fields(value: Any) -> Iterable[tuple[str, Any]]:
     names = dict.fromkeys(getattr(value, "__dict__", ()))
     for kind in () if isinstance(value, type) else type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
