@@ -426,7 +426,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         prompt_name: Key of the model's prompt to put before each text.
         input_type: What the texts are for, in place of a prompt's name.
         timeout_ms: None means the server's default.
-        trace: None where the access log and tracing are both off.
+        trace: Where the transport has its answers noted until the reply is sent; None where no reply follows.
     """
 
     inputs: Sequence[TextInput]
@@ -553,7 +553,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
 
 
 class RequestTrace(msgspec.Struct):
-    """What the access log and spans need of one request.
+    """What counts, the access log and spans need of one request.
 
     The transport begins and ends it, the pipeline fills in the rest. Times are in seconds of the clock
     `time.perf_counter`; 0 stands for what did not happen.
@@ -568,11 +568,12 @@ class RequestTrace(msgspec.Struct):
         decoded: When the pipeline got the request.
         queued: When its texts were queued.
         computed: When the last of them was computed.
-        ended: When its reply was made.
+        ended: When its reply was sent.
         status: HTTP's status, or the name of gRPC's.
         reason: `ok`, or the reason of its error.
         error_status: The HTTP status of its error, whatever the transport; 0 without an error.
         model: This and what follows are set only where there was an answer.
+        outcomes: The answers, to be counted once they are sent.
     """
 
     protocol: Literal["http", "grpc"]
@@ -597,14 +598,23 @@ class RequestTrace(msgspec.Struct):
     tokens: int = 0
     truncated_tokens: int = 0
     timings: Timings | None = None
+    outcomes: tuple[Outcome[Any], ...] = ()
 
     def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
+        """Notes an answer; a request may bring several that are answered each for itself."""
         self.queued, self.computed = queued, computed
-        self.model, self.version = outcome.model, outcome.version
-        self.texts += len(outcome.answer)  # a request may bring several that are answered each for itself
-        self.tokens += outcome.tokens
-        self.truncated_tokens += outcome.truncated_tokens
-        self.timings = outcome.timings
+        self.outcomes += (outcome,)
+
+    def let_go(self) -> tuple[Outcome[Any], ...]:
+        """Notes of the answers what is told of them, and gives them away, as they are large."""
+        outcomes, self.outcomes = self.outcomes, ()
+        for outcome in outcomes:
+            self.model, self.version = outcome.model, outcome.version
+            self.texts += len(outcome.answer)
+            self.tokens += outcome.tokens
+            self.truncated_tokens += outcome.truncated_tokens
+            self.timings = outcome.timings
+        return outcomes
 
     def failed(self, reason: str, http_status: int, status: int | str) -> None:
         """Notes an error without keeping it, because its traceback holds the whole request.

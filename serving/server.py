@@ -56,6 +56,7 @@ from serving.telemetry import catalogue
 from serving.telemetry.metrics import CONTENT_TYPE, Metrics
 from serving.telemetry.recent import Recent
 from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
+from serving.unawaited import kept, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -129,7 +130,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     sinks = [write_access_line] if settings.access_log else []
     if span_sender:
         sinks.append(span_sender.record)
-    observer = RequestObserver(sinks) if sinks else None
+    observer = RequestObserver(metrics.answered, sinks)
     dispatcher = Dispatcher(
         _policy(settings, repository),
         AdmissionLimits(
@@ -374,8 +375,8 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     server.recent.start()
     lifecycle.to(State.WARMING)
     server.slot.start()
-    background = [asyncio.create_task(work()) for work in server.background]
-    jobs = asyncio.create_task(server.runner.run()) if server.runner else None
+    background = [start(kept(work)) for work in server.background]
+    jobs = start(server.runner.run()) if server.runner else None
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
-LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host", "cgroups"}
+LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host", "cgroups", "unawaited"}
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
@@ -27,6 +27,7 @@ ARROWS = {
     "host": "cgroups",
     "lifecycle": "errors",
     "logs": "errors",
+    "unawaited": "errors",
     "security": "errors",
     "settings": "errors security",
     # What requests may bring beside the fields that are read, for every wire.
@@ -35,22 +36,22 @@ ARROWS = {
     "scheduling": "errors records",
     # What runs a batch knows neither wire nor task nor metric.
     "models": "errors records host scheduling.cost",
-    "engine": "errors records host logs models.bundle scheduling.cost",
+    "engine": "errors unawaited records host logs models.bundle scheduling.cost",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors records settings lifecycle scheduling models engine",
+    "inference": "errors unawaited records settings lifecycle scheduling models engine",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models inference",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
     "jobs": "errors records settings logs fields",
-    "net": "errors records settings security",
-    "http": "errors records settings lifecycle logs security fields models inference oip tei jobs net",
-    "grpc": "errors records settings lifecycle logs security fields inference oip tei net",
+    "net": "errors unawaited records settings security",
+    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net",
+    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
-    "rollout": "errors records host settings lifecycle scheduling models engine inference telemetry",
-    "operations": "errors cgroups host settings lifecycle logs scheduling models engine inference telemetry"
+    "rollout": "errors unawaited records host settings lifecycle scheduling models engine inference telemetry",
+    "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
-    "server": "errors records settings lifecycle logs security scheduling engine inference telemetry oip"
+    "server": "errors unawaited records settings lifecycle logs security scheduling engine inference telemetry oip"
     " tei jobs net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }
@@ -308,6 +309,8 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 BROAD_HANDLERS = {
     "serving.http.api": "the HTTP boundary",
     "serving.http.asgi": "the same around the framework",
+    "serving.http.connection": "the same around the making of a reply, which nobody awaits",
+    "serving.unawaited": "the boundary of all else that nobody awaits",
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
     "serving.jobs.runner": "a line's boundary: without it a job would fall over the same line for ever",
@@ -329,6 +332,28 @@ def test_every_exception_is_caught_at_the_boundaries_alone() -> None:
         if isinstance(node, ast.ExceptHandler) and (node.type is None or ast.unparse(node.type) == "Exception")
     }
     assert found <= BROAD_HANDLERS.keys()
+
+
+AWAITED = {
+    "serving.http.connection": "an exchange, which has a boundary of its own",
+    "serving.grpc.unary": "a call, whose boundary is `answer`",
+    "serving.grpc.bidirectional": "the same of a message",
+    "serving.http.apis.huggingface": "a group, which waits for its tasks",
+    "serving.http.apis.openai_lines": "pieces that are gathered",
+    "serving.jobs.runner": "lines and jobs, whose ends are looked at",
+    "serving.rollout.engine_slot": "the supervision, whose end is looked at",
+    "serving.server": "what the server waits for until it ends",
+    "serving.unawaited": "all others",
+}
+"""Modules that begin tasks, with who awaits them."""
+
+
+def test_what_nobody_awaits_is_begun_in_one_place() -> None:
+    """A task that raises is never silent: others than these begin theirs with `unawaited.start`."""
+    begins = re.compile(r"\b(create_task|ensure_future)\(")
+    found = {module.name for module in _below("serving") if begins.search(ast.unparse(module.tree))}
+    assert found <= AWAITED.keys()
+    assert AWAITED.keys() <= found
 
 
 def test_settings_read_the_environment_alone() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from serving.errors import BertserveError, BuffersFull, ClientGone, MalformedRequest, NotReady
-from serving.grpc.boundary import answer
+from serving.grpc.boundary import Answer, answer
 from serving.grpc.calls import UNCOUNTED_BYTES, Call, Metadata
 from serving.security.keys import refusal
+from serving.unawaited import guarded
+
+if TYPE_CHECKING:
+    from serving.records import RequestTrace
 
 _MAX_ANSWERS = 64
 """Messages of one call that are worked on at a time; further ones wait where flow control holds them."""
@@ -25,7 +30,7 @@ class BidirectionalCall(Call, eq=False):
     _sizes: dict[asyncio.Task[Any], int] = msgspec.field(default_factory=dict)
     _in_work: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
-    _answers: deque[asyncio.Task[bytes | BertserveError]] = msgspec.field(default_factory=deque)
+    _answers: deque[asyncio.Task[Answer | None]] = msgspec.field(default_factory=deque)
     _draining: bool = False
     _ended: bool = False
     _over: bool = False
@@ -60,19 +65,22 @@ class BidirectionalCall(Call, eq=False):
             self.refuse(refusal(authorization))
 
     def lost(self) -> None:
+        gone = ClientGone("the client cancelled the call")
         if self._answers:
-            self.record(ClientGone("the client cancelled the call"))
-        self._stop()
+            self.record(gone)
+        self._stop(gone)
         super().lost()
 
-    def refuse(self, error: BertserveError, request_id: str = "") -> None:
-        self._stop()
-        super().refuse(error, request_id)
+    def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
+        self._stop(error)
+        super().refuse(error, request_id, trace)
 
-    def _stop(self) -> None:
+    def _stop(self, error: BertserveError) -> None:
+        """Does without what is not sent yet."""
         self._over = True
         for task in self._answers:
-            task.cancel()
+            if not task.cancel() and (made := _made(task)) is not None:
+                self.tell(made.trace, 0, error)
         self._answers.clear()
         self._sizes.clear()
         self._in_work = 0
@@ -81,27 +89,31 @@ class BidirectionalCall(Call, eq=False):
     def _kept(self) -> int:
         return super()._kept() + len(self._buffer) + self._in_work
 
-    def _answered(self, task: asyncio.Task[bytes | BertserveError]) -> None:
+    def _answered(self, task: asyncio.Task[Answer | None]) -> None:
         """Counts an answer in place of its message."""
-        if self._over or task.cancelled():
+        if self._over:
+            if (made := _made(task)) is not None:
+                self.tell(made.trace, 0, ClientGone("the call has ended"))
             return
-        self._in_work += _size(task.result()) - self._sizes.pop(task)
-        self._advance()
+        if (made := _made(task)) is not None:
+            self._in_work += len(made.reply) - self._sizes.pop(task)
+            self._advance()
 
     def _advance(self) -> None:
         """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
         if self._over:
             return
+        last = self._send_answers()
+        if last is not None and last.error is not None:
+            self.refuse(last.error, last.request_id, last.trace)
+            return
         try:
-            error = self._send_answers()
-            while error is None and self._may_start() and (message := self._next_message(self._buffer)):
+            while self._may_start() and (message := self._next_message(self._buffer)):
                 self._start(*message)
-            if error is None and (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
-                error = BuffersFull()
-        except BertserveError as refused:
-            error = refused.bare()
-        if error is not None:
-            self.refuse(error)
+            if (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
+                raise BuffersFull
+        except BertserveError as error:
+            self.refuse(error.bare())
             return
         self.idle = not self._buffer or not self._may_start()
         if self._answers or self.stream.unsent is not None:
@@ -117,24 +129,31 @@ class BidirectionalCall(Call, eq=False):
     def _may_start(self) -> bool:
         return not self._draining and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
 
-    def _send_answers(self) -> BertserveError | None:
-        """Sends what is next, until the client takes no more (`sent` goes on), or returns the error that is next."""
+    def _send_answers(self) -> Answer | None:
+        """Sends what is next, until the client takes no more (`sent` goes on), or returns the one that is refused."""
         # One that is done and still has a size here is counted as its message: `_answered` comes back for it.
         while self._answers and self._answers[0] not in self._sizes and self.stream.unsent is None:
-            result = self._answers.popleft().result()
-            self._in_work -= _size(result)
-            if isinstance(result, BertserveError):
-                return result
-            self.reply(result)
+            made = _made(self._answers.popleft())
+            if made is None:
+                continue
+            self._in_work -= len(made.reply)
+            if made.error is not None:
+                return made
+            try:
+                self.reply(made.reply)
+            except BertserveError as error:
+                return msgspec.structs.replace(made, error=error.bare())
+            self.tell(made.trace, len(made.reply))
         return None
 
     def _start(self, data: bytes, compressed: int) -> None:
         task = self.connection.loop.create_task(answer(self, [(data, compressed)]))
-        task.add_done_callback(self._answered)
+        task.add_done_callback(partial(guarded, self.abandon, self._answered))
         self._answers.append(task)
         self._sizes[task] = len(data)
         self._in_work += len(data)
 
 
-def _size(result: bytes | BertserveError) -> int:
-    return 0 if isinstance(result, BertserveError) else len(result)
+def _made(task: asyncio.Task[Answer | None]) -> Answer | None:
+    """What a task has made; None where it was cancelled."""
+    return None if task.cancelled() else task.result()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from serving.errors import (
@@ -17,18 +17,19 @@ from serving.errors import (
     InvalidCompression,
     InvalidRequest,
     MalformedRequest,
+    NotReady,
     UnsupportedMediaType,
 )
 from serving.grpc.fields import has_more_fields
 from serving.logs import fields
 from serving.net.requests import COMPRESSIONS, inflate
-from serving.records import RequestTrace
+from serving.unawaited import guarded, is_cancelled
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call
-    from serving.net.observer import RequestObserver
+    from serving.records import RequestTrace
 
 _UNCHECKED_BYTES = 16_384
 """A message of this size is parsed in a millisecond, whatever is in it."""
@@ -39,69 +40,67 @@ _MOST_FIELDS = 4096
 log = logging.getLogger("bertserve.grpc")
 
 
-async def answer(call: Call, messages: list[tuple[bytes, int]]) -> bytes | BertserveError:
+class Answer(msgspec.Struct, frozen=True):
+    """What becomes of one message of several: its reply, or the error with which the call ends.
+
+    Attributes:
+        request_id: The request's, where it is refused.
+        trace: The message's, which ends when the reply is sent.
+    """
+
+    reply: bytes
+    error: BertserveError | None
+    request_id: str
+    trace: RequestTrace | None
+
+
+async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None:
     """Runs a call's method on a message, or on all of a call together; each with whether it is compressed.
 
-    A call of one reply is ended here, and the result is empty: its task, which is kept, would hold the reply. Of one
-    message of several, the result is the reply, or the error with which the call ends.
+    A call of one reply is ended here, and there is no result: its task, which is kept, would hold the reply.
     """
-    method, observer = call.head.method, call.environment.observer
-    trace = None if observer is None else _begin_trace(call, sum([len(data) for data, _ in messages]))
-    request: Message | None = None
-    failure: BertserveError | None = None
-    reply, request_id = b"", ""
+    is_one_of_several = call.head.method.duplex is not None
+    trace: RequestTrace | None = None
+    requests: list[Message] = []
     try:
-        requests = [
-            _parse(call, await _inflate(call, data) if compressed else data, trace) for data, compressed in messages
-        ]
+        trace = call.begin_trace(sum([len(data) for data, _ in messages]))
+        if not is_one_of_several:
+            call.trace = trace
+        for data, compressed in messages:
+            requests.append(_parse(call, await _inflate(call, data) if compressed else data, trace))
         messages.clear()  # not kept twice while the request waits
-        request = requests[0] if requests else None
-        if method.gathered is not None:
-            reply = (await method.gathered(requests, call)).SerializeToString()
-            call.finish(reply)
-        elif method.unary is not None:
-            reply = (await method.unary(request, call)).SerializeToString()
-            call.finish(reply)
-        elif method.duplex is not None:
-            reply = (await method.duplex(request, call, trace)).SerializeToString()
-        elif method.streaming is not None:
-            await call.reply_all(method.streaming(request, call))
+        reply = await _run(call, requests, trace)
     except BertserveError as error:
         failure = error.bare()
-        request_id = _request_id(call, request)
     except asyncio.CancelledError:
-        failure = ClientGone("the client cancelled the call")
-        raise
+        if is_cancelled():
+            call.tell(trace, 0, ClientGone("the client cancelled the call"))
+            raise
+        failure = NotReady("the server ends before this call could be answered")  # what it waited for has ended
     except Exception:  # the gRPC boundary
-        request_id = _request_id(call, request)
-        log.exception("a call failed", extra=fields(request_id=request_id))
+        log.exception("a call failed", extra=fields(request_id=_request_id(call, requests, trace)))
         failure = InternalError()
-    finally:
-        if observer is not None and trace is not None:
-            trace.bytes_out = len(reply)
-            _end_trace(observer, trace, failure)
-    if failure is not None and method.duplex is None:
-        call.refuse(failure, request_id)
-    return failure or (b"" if method.duplex is None else reply)
+    else:
+        return Answer(reply, None, "", trace) if is_one_of_several else None
+    request_id = _request_id(call, requests, trace)
+    if is_one_of_several:
+        return Answer(b"", failure, request_id, trace)
+    guarded(call.abandon, call.refuse, failure, request_id)
+    return None
 
 
-def _begin_trace(call: Call, size: int) -> RequestTrace:
-    route = call.head.metadata[b":path"].decode("latin-1")  # a method's own: other paths are refused before
-    trace = RequestTrace(
-        *("grpc", "POST", route, call.request_id(), time.perf_counter(), size),
-        traceparent=call.metadata(b"traceparent"),
-        tracestate=call.metadata(b"tracestate"),
-    )
-    trace.status = "OK"
-    if call.head.method.duplex is None:
-        call.trace = trace
-    return trace
-
-
-def _end_trace(observer: RequestObserver, trace: RequestTrace, failure: BertserveError | None) -> None:
-    if failure is not None:
-        trace.failed(failure.reason, failure.http_status, failure.grpc_code)
-    observer.end(trace)  # whose readers come after this turn of the loop, and so after the refusal
+async def _run(call: Call, requests: list[Message], trace: RequestTrace | None) -> bytes:
+    """Runs a call's method, and ends the call, unless it has several replies: then this one is returned."""
+    method = call.head.method
+    if method.unary is not None:
+        call.finish((await method.unary(requests[0], call)).SerializeToString())
+    elif method.gathered is not None:
+        call.finish((await method.gathered(requests, call)).SerializeToString())
+    elif method.duplex is not None:
+        return (await method.duplex(requests[0], call, trace)).SerializeToString()
+    elif method.streaming is not None:
+        await call.reply_all(method.streaming(requests[0], call))
+    return b""
 
 
 async def _inflate(call: Call, data: bytes) -> bytes:
@@ -135,7 +134,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
         request.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError):
         raise MalformedRequest(f"the message is not a {kind.__name__}") from None
-    if trace is not None and (message_id := getattr(request, "id", "")):
+    if trace is not None and trace.request_id and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
 
@@ -146,5 +145,7 @@ def _check_fields(call: Call, data: bytes) -> None:
         raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
 
 
-def _request_id(call: Call, request: Message | None) -> str:
-    return call.request_id(getattr(request, "id", ""))
+def _request_id(call: Call, requests: list[Message], trace: RequestTrace | None) -> str:
+    if trace is not None and trace.request_id:
+        return trace.request_id  # one of our own would be another one each time
+    return call.request_id(getattr(requests[0], "id", "") if requests else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,12 +15,15 @@ from serving.errors import (
     BuffersFull,
     DeadlineExceeded,
     InvalidCompression,
+    MethodNotAllowed,
     SlowRequest,
+    UnsupportedMediaType,
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
-from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers
+from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
 from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
+from serving.records import RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
-    from serving.records import RequestTrace
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
@@ -68,16 +71,22 @@ class Method(msgspec.Struct, frozen=True, eq=False):
 class CallHead(msgspec.Struct, frozen=True, eq=False):
     """What the headers of a call say.
 
+    It is kept for later calls with the same headers, so that nothing in it is changed by one.
+
     Attributes:
+        route: The method's path; `?` where there is no such method.
         body_limit: Bytes that a message may have.
         timeout_s: How long the client waits; None for ever.
         metadata: All fields; those that come twice are joined, see `serving.net.requests.combined`.
+        error: What such calls are refused with, whatever their messages are.
     """
 
     method: Method
+    route: str
     body_limit: int
     timeout_s: float | None
     metadata: Mapping[bytes, bytes]
+    error: BertserveError | None = None
 
 
 class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
@@ -86,7 +95,7 @@ class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         record_error: Counts and logs an error.
         keys: What all but the open methods need one of.
-        observer: Traces requests; None where nothing reads the traces.
+        observer: Is told of requests that have ended; None where nobody listens.
         load_reports: What balancers are told of the load behind a reply; None where nothing is.
         inflating: Held by the call whose message is being decompressed.
     """
@@ -107,7 +116,7 @@ class Call(msgspec.Struct, eq=False):
         idle: Whether the client need not send anything now: it is between two messages.
         waited_s: How long the client has kept the server waiting, for its request or for its window.
         unsent: Bytes that its window held back when that wait began.
-        trace: What is noted of its only message for the access log and for spans; None where both are off.
+        trace: What is noted of its only message, or of all together; None where nobody is told.
     """
 
     connection: GrpcConnection
@@ -126,6 +135,7 @@ class Call(msgspec.Struct, eq=False):
     _trailers: bytes | None = None
     _held: int = 0
     _consumed: int = 0
+    _bytes_out: int = 0
 
     # What methods use.
 
@@ -146,7 +156,11 @@ class Call(msgspec.Struct, eq=False):
 
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
         """Counts an error that does not end the call, of the message that has this id and this trace."""
-        self._record(error, self.request_id(message_id), trace)
+        request_id = self.request_id(message_id)
+        self.environment.record_error(error, request_id)
+        if trace is not None:
+            trace.failed(error.reason, error.http_status, error.grpc_code)
+            trace.request_id = request_id
 
     def request_id(self, message_id: str = "") -> str:
         """The id in logs: from the call's metadata, else from its message, else one of the server's."""
@@ -162,8 +176,11 @@ class Call(msgspec.Struct, eq=False):
         """
         connection, stream = self.connection, self.stream
         headers = None if self._headed else REPLY_HEADERS
+        data = b""
+        if message is not None:
+            data = _PREFIX.pack(0, len(message)) + message
+            self._bytes_out += len(message)
         self._headed = True
-        data = b"" if message is None else _PREFIX.pack(0, len(message)) + message
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
             self._wait_for_window(stream.unsent)
@@ -188,16 +205,64 @@ class Call(msgspec.Struct, eq=False):
         self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
         if self._held and self.stream.unsent is None:
             self._hold(0)
+        self.tell(self.trace, self._bytes_out)
 
-    def refuse(self, error: BertserveError, request_id: str = "") -> None:
-        """Ends the call with an error; `request_id` is for a request whose message had an id."""
+    def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
+        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status.
+
+        Args:
+            error: The error.
+            request_id: For a request whose message had an id.
+            trace: That of the message, where it is one of several.
+        """
         request_id = request_id or self.request_id()
-        self._record(error, request_id, self.trace)
         trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
-        self.connection.h2.send(self.stream, None, b"", trailers if self._headed else REPLY_HEADERS + trailers)
+        if not self._headed:
+            no_call = error is self.head.error and isinstance(error, UnsupportedMediaType | MethodNotAllowed)
+            trailers = (reply_headers(error.http_status) if no_call else REPLY_HEADERS) + trailers
+        self._headed = True
+        self.connection.h2.send(self.stream, None, b"", trailers)
         self.waited_s = 0.0
         self._end_later()
         self.connection.flush()
+        self.environment.record_error(error, request_id)
+        trace = trace or self.trace or self.begin_trace(0)
+        if trace is not None:
+            trace.request_id = request_id
+            self.tell(trace, 0, error)
+
+    def abandon(self) -> None:
+        """Resets the stream of a call of which not even an error could be told."""
+        stream = self.stream
+        self.connection.h2.reset(stream, ErrorCode.INTERNAL_ERROR)
+        stream.context = None
+        self.lost()
+        self.connection.flush()
+
+    def begin_trace(self, size: int) -> RequestTrace | None:
+        """The trace of messages of so many bytes; None where nobody is told."""
+        observer = self.environment.observer
+        if observer is None:
+            return None
+        if not observer.detailed:
+            return RequestTrace("grpc", "POST", self.head.route, "", 0.0)
+        trace = RequestTrace(
+            *("grpc", "POST", self.head.route, self.request_id(), time.perf_counter(), size),
+            traceparent=self.metadata(b"traceparent"),
+            tracestate=self.metadata(b"tracestate"),
+        )
+        trace.status = "OK"
+        return trace
+
+    def tell(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
+        """Ends a trace, once, now that a reply of so many bytes was sent, or that nothing is sent any more."""
+        observer = self.environment.observer
+        if observer is None or trace is None or trace.ended:
+            return
+        if error is not None:
+            trace.failed(error.reason, error.http_status, error.grpc_code)
+        trace.bytes_out = size
+        observer.end(trace)
 
     def _load_report(self) -> Metadata:
         reports = self.environment.load_reports
@@ -280,12 +345,6 @@ class Call(msgspec.Struct, eq=False):
             self.stream.context = None
             self.connection.flush()
             raise BuffersFull
-
-    def _record(self, error: BertserveError, request_id: str, trace: RequestTrace | None) -> None:
-        self.environment.record_error(error, request_id)
-        if trace is not None:
-            trace.failed(error.reason, error.http_status, error.grpc_code)
-            trace.request_id = request_id
 
 
 def read_prefix(buffer: bytes | bytearray, limit: int) -> tuple[int, int] | None:

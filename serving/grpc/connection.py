@@ -6,8 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
+from serving.net.farewell import Farewell, unsent_bytes
 from serving.net.peers import peer_of
 from serving.net.ports import lifetime_s
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,6 +108,7 @@ class GrpcConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._behind = b""
         self._waiting = self._paused = self._closing = self._turn_is_due = False
+        self._farewell: Farewell | None = None
         self._ending = application.ending
         self._paused_s = self._stalled_s = 0.0
         self._progress = self._buffered = self._unread = 0
@@ -125,7 +128,7 @@ class GrpcConnection(asyncio.Protocol):
         self.h2 = H2Connection(self._application.limits, credit)
         if wait_s:
             self._waiting = True
-            self.loop.call_later(wait_s, self._stop_waiting)
+            self.loop.call_later(wait_s, guarded, self.abort, self._stop_waiting)
         self._application.connections.add(self)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and secured.selected_alpn_protocol() != "h2":
@@ -134,12 +137,16 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Cancels the calls under way: their client has gone."""
         self._end_credit()
+        if self._farewell is not None:
+            self._farewell.cancel()
         self._application.connections.discard(self)
         self._handle(self.h2.terminate())
         self.share.close()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
+            if self._farewell is not None:
+                self._farewell.received(len(data))
             return
         if self.h2.pending or self.h2.overdrawn or self._waiting:
             # What came before waits for its turn, or has taken the time of others: nothing more is read meanwhile.
@@ -193,15 +200,18 @@ class GrpcConnection(asyncio.Protocol):
         self._turn_is_due = False
         if self._paused or not (self.h2.pending or self._behind) or self._transport.is_closing():
             return 0.0
-        data, self._behind = self._behind, b""
         before = self.h2.last_stream
+        guarded(self.abort, self._go_on)
+        return _CALL_S * (self.h2.last_stream - before) / 2  # clients use odd numbers alone
+
+    def _go_on(self) -> None:
+        data, self._behind = self._behind, b""
         self._handle(self.h2.receive(data))
         self.flush()
         if self.h2.pending:
             self._take_rest_next_turn()
         elif not self._closing:
             self._transport.resume_reading()
-        return _CALL_S * (self.h2.last_stream - before) / 2  # clients use odd numbers alone
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -315,9 +325,15 @@ class GrpcConnection(asyncio.Protocol):
         return self.h2.last_stream > 0, self._idle_since
 
     def give_way(self) -> None:
-        """Ends an idle connection at once, for another one."""
+        """Ends an idle connection at once, for another one, unless its client has not received all that was said."""
+        has_all = not unsent_bytes(self._transport)
         self.end("another connection needs its place")
-        self._transport.close()
+        if has_all:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once: nobody can say anything on it any more."""
+        self._transport.abort()
 
     def _begin_shutdown(self) -> None:
         if self._draining_s is None:
@@ -363,10 +379,8 @@ class GrpcConnection(asyncio.Protocol):
         self._end_credit()
         if self._transport.is_closing():
             return
-        if self.h2.begun and self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._transport.resume_reading()
-            self.loop.call_later(_LINGER_S, self._transport.abort)
+        if self.h2.begun:
+            pace_s = self._application.settings.body_timeout_s
+            self._farewell = Farewell(self._transport, quiet_s=_LINGER_S, pace_s=pace_s)
         else:
-            # There is nothing to say in another protocol. TLS says so itself, and throws away what still comes.
-            self._transport.close()
+            self._transport.close()  # there is nothing to say in another protocol

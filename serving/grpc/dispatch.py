@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
 
 from serving.errors import (
     BertserveError,
@@ -15,12 +18,11 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.grpc.bidirectional import BidirectionalCall
-from serving.grpc.calls import CallEnvironment, CallHead, Method
+from serving.grpc.calls import Call, CallEnvironment, CallHead, Method
 from serving.grpc.h2 import Limits
-from serving.grpc.status import REPLY_HEADERS, error_trailers, reply_headers
 from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.peers import PeerDebts
-from serving.net.requests import gathered, request_id
+from serving.net.requests import gathered
 from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
@@ -41,6 +43,9 @@ OPEN_BYTES = 4096
 
 _GRANTED_MESSAGES = 4
 """Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
+
+_NO_METHOD = Method(Message)
+"""Of calls that are refused before a method is asked."""
 
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -91,35 +96,37 @@ class CallDispatch:
         head = headers.memo
         if head is None:
             head = headers.memo = self._read_head(headers)
-        if isinstance(head, CallHead):
-            kind = _kind(head.method)
-            deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
-            return kind(connection, stream, head, self._environment, deadline)
-        self._refuse(connection, stream, head)
-        return None
+        if head.error is not None:
+            Call(connection, stream, head, self._environment).refuse(head.error)
+            return None
+        kind = _kind(head.method)
+        deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
+        return kind(connection, stream, head, self._environment, deadline)
 
     def keys_changed(self) -> None:
         """Reads what connections remember of the keys anew."""
         for connection in list(self.connections):
             connection.keys_changed()
 
-    def _refuse(self, connection: GrpcConnection, stream: Stream, error: BertserveError) -> None:
-        """Refuses a call; what is no call of gRPC at all also gets HTTP's status."""
-        identity = request_id(None)
-        self._environment.record_error(error, identity)
-        no_call = isinstance(error, UnsupportedMediaType | MethodNotAllowed)
-        reply = reply_headers(error.http_status) if no_call else REPLY_HEADERS
-        connection.h2.send(stream, None, b"", reply + error_trailers(error, identity))
-
-    def _read_head(self, headers: Headers) -> CallHead | BertserveError:  # noqa: PLR0911  as many refusals
+    def _read_head(self, headers: Headers) -> CallHead:
         """What the headers of a call say, or why nothing is called."""
+        values = MappingProxyType(gathered(headers.fields))
+        path = values.get(b":path", b"").decode("latin-1")
+        route = path if path in self.methods else "?"
+        head = self._checked(headers, route, values)
+        if isinstance(head, BertserveError):
+            return CallHead(_NO_METHOD, route, 0, None, values, head)
+        return head
+
+    def _checked(  # noqa: PLR0911  as many refusals
+        self, headers: Headers, route: str, values: Mapping[bytes, bytes]
+    ) -> CallHead | BertserveError:
         settings, keys = self.settings, self._environment.keys
         if headers.size > settings.header_limit_bytes:
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
-        values = gathered(headers.fields)
-        method = self.methods.get(values[b":path"].decode("latin-1"), RouteNotFound("no such method"))
+        method = self.methods.get(route, RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
             # Before anything that would tell what there is.
@@ -136,7 +143,7 @@ class CallDispatch:
             if match is None:
                 return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
             timeout_s = int(match[1]) * _SECONDS[match[2]]
-        return CallHead(method, body_limit, timeout_s, values)
+        return CallHead(method, route, body_limit, timeout_s, values)
 
 
 def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:

@@ -17,6 +17,7 @@ from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State
 from serving.net.acceptor import Acceptor
 from serving.net.ports import keep_alive
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
@@ -94,11 +95,11 @@ class GrpcListener:
         loop = asyncio.get_running_loop()
         limit = loop.time() + grace_s
         for connection in list(self._calls.connections):
-            connection.drain()
+            guarded(connection.abort, connection.drain)
         while self._calls.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
         for connection in list(self._calls.connections):
-            connection.end()
+            guarded(connection.abort, connection.end)
         if self._clock is not None:
             self._clock.cancel()
 
@@ -111,4 +112,4 @@ class GrpcListener:
     def _tick(self) -> None:
         self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         for connection in list(self._calls.connections):
-            connection.tick(_TICK_S)
+            guarded(connection.abort, connection.tick, _TICK_S)

@@ -62,7 +62,7 @@ class UnaryCall(Call, eq=False):
         task, self._task = self._task, None  # which keeps its CancelledError, whose frames hold this call
         if task is not None and not task.done():
             task.cancel()
-            self.record(ClientGone("the client cancelled the call"), trace=self.trace)
+            self.record(ClientGone("the client cancelled the call"))
 
 
 class GatheredCall(UnaryCall, eq=False):

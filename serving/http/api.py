@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
-from serving.http.exchange import HttpReply, HttpRequest, error_reply, ignored_head
+from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
 from serving.records import InferRequest, RequestTrace
+from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
     from serving.inference.pipeline import Pipeline
@@ -35,9 +36,6 @@ Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpRep
 
 ReadIds: TypeAlias = Callable[[Sequence[str | list[int]]], list[str]]
 
-NO_ROUTE = "?"
-"""What traces call the route of a path that is not served."""
-
 
 @dataclass(slots=True, frozen=True)
 class Api:
@@ -56,11 +54,13 @@ class Api:
         record_error: Called with each error that a client gets.
         load_reports: What balancers are told of the load; None where nothing is.
         keys: API keys; None where none is needed.
-        observer: Traces requests; None where nothing reads the traces.
+        observer: Is told of requests that have ended; None where nobody listens.
         jobs: Files and batches; None where they are off.
         read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
         refuses_unknown: Whether a field that is not read is refused.
         turn: Held by the large body that is decompressed, or looked through: one at a time is.
+
+    Whoever sends a reply tells `sent`, once: what is counted, logged and traced is the reply that went out.
     """
 
     pipeline: Pipeline
@@ -134,7 +134,7 @@ class Api:
         )
 
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
-        """Runs an endpoint. This is HTTP's boundary: every error becomes a reply, is counted and traced.
+        """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.
 
         Args:
             endpoint: Answers the request.
@@ -144,59 +144,73 @@ class Api:
         Raises:
             asyncio.CancelledError: The client closed its connection; there is nobody to answer.
         """
-        observer = self.observer
-        if observer is not None:
-            headers = request.headers
-            request.trace = RequestTrace(
-                *("http", request.method, route, request.request_id, request.arrival, len(request.body)),
-                traceparent=headers.get(b"traceparent"),
-                tracestate=headers.get(b"tracestate"),
-            )
-        error: BertserveError | None = None
+        if self.observer is not None:
+            request.trace = _trace(route, request, self.observer)
         request.refuses_unknown = self.refuses_unknown
         try:
             if request.body and b"content-encoding" in request.headers:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)
-            reply = await endpoint(self, request)
-            if request.ignored is not None:
-                reply.head += ignored_head(request.ignored)
-        except BertserveError as refusal:
-            error = refusal.bare()
-            reply = self.refuse(error, request)
+            return await endpoint(self, request)
+        except BertserveError as error:
+            return refuse(error.bare(), request)
         except asyncio.CancelledError:
-            if not _is_cancelled():  # but what it waited for is, as a load is when the server ends
-                error = NotReady("the server ends before this request could be answered")
-                reply = self.refuse(error, request)
-            else:
-                error = ClientGone("the client closed the connection")
-                self.record_error(error, request.request_id)
-                self._end_trace(request, HttpReply(b"", error.http_status), error)
+            if is_cancelled():
+                self.gone(request)
                 raise
+            # What it waited for is, as a load is when the server ends.
+            return refuse(NotReady("the server ends before this request could be answered"), request)
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
-            error = InternalError()
-            reply = self.refuse(error, request)
+            return refuse(InternalError(), request)
+
+    def load_report(self, headers: Mapping[bytes, bytes]) -> bytes:
+        """The line of the load in the head of the reply to a request with these headers; empty where it has none."""
         reports = self.load_reports
-        if reports is not None and (form := request.headers.get(LOAD_FORMAT, reports.usual_form)) is not None:
-            reply.head += reports.report().header(form)
-        if observer is not None:
-            self._end_trace(request, reply, error)
-        return reply
+        if reports is None or (form := headers.get(LOAD_FORMAT, reports.usual_form)) is None:
+            return b""
+        return reports.report().header(form)
 
-    def refuse(self, error: BertserveError, request: HttpRequest) -> HttpReply:
-        """Records an error and makes its reply."""
-        self.record_error(error, request.request_id)
-        return error_reply(request.path, error, request.request_id)
+    def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
+        """Records what became of a request.
 
-    def _end_trace(self, request: HttpRequest, reply: HttpReply, error: BertserveError | None) -> None:
-        if self.observer is None or (trace := request.trace) is None:
+        Args:
+            request: The request.
+            reply: The reply that went out; its error says what went wrong, if something did.
+            size: So much of its body was sent.
+        """
+        if request.ended:
             return
+        request.ended = True
+        error = reply.error
+        if error is not None:
+            self.record_error(error, request.request_id)
+        if self.observer is None:
+            return
+        trace = request.trace or _trace(request.route, request, self.observer)
         if error is not None:
             trace.failed(error.reason, error.http_status, error.http_status)
-        trace.status, trace.bytes_out = reply.status, len(reply.body)
+        if request.stream is not None:
+            trace.bytes_in = request.stream.taken
+        trace.status, trace.bytes_out = reply.status, size
         self.observer.end(trace)
 
+    def gone(self, request: HttpRequest, reply: HttpReply | None = None, size: int = 0) -> None:
+        """The same of a client that has left; `reply` is one of which it took so many bytes of the body."""
+        error = ClientGone("the client closed the connection")
+        self.sent(request, HttpReply(b"", error.http_status if reply is None else reply.status, error=error), size)
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+
+def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:
+    """The reply that an error becomes."""
+    return error_reply(request.path, error, request.request_id)
+
+
+def _trace(route: str, request: HttpRequest, observer: RequestObserver) -> RequestTrace:
+    if not observer.detailed:
+        return RequestTrace("http", request.method, route, request.request_id, request.arrival)
+    headers = request.headers
+    return RequestTrace(
+        *("http", request.method, route, request.request_id, request.arrival, len(request.body)),
+        traceparent=headers.get(b"traceparent"),
+        tracestate=headers.get(b"tracestate"),
+    )

@@ -9,10 +9,11 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
-from serving.http.api import NO_ROUTE
+from serving.http.api import refuse
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
 from serving.http.asgi import head_of, read_request, response_of
-from serving.http.middleware import Authentication, Cors
+from serving.http.exchange import NO_ROUTE
+from serving.http.middleware import Authentication, Preflights
 from serving.http.openapi import docs_router, document
 from serving.http.routes import Router, methods_of
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
@@ -61,11 +62,16 @@ class App(FastAPI):
         self.router.routes.extend(routes)
         self._help = "/docs lists them" if documented else f"here are {', '.join(route.path for route in routes)}"
         self.public = frozenset(route.path for route in routes if route.public)
+        self._paths = frozenset(route.path for route in routes if "{" not in route.path)
         self.origins = api.settings.allowed_origins
         if api.keys is not None:
             self.add_middleware(Authentication, api=api, keys=api.keys, public=self.public)
         if self.origins:
-            self.add_middleware(Cors, allow_origins=self.origins)
+            self.add_middleware(Preflights, api=api)
+
+    def route_of(self, path: str) -> str:
+        """What traces call the route of a request that is refused before its route is looked for."""
+        return path if path in self._paths else NO_ROUTE
 
     async def described(self) -> dict[str, Any]:
         """The OpenAPI document, made for the first request."""
@@ -77,18 +83,18 @@ class App(FastAPI):
         """Answers a request that has no route, as any other: it is counted and traced."""
         http = await read_request(request, self.api.settings.body_limit_bytes)
 
-        async def refuse(_: Api, __: HttpRequest) -> HttpReply:
+        async def refuse_route(_: Api, __: HttpRequest) -> HttpReply:
             # The router has looked at every route. Of a 405 it keeps the first one's methods, and a path may have two.
             if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 methods = ", ".join(methods_of(self.routes, request.scope))
                 raise MethodNotAllowed(f"the path takes {methods}", allowed=methods)
             raise RouteNotFound(f"no such path; {self._help}")
 
-        return response_of(await self.api.answer(refuse, NO_ROUTE, http), http, request.scope)
+        return response_of(self.api, await self.api.answer(refuse_route, NO_ROUTE, http), http)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Answers an error from outside of an endpoint, such as a body that is too large."""
         if not isinstance(error, BertserveError):
             raise error
         http = head_of(request.scope)
-        return response_of(self.api.refuse(error, http), http, request.scope)
+        return response_of(self.api, refuse(error, http), http)

@@ -6,18 +6,19 @@ import asyncio
 import logging
 import os
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.responses import Response
 
 from serving.errors import BodyTooLarge, InternalError
-from serving.http.exchange import JSON, NOT_MODIFIED, HttpReply, HttpRequest
+from serving.http.api import refuse
+from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
+from serving.http.replies import head_lines, sends_body
 from serving.logs import fields
 from serving.net.requests import gathered, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,13 +30,11 @@ log = logging.getLogger("bertserve.http")
 _REQUEST = "bertserve.request"
 """In the scope, where our own connection has read the request."""
 
-_PATHSEND = "http.response.pathsend"
+_REPLY = "bertserve.reply"
+"""The message that has a reply for our own connection."""
 
 FILE_BYTES = 262_144
 """A file is read and sent by so much at a time."""
-
-_OURS = (b"content-type", b"content-length", b"x-request-id")
-"""Headers that a connection writes itself."""
 
 
 async def read_request(request: Request, body_limit: int) -> HttpRequest:
@@ -64,10 +63,12 @@ class _Stream:
 
     def __init__(self, request: Request) -> None:
         self._pieces = request.stream()
+        self.taken = 0
 
     async def read(self) -> bytes:
         async for piece in self._pieces:
             if piece:
+                self.taken += len(piece)
                 return piece
         return b""
 
@@ -87,8 +88,10 @@ def head_of(scope: Scope) -> HttpRequest:
         return ready
     headers = headers_of(scope)
     identity = request_id(headers.get(b"x-request-id"))
-    query = scope["query_string"]
-    return HttpRequest(scope["method"], scope["path"], headers, b"", identity, time.perf_counter(), query)
+    path, query = scope["path"], scope["query_string"]
+    request = HttpRequest(scope["method"], path, headers, b"", identity, time.perf_counter(), query)
+    request.route = scope["app"].route_of(path)
+    return request
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -100,51 +103,62 @@ def body_too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds {limit} bytes")
 
 
-class _File(Response):
-    """A reply whose body is a file; our own connection sends it itself (ASGI's extension `http.response.pathsend`)."""
+class _Reply(Response):
+    """Our reply: in ASGI's messages, or as it is to our own connection, which writes and records it."""
 
-    def __init__(self, path: Path, status: int) -> None:
-        super().__init__(b"", status)
-        self._path = path
+    def __init__(self, api: Api, reply: HttpReply, request: HttpRequest) -> None:
+        super().__init__(b"", reply.status)
+        self._api, self._reply, self._request = api, reply, request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        if _PATHSEND in scope.get("extensions", {}):
-            await send(start)
-            await send({"type": _PATHSEND, "path": str(self._path)})
-            return
-        with await asyncio.to_thread(self._path.open, "rb") as file:
-            self.headers["content-length"] = str(os.fstat(file.fileno()).st_size)
-            await send(start)
-            while piece := await asyncio.to_thread(file.read, FILE_BYTES):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        if _REQUEST in scope:
+            await send({"type": _REPLY, "reply": self._reply})
+        elif self._reply.file is None:
+            await self._send(scope, send, len(self._reply.body), _body(self._reply.body))
+        else:
+            with await asyncio.to_thread(self._reply.file.open, "rb") as file:
+                await self._send(scope, send, os.fstat(file.fileno()).st_size, _pieces(file))
+
+    async def _send(self, scope: Scope, send: Send, length: int, pieces: AsyncIterator[bytes]) -> None:
+        api, reply, request = self._api, self._reply, self._request
+        has_body = sends_body(request, reply)
+        # A 304 may say the length of what it leaves out; other servers would wait for that.
+        lines = head_lines(
+            api, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
+        ).splitlines()
+        headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        sent = 0
+        try:
+            if has_body:
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    sent += len(piece)
+            await send({"type": "http.response.body", "body": b""})
+        except asyncio.CancelledError:
+            api.gone(request, reply, sent)
+            raise
+        api.sent(request, reply, sent)
 
 
-def response_of(reply: HttpReply, request: HttpRequest, scope: Scope) -> Response:
-    # A 304 has no body. Our own connection says the length of what it leaves out; other servers would send it.
-    bodiless = reply.status == NOT_MODIFIED and _REQUEST not in scope
-    response = (
-        Response(b"" if bodiless else reply.body, reply.status)
-        if reply.file is None
-        else _File(reply.file, reply.status)
-    )
-    response.raw_headers += [
-        (b"content-type", reply.content_type),
-        (b"x-request-id", request.request_id.encode()),
-        *[(name, value) for name, _, value in (line.partition(b": ") for line in reply.head.splitlines())],
-    ]
-    return response
+async def _body(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
-async def call_app(
-    app: ASGIApp, api: Api, request: HttpRequest, scheme: str, client: tuple[str, int] | None
-) -> HttpReply:
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(file.read, FILE_BYTES):
+        yield piece
+
+
+def response_of(api: Api, reply: HttpReply, request: HttpRequest) -> Response:
+    return _Reply(api, reply, request)
+
+
+async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
     """Has the application answer a request that our own connection has read.
 
     Args:
         app: The application.
-        api: What its endpoints work with.
         request: The request.
         scheme: `http` or `https`.
         client: Its address.
@@ -161,11 +175,9 @@ async def call_app(
         "headers": list(request.headers.items()),
         "client": client,
         "server": None,
-        "extensions": {_PATHSEND: {}},
         _REQUEST: request,
     }
-    reply = HttpReply(b"")
-    pieces: list[bytes] = []
+    replies: list[HttpReply] = []
     incoming: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
     async def receive() -> Message:
@@ -175,24 +187,12 @@ async def call_app(
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            reply.status = message["status"]
-            headers = dict(message["headers"])
-            reply.content_type = headers.get(b"content-type", JSON)
-            reply.head = header_lines(pair for pair in message["headers"] if pair[0].lower() not in _OURS)
-        elif message["type"] == _PATHSEND:
-            reply.file = Path(message["path"])
-        else:
-            pieces.append(message.get("body", b""))
+        if message["type"] == _REPLY:
+            replies.append(message["reply"])
 
     try:
         await app(scope, receive, send)
+        return replies[0]
     except Exception:  # the HTTP boundary, for what the framework raises itself
         log.exception("a request failed", extra=fields(request_id=request.request_id))
-        return api.refuse(InternalError(), request)
-    reply.body = b"".join(pieces)
-    return reply
-
-
-def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+        return refuse(InternalError(), request)

@@ -22,6 +22,7 @@ class ReceivedBody:
         ended: Whether all of it has arrived.
         held: Bytes that have arrived and are not done with: those last read are when more is asked for.
         total: Bytes that have arrived.
+        taken: Bytes that were read.
     """
 
     def __init__(self, on_room: Callable[[], None]) -> None:
@@ -31,7 +32,7 @@ class ReceivedBody:
         self._error: BertserveError | None = None
         self._arrived = asyncio.Event()
         self.ended = False
-        self.held = self.total = 0
+        self.held = self.total = self.taken = 0
 
     @property
     def full(self) -> bool:
@@ -63,5 +64,6 @@ class ReceivedBody:
         if self._error is not None:
             raise self._error
         data = b"".join(self._pieces)
+        self.taken += len(data)
         self._pieces.clear()
         return data

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import time
@@ -27,16 +28,18 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
+import msgspec
 
 from serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,
     HeadersTooLarge,
+    InternalError,
     MalformedRequest,
     NotReady,
     ObjectNotFound,
@@ -44,27 +47,34 @@ from serving.errors import (
     Unsupported,
     VersionNotSpoken,
 )
-from serving.http.asgi import FILE_BYTES, body_too_large, call_app, header_lines
+from serving.http.api import refuse
+from serving.http.asgi import FILE_BYTES, body_too_large, call_app
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
-from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
-from serving.http.middleware import announces_body, cors_headers, is_preflight, unauthenticated
+from serving.http.exchange import HttpRequest
+from serving.http.middleware import announces_body, is_preflight, unauthenticated
+from serving.http.replies import head_lines, sends_body
 from serving.http.routes import HotRoute, UploadRoute
+from serving.logs import fields
 from serving.net.buffers import FREE_BYTES
+from serving.net.farewell import Farewell, unsent_bytes
 from serving.net.ports import lifetime_s
 from serving.net.requests import combined, request_id, words
 from serving.net.turns import TurnQueue
 from serving.security.tls import HalfOpen
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from starlette.routing import BaseRoute
 
-    from serving.http.api import Api
     from serving.http.app import App
+    from serving.http.exchange import HttpReply
     from serving.net.buffers import BufferBudget
     from serving.settings import Settings
+
+log = logging.getLogger("bertserve.http")
 
 _FRAMING_BYTES = 6 * 65_536
 """What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
@@ -221,11 +231,6 @@ class HttpPort:
         if self.app.api.jobs is not None:
             self.uploads = frozenset(route.path for route in self.app.routes if isinstance(route, UploadRoute))
 
-    def cors_head(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """What the reply to a request with these headers says to pages of other origins."""
-        origins = self.app.origins
-        return header_lines(cors_headers(origins, headers.get(b"origin"))) if origins else b""
-
 
 class _OpenFile:
     """A file that is sent, with the size that it has now."""
@@ -246,12 +251,13 @@ class HttpConnection(asyncio.Protocol):
 
     # More than thirty attributes without slots would each be looked up in a dictionary (3 us a request).
     __slots__ = (
-        *("_again", "_ahead", "_body", "_body_bytes", "_end_waits", "_ended", "_ending", "_exchange"),
-        *("_framing_bytes", "_head_bytes", "_knows_interim", "_look", "_old", "_waits_for_leave", "_writable"),
-        *("_header_bytes", "_header_lines", "_headers", "_held", "_host", "_idle_since", "_keep_alive"),
-        *("_last_at", "_last_reply", "_length", "_limits", "_loop", "_parser", "_path", "_paused", "_port"),
+        *("_again", "_ahead", "_body", "_body_bytes", "_end_waits", "_ended", "_ending", "_exchange", "_farewell"),
+        *("_framing_bytes", "_head_bytes", "_header_bytes", "_header_lines", "_headers", "_held", "_host"),
+        *("_idle_since", "_keep_alive", "_last_at", "_last_refusal", "_length", "_limits", "_loop", "_made_room"),
+        *("_parser", "_path", "_paused", "_port"),
         *("_query", "_reading", "_reply_room", "_rest", "_rest_room", "_room", "_share", "_timed", "_timer"),
-        *("_stream", "_streamed", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
+        *("_stream", "_streamed", "_told", "_transport", "_turn_is_due", "_unread", "_url", "_used", "_violation"),
+        *("_knows_interim", "_look", "_old", "_waits_for_leave", "_writable"),
     )
 
     def __init__(self, port: HttpPort) -> None:
@@ -273,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
         self._look: asyncio.TimerHandle | None = None
         self._share = port.budget.share()
         self._rest_room = 0
-        self._reply_room = 0
+        self._reply_room = self._made_room = 0
         self._path = ""
         self._query = b""
         self._host = b""  # the last one that was valid
@@ -283,7 +289,9 @@ class HttpConnection(asyncio.Protocol):
         self._streamed = 0  # of its bytes, when its progress was looked at last
         self._forget_request()
         self._violation: BertserveError | None = None
-        self._last_reply = b""
+        self._told: HttpReply | None = None  # to the request that is answered, at least in part
+        self._last_refusal: tuple[HttpRequest, BertserveError] | None = None
+        self._farewell: Farewell | None = None
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
         self._idle_since: float | None = self._loop.time()
@@ -309,7 +317,7 @@ class HttpConnection(asyncio.Protocol):
         """Cancels the exchange under way, as its client has gone, and lets go of what would hold this object."""
         self._port.connections.discard(self)
         self._set_timer(_Reading.NOTHING)
-        for timer in (self._unread, self._look):
+        for timer in (self._unread, self._look, self._farewell):
             if timer is not None:
                 timer.cancel()
         secured = self._transport.get_extra_info("ssl_object")
@@ -328,6 +336,8 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parses, counts and times: what is short at once, else in pieces."""
         if self._ending:
+            if self._farewell is not None:
+                self._farewell.received(len(data))
             return
         if len(data) > _PIECE_BYTES or self._paused:
             self._rest = memoryview(bytes(self._rest) + data)
@@ -349,7 +359,7 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange is None or self._stream is not None:
             self._transport.close()  # nothing is due, or only the answer to an upload that has no end
         elif self._knows_interim and plain:
-            self._look = self._loop.call_later(_LOOK_S, self._look_for_client, _LOOK_S)
+            self._look = self._loop.call_later(_LOOK_S, guarded, self.abort, self._look_for_client, _LOOK_S)
         return plain
 
     def _look_for_client(self, waited_s: float) -> None:
@@ -358,7 +368,8 @@ class HttpConnection(asyncio.Protocol):
         An interim reply is nothing to a client that is there. TLS needs none, as whoever leaves ends TCP too.
         """
         self._transport.write(_CONTINUE)
-        self._look = self._loop.call_later(2 * waited_s, self._look_for_client, 2 * waited_s)
+        later_s = 2 * waited_s
+        self._look = self._loop.call_later(later_s, guarded, self.abort, self._look_for_client, later_s)
 
     def _parse_turn(self) -> None:
         """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
@@ -418,7 +429,7 @@ class HttpConnection(asyncio.Protocol):
         if not (self._ending or self._ahead):
             self._share.give(self._rest_room)
             self._rest_room = 0
-            self._parse_turn()
+            guarded(self.abort, self._parse_turn)
         return 0.0
 
     def _parse(self, data: bytes | memoryview) -> None:
@@ -431,11 +442,8 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as offer:
             self._decline(data[offer.args[0] :])
             return
-        except httptools.HttpParserInvalidURLError:
-            self._refuse_target()
-            return
-        except httptools.HttpParserError:
-            self._refuse(self._violation or MalformedRequest("the bytes received are not an HTTP/1.1 request"))
+        except httptools.HttpParserError as error:
+            self._refuse_unparsed(error)
             return
         if self._framing_bytes > self._limits.header_bytes + _FRAMING_BYTES:
             self._refuse(BodyTooLarge("the framing of the body's chunks takes too many bytes; send larger chunks"))
@@ -468,7 +476,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _expect_progress(self) -> None:
         size = self._transport.get_write_buffer_size()
-        self._unread = self._loop.call_later(self._limits.body_s, self._check_progress, size)
+        self._unread = self._loop.call_later(self._limits.body_s, guarded, self.abort, self._check_progress, size)
 
     def _check_progress(self, before: int) -> None:
         if before - self._transport.get_write_buffer_size() < FREE_BYTES:
@@ -611,7 +619,7 @@ class HttpConnection(asyncio.Protocol):
         """Closes the connection now, or once the request that has begun is answered."""
         begun = self._reading is _Reading.BODY or (self._reading is _Reading.HEAD and self._head_bytes > 0)
         if self._exchange is None and not begun and not self._ending:
-            self._hang_up(_QUICK_LINGER_S)
+            self._end_idle()
 
     def refuse_upload(self, error: BertserveError) -> None:
         """Gives up what is not here yet of an upload, if there is one."""
@@ -621,20 +629,26 @@ class HttpConnection(asyncio.Protocol):
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
         """Ends a connection on which no request has begun for so long."""
         if self._idle_since is not None and now - self._idle_since > keep_alive_s:
-            self._hang_up(_QUICK_LINGER_S)
+            self._end_idle()
+
+    def abort(self) -> None:
+        """Ends the connection at once: nobody can say anything on it any more."""
+        self._transport.abort()
 
     def idleness(self) -> tuple[bool, float] | None:
         """Whether it was ever used, and since when it is idle; None where it is not."""
-        if self._idle_since is None or self._head_bytes or self._transport.is_closing():
+        if self._idle_since is None or self._transport.is_closing():
+            return None
+        if self._head_bytes if self._farewell is None else unsent_bytes(self._transport):
             return None
         return self._used, self._idle_since
 
     def give_way(self) -> None:
-        """Ends an idle connection at once, for another one."""
-        if self._transport.can_write_eof():
-            self._transport.close()
+        """Ends an idle connection at once, for another one, unless its client has not received all that was said."""
+        if unsent_bytes(self._transport):
+            self._end_idle()
         else:
-            self._transport.abort()  # TLS would wait for a farewell
+            self._transport.abort()
 
     # What this class does with a request.
 
@@ -647,47 +661,112 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = self._loop.create_task(self._answer(request, keep_alive=keep_alive, ahead=ahead))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool, ahead: bool) -> None:
+        """An exchange. Nobody awaits it: whatever happens in it ends in a reply or the end of the connection."""
+        try:
+            if ahead:
+                await self._port.turns.wait(_ANSWER_S)
+            reply = await self._reply_to(request)
+            if request.held:
+                self._share.give(request.held)
+            if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
+                self._abandon_upload()
+                keep_alive = False
+            opened: _OpenFile | None = None
+            if reply.file is not None:
+                reply, opened = await self._open_file(request, reply, reply.file)
+            elif len(reply.body) > FREE_BYTES:
+                reply = self._with_room(request, reply)
+            if not self._writable.is_set():
+                await self._writable.wait()
+            keep_alive = keep_alive and self._goes_on()
+            if opened is None:
+                self._send(request, reply, keep_alive=keep_alive)
+            else:
+                await self._send_file(request, reply, opened, keep_alive=keep_alive)
+            self._exchange = self._told = None
+            self._answered(keep_alive=keep_alive)
+        except asyncio.CancelledError:
+            self._port.app.api.gone(request)
+            raise
+        except Exception as error:  # noqa: BLE001  the HTTP boundary, for the making of replies
+            self._rescue(request, error)
+
+    def _reply_to(self, request: HttpRequest) -> Coroutine[Any, Any, HttpReply]:
+        """What answers a request. It is no coroutine itself, as each one more costs every request its part."""
         port = self._port
-        if ahead:
-            await port.turns.wait(_ANSWER_S)
-        api = port.app.api
-        reply = await self._reply_to(request, api)
-        if request.held:
-            self._share.give(request.held)
-        if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
-            self._abandon_upload()
-            keep_alive = False
-        opened: _OpenFile | None = None
-        if reply.file is not None:
-            reply, opened = await self._open_file(request, reply, reply.file)
+        route = port.hot.find(request)
+        if route is not None:
+            return port.app.api.answer(route.direct, route.path, request)
+        request.route = port.app.route_of(request.path)
+        client = self._transport.get_extra_info("peername")
+        return call_app(port.app, request, port.scheme, client and client[:2])
+
+    def _with_room(self, request: HttpRequest, reply: HttpReply) -> HttpReply:
+        """A large reply with room for its body, if that goes out; or the refusal in its place."""
+        if not sends_body(request, reply):
+            return reply
         size = len(reply.body)
-        if size > FREE_BYTES and not self._share.take_made(size):
-            reply, size = api.refuse(BuffersFull(), request), 0
-        if not self._writable.is_set():
-            await self._writable.wait()
+        if not self._share.take_made(size):
+            return refuse(BuffersFull(), request)
+        self._made_room = size
+        return reply
+
+    def _goes_on(self) -> bool:
+        """Whether a connection that its client would keep is kept."""
+        if not (self._ended or self._port.app.api.lifecycle.closing or self._loop.time() >= self._last_at):
+            return True
+        self._ending = True  # what has been read is still answered
+        return bool(self._ahead or self._last_refusal)
+
+    def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
+        """Writes a reply and records it; with a `length` its head alone, as a file of that length follows.
+
+        This is the only place where replies are written, whichever layer makes them.
+        """
+        port = self._port
+        body = reply.body if length is None and sends_body(request, reply) else b""
+        parts = (
+            _STATUS_LINES[reply.status],
+            port.date,
+            head_lines(port.app.api, port.app.origins, request, reply, len(reply.body) if length is None else length),
+            (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
+            body,
+        )
+        data = b"".join(parts)
         if self._look is not None:
             self._look.cancel()
-        if keep_alive and (self._ended or api.lifecycle.closing or self._loop.time() >= self._last_at):
-            self._ending = True  # what has been read is still answered
-            keep_alive = bool(self._ahead or self._last_reply)
-        length = size if opened is None else opened.size
-        self._transport.write(self._reply_bytes(request, reply, length, keep_alive=keep_alive))
-        if opened is not None:
-            await self._send_file(opened, wanted=request.method != "HEAD")
-        self._exchange = None
-        self._answered(size, keep_alive=keep_alive)
+        self._told = reply
+        self._transport.write(data)
+        if length is None:
+            port.app.api.sent(request, reply, len(body))
 
-    def _answered(self, size: int, *, keep_alive: bool) -> None:
-        """What follows a reply with a body of this size."""
-        if size > FREE_BYTES:
-            self._reply_room = size
+    def _rescue(self, request: HttpRequest, error: Exception) -> None:
+        """What made a reply has failed: a short one goes out in its place, or the connection ends."""
+        self._exchange = None
+        self._ahead.clear()
+        left = False
+        try:
+            log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
+            if self._told is not None:  # or a part of it
+                self._port.app.api.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
+            else:
+                self._send_refusal(request, InternalError())
+                left = True
+        finally:
+            if not left:
+                self._transport.abort()
+
+    def _answered(self, *, keep_alive: bool) -> None:
+        """What follows a reply."""
+        if self._made_room:
+            self._reply_room, self._made_room = self._made_room, 0
             self._loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
         if not keep_alive:
             self._leave()
         elif self._ahead:
             self._answer_next(ahead=True)
-        elif self._last_reply:
-            self._end(self._last_reply)
+        elif self._last_refusal is not None:
+            self._send_refusal(*self._last_refusal)
         elif self._ended:
             self._leave()
         elif self._reading is _Reading.NOTHING:
@@ -695,18 +774,6 @@ class HttpConnection(asyncio.Protocol):
             self._idle_since = self._loop.time()
         if self._waits_for_leave and not self._ahead and (self._exchange is None or self._stream is not None):
             self._give_leave()
-
-    async def _reply_to(self, request: HttpRequest, api: Api) -> HttpReply:
-        port = self._port
-        cross_origin = port.app.origins
-        route = port.hot.find(request)
-        if route is None or (cross_origin and b"origin" in request.headers):
-            client = self._transport.get_extra_info("peername")
-            return await call_app(port.app, api, request, port.scheme, client and client[:2])
-        reply = await api.answer(route.direct, route.path, request)
-        if cross_origin:
-            reply.head += port.cors_head(request.headers)
-        return reply
 
     def _abandon_upload(self) -> None:
         """An upload is answered before all of it is here: what still comes is thrown away, behind the reply."""
@@ -718,47 +785,46 @@ class HttpConnection(asyncio.Protocol):
     async def _open_file(
         self, request: HttpRequest, reply: HttpReply, path: Path
     ) -> tuple[HttpReply, _OpenFile | None]:
-        """Opens the file of a reply, and takes room for a piece; or makes the refusal in its place."""
-        api = self._port.app.api
-        if not self._share.take(FILE_BYTES):
-            return api.refuse(BuffersFull(), request), None
+        """Opens the file of a reply, and takes room for a piece if that goes out; or makes the refusal in its place."""
+        room = FILE_BYTES if sends_body(request, reply) else 0
+        if not self._share.take(room):
+            return refuse(BuffersFull(), request), None
         try:
             return reply, await asyncio.to_thread(_OpenFile, path)
         except FileNotFoundError:
             refusal: BertserveError = ObjectNotFound("the file has just been deleted")
         except OSError:
             refusal = NotReady("the file cannot be read now; try again", retry_after_s=1)
-        self._share.give(FILE_BYTES)
-        return api.refuse(refusal, request), None
+        self._share.give(room)
+        return refuse(refusal, request), None
 
-    async def _send_file(self, opened: _OpenFile, *, wanted: bool) -> None:
-        with opened.file:
-            left = opened.size if wanted else 0
-            while left:
-                piece = b""
-                with contextlib.suppress(OSError):
-                    piece = await asyncio.to_thread(opened.file.read, min(left, FILE_BYTES))
-                if not piece:
-                    self._transport.abort()  # it is shorter than was said
-                    break
-                left -= len(piece)
-                self._transport.write(piece)
-                if not self._writable.is_set():
-                    await self._writable.wait()
-        self._share.give(FILE_BYTES)
-
-    def _reply_bytes(self, request: HttpRequest, reply: HttpReply, length: int, *, keep_alive: bool) -> bytes:
-        parts = [
-            _STATUS_LINES[reply.status],
-            self._port.date,
-            b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-            % (reply.content_type, length, request.request_id.encode()),
-            reply.head,
-            (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
-        ]
-        if request.method != "HEAD" and reply.status != NOT_MODIFIED:
-            parts.append(reply.body)
-        return b"".join(parts)
+    async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: _OpenFile, *, keep_alive: bool) -> None:
+        api, sent = self._port.app.api, 0
+        wanted = opened.size if sends_body(request, reply) else 0
+        try:
+            with opened.file:
+                self._send(request, reply, opened.size, keep_alive=keep_alive)
+                while sent < wanted:
+                    piece = b""
+                    with contextlib.suppress(OSError):
+                        piece = await asyncio.to_thread(opened.file.read, min(wanted - sent, FILE_BYTES))
+                    if not piece:
+                        log.error(
+                            "a file that is sent is shorter than it was", extra=fields(request_id=request.request_id)
+                        )
+                        reply = msgspec.structs.replace(reply, error=InternalError())
+                        self._transport.abort()
+                        break
+                    sent += len(piece)
+                    self._transport.write(piece)
+                    if not self._writable.is_set():
+                        await self._writable.wait()
+        except asyncio.CancelledError:
+            api.gone(request, reply, sent)
+            raise
+        if sends_body(request, reply):
+            self._share.give(FILE_BYTES)
+        api.sent(request, reply, sent)
 
     def _check_key(self) -> None:
         """Refuses a request without an API key, before anything shows whether there is such a route."""
@@ -863,9 +929,15 @@ class HttpConnection(asyncio.Protocol):
             return
         self._parse(rest)
 
-    def _refuse_target(self) -> None:
-        self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
-        self._refuse(MalformedRequest("the request's target is not a path"))
+    def _refuse_unparsed(self, error: httptools.HttpParserError) -> None:
+        refusal = self._violation
+        if isinstance(error, httptools.HttpParserInvalidURLError):
+            self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
+            refusal = MalformedRequest("the request's target is not a path")
+        elif refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+            log.error("a request could not be taken", exc_info=error)
+            refusal = InternalError()
+        self._refuse(refusal or MalformedRequest("the bytes received are not an HTTP/1.1 request"))
 
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""
@@ -878,44 +950,42 @@ class HttpConnection(asyncio.Protocol):
             self._rest = memoryview(b"")
             return
         self._set_timer(_Reading.NOTHING)
+        headers = self._headers
         path = (self._url or b"").split(b"?")[0].decode("ascii", "replace")
         method = self._parser.get_method().decode() if self._url else ""
-        request = HttpRequest(method, path, self._headers, b"", request_id(None), time.perf_counter())
-        refusal = self._port.app.api.refuse(error, request)
-        refusal.head += self._port.cors_head(self._headers)
-        reply = self._reply_bytes(request, refusal, len(refusal.body), keep_alive=False)
+        identity = request_id(headers.get(b"x-request-id"))
+        request = HttpRequest(method, path, headers, b"", identity, time.perf_counter())
+        request.route = self._port.app.route_of(path)
         self._share.give(self._held)
         self._forget_request()
         self._rest = memoryview(b"")
         if self._exchange is not None:
-            self._last_reply = reply
+            self._last_refusal = request, error
         elif not self._transport.is_closing():
-            self._end(reply, _QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
+            self._send_refusal(request, error)
 
-    def _leave(self) -> None:
-        """Closes behind the last reply; where something lies unread, so that the client can read that reply."""
-        if self._paused:
-            self._ending = True
-            self._end(b"")
-        else:
+    def _send_refusal(self, request: HttpRequest, error: BertserveError) -> None:
+        self._send(request, refuse(error, request), keep_alive=False)
+        self._leave(_QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
+
+    def _end_idle(self) -> None:
+        """Closes where nothing is under way: at once if the client has received all that was ever said."""
+        if self._transport.can_write_eof() and not unsent_bytes(self._transport):
+            self._idle_since = None
             self._transport.close()
-
-    def _end(self, reply: bytes, linger_s: float = _LINGER_S) -> None:
-        self._transport.write(reply)
-        if self._ended:
-            self._transport.close()  # nothing more comes
-        elif self._transport.can_write_eof():
-            self._transport.write_eof()
-            self._transport.resume_reading()
-            self._loop.call_later(linger_s, self._transport.close)
         else:
-            self._hang_up(linger_s)
+            self._leave(_QUICK_LINGER_S)
 
-    def _hang_up(self, linger_s: float) -> None:
-        """Closes. TLS waits for the client's farewell, and throws away what still comes, for so long."""
-        self._transport.close()
-        if not self._transport.can_write_eof():
-            self._loop.call_later(linger_s, self._transport.abort)
+    def _leave(self, linger_s: float = _LINGER_S) -> None:
+        """Closes behind the last reply, so that the client can read it whatever it still sends."""
+        self._ending = True
+        self._idle_since = self._loop.time()
+        self._rest = memoryview(b"")
+        self._set_timer(_Reading.NOTHING)
+        if self._farewell is None:
+            self._farewell = Farewell(
+                self._transport, quiet_s=linger_s, pace_s=self._limits.body_s, heard_all=self._ended
+            )
 
     def _parse_target(self) -> None:
         url = self._url
@@ -936,11 +1006,11 @@ class HttpConnection(asyncio.Protocol):
         self._timed = reading
         if reading is not _Reading.NOTHING:
             seconds = self._limits.header_s if reading is _Reading.HEAD else self._limits.body_s
-            self._timer = self._loop.call_later(seconds, self._too_slow, reading, seconds)
+            self._timer = self._loop.call_later(seconds, guarded, self.abort, self._too_slow, reading, seconds)
 
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
         if not self._head_bytes and reading is _Reading.HEAD:
-            self._hang_up(_QUICK_LINGER_S)  # connected and never sent a byte
+            self._end_idle()  # connected and never sent a byte
             return
         stream = self._stream
         if stream is not None and (self._paused or stream.total - self._streamed >= FREE_BYTES):

@@ -31,7 +31,7 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, prior
 from serving.records import DEFAULT_PRIORITY, RequestTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.records import Outcome
 
@@ -40,6 +40,9 @@ M = TypeVar("M", bound=msgspec.Struct)
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
 NOT_MODIFIED = 304
+
+NO_ROUTE = "?"
+"""What traces call the route of a path that is not served."""
 
 _UNCOUNTED_BYTES = 131_072
 _COUNTED_BYTES = 65_536
@@ -226,7 +229,13 @@ def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
 
 
 class BodyStream(Protocol):
-    """A body that is read while it arrives."""
+    """A body that is read while it arrives.
+
+    Attributes:
+        taken: Bytes that were read.
+    """
+
+    taken: int
 
     async def read(self) -> bytes:
         """The next piece; empty at the end.
@@ -250,7 +259,9 @@ class HttpRequest(msgspec.Struct):
         share: What its connection holds of the buffers; None where another server holds the connection.
         held: Bytes of it that are this request's.
         parameters: The parts of the path that its route names.
-        trace: What is noted of the request for the access log and for spans; None where both are off.
+        trace: What is noted of the request until its reply is sent; None where nobody is told.
+        ended: Whether it is recorded what became of it.
+        route: What traces call its route, where it is refused before one is asked.
         stream: The body, where the route takes what is too large to be held; `body` is empty then.
         http_1_0: Whether it came by HTTP/1.0.
         refuses_unknown: Whether a field that is not read is refused, whoever documents it.
@@ -266,9 +277,11 @@ class HttpRequest(msgspec.Struct):
     query: bytes = b""
     share: BufferShare | None = None
     held: int = 0
-    parameters: dict[str, str] = {}
+    parameters: Mapping[str, str] = {}
     trace: RequestTrace | None = None
     stream: BodyStream | None = None
+    ended: bool = False
+    route: str = NO_ROUTE
     http_1_0: bool = False
     refuses_unknown: bool = False
     ignored: Ignored | None = None
@@ -368,12 +381,13 @@ class HttpRequest(msgspec.Struct):
             self.ignored.update(ignored)
 
 
-class HttpReply(msgspec.Struct):
+class HttpReply(msgspec.Struct, frozen=True):
     """What goes back: a whole body, or a file.
 
     Attributes:
         head: More lines of the head, each with its end.
         file: Its content is the body; `body` is empty then.
+        error: What the request is refused with, where it is.
     """
 
     body: bytes
@@ -381,10 +395,11 @@ class HttpReply(msgspec.Struct):
     content_type: bytes = JSON
     head: bytes = b""
     file: Path | None = None
+    error: BertserveError | None = None
 
 
-def json_reply(message: Any, status: int = 200) -> HttpReply:  # noqa: ANN401  whatever msgspec writes
-    return HttpReply(msgspec.json.encode(message), status)
+def json_reply(message: Any, status: int = 200, head: bytes = b"") -> HttpReply:  # noqa: ANN401  what msgspec writes
+    return HttpReply(msgspec.json.encode(message), status, head=head)
 
 
 _OUTCOME = (
@@ -428,4 +443,4 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
         head += b"accept-encoding: gzip, deflate\r\n"
     if isinstance(error, Unauthenticated):
         head += b"www-authenticate: Bearer\r\n"
-    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head)
+    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head, error=error)

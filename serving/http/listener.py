@@ -10,6 +10,7 @@ from serving.errors import NotReady
 from serving.http.connection import HttpConnection, HttpPort, Limits
 from serving.http.exchange import error_reply
 from serving.net.acceptor import Acceptor
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
@@ -91,7 +92,7 @@ class HttpListener:
 
     def _close_idle(self) -> None:
         for connection in list(self._port.connections):
-            connection.end_when_idle()
+            guarded(connection.abort, connection.end_when_idle)
 
     def refuse_uploads(self, error: BertserveError) -> None:
         """Those that are still on their way."""
@@ -113,8 +114,9 @@ class HttpListener:
 
     def _tick(self) -> None:
         """Once a second: the Date header, and the connections that have been idle for too long."""
-        now = asyncio.get_running_loop().time()
-        for connection in list(self._port.connections):
-            connection.close_if_idle(now, self._keep_alive_s)
+        loop = asyncio.get_running_loop()
+        self._clock = loop.call_later(TICK_S, self._tick)
         self._port.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
-        self._clock = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        now = loop.time()
+        for connection in list(self._port.connections):
+            guarded(connection.abort, connection.close_if_idle, now, self._keep_alive_s)

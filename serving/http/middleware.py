@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
-
+from serving.http.api import refuse
 from serving.http.asgi import head_of, headers_of, response_of
+from serving.http.exchange import HttpReply
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from starlette.datastructures import Headers
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from serving.errors import Unauthenticated
     from serving.http.api import Api
     from serving.security.keys import ApiKeys
 
-_ANY = "*"
-_EXPOSED = (
-    b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
-    b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
-    b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields"
+_PREFLIGHT = HttpReply(
+    b"",
+    content_type=b"text/plain; charset=utf-8",
+    head=b"access-control-allow-methods: GET, HEAD, POST, DELETE\r\n"
+    b"access-control-allow-headers: *, authorization\r\n"  # the one name that the asterisk does not stand for
+    b"access-control-max-age: 600\r\n",
 )
-_PREFLIGHT = {
-    "access-control-allow-methods": "GET, HEAD, POST, DELETE",
-    "access-control-allow-headers": "*, authorization",  # the one name that the asterisk does not stand for
-    "access-control-max-age": "600",
-}
 
 
 def unauthenticated(
@@ -77,39 +71,18 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         request = head_of(scope)
-        await response_of(self._api.refuse(error, request), request, scope)(scope, receive, send)
+        await response_of(self._api, refuse(error, request), request)(scope, receive, send)
 
 
-def cors_headers(origins: Collection[str], origin: bytes | None) -> list[tuple[bytes, bytes]]:
-    """What replies say to pages of an origin.
+class Preflights:
+    """Answers what browsers ask before a request of a page of another origin: the same on every path."""
 
-    Never that credentials may be sent: what a browser keeps for this server, such as a client's certificate, is not
-    lent to pages.
+    def __init__(self, app: ASGIApp, api: Api) -> None:
+        self._app = app
+        self._api = api
 
-    Args:
-        origins: Those that are let in, or `*`.
-        origin: The request's, if it names one.
-    """
-    headers = [(b"vary", b"origin")]
-    if _ANY in origins:
-        origin = b"*"
-    elif origin is None or origin.decode("latin-1") not in origins:
-        return headers
-    return [*headers, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
-
-
-class Cors(CORSMiddleware):
-    """Starlette's, but for the headers: `vary: origin` on every reply, and preflights that need no list of headers."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        """The same on every path, so that none shows what there is."""
-        response = Response(headers=_PREFLIGHT, media_type="text/plain")
-        response.raw_headers += cors_headers(self.allow_origins, request_headers["origin"].encode("latin-1"))
-        return response
-
-    async def send(self, message: Message, send: Send, request_headers: Headers) -> None:
-        if message["type"] == "http.response.start":
-            origin = request_headers.get("origin")
-            encoded = None if origin is None else origin.encode("latin-1")
-            message["headers"] = [*message["headers"], *cors_headers(self.allow_origins, encoded)]
-        await send(message)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_preflight(scope["method"], headers_of(scope)):
+            await response_of(self._api, _PREFLIGHT, head_of(scope))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

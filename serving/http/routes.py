@@ -84,7 +84,7 @@ class ApiRoute(APIRoute):
             api: Api = request.app.api
             http = await self.received(request, api)
             http.parameters = request.path_params
-            return response_of(await api.answer(endpoint, path, http), http, request.scope)
+            return response_of(api, await api.answer(endpoint, path, http), http)
 
         words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
         super().__init__(

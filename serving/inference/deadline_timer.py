@@ -12,6 +12,8 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
+from serving.unawaited import guarded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -74,4 +76,8 @@ class DeadlineTimer:
         for deadline in due:
             callback, deadline.callback = deadline.callback, None
             if callback is not None:
-                callback()
+                guarded(_nothing, callback)
+
+
+def _nothing() -> None:
+    """The deadline has passed already."""

@@ -170,10 +170,10 @@ class Pipeline:
             cached=rows.cached,
             priority=request.priority,
         )
-        if trace is not None:
+        if trace is None:
+            self._metrics.answered(outcome)
+        else:
             trace.answered(outcome, rows.submitted, done.computed_at)
-        # After the reply, not before it: the client waits for one of them only.
-        asyncio.get_running_loop().call_soon(self._metrics.answered, outcome)
         return outcome
 
     def users(self, model: ModelIndex) -> int:

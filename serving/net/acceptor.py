@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from serving.errors import StartupError
 from serving.net.peers import peer_of
 from serving.net.ports import descriptor_limit
+from serving.unawaited import start
 
 if TYPE_CHECKING:
     import ssl
@@ -290,7 +291,7 @@ class Acceptor:
                 continue
             accepted = _Accepted(opened, give_back)
             self._opening.add(accepted)
-            accepted.opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            accepted.opening = start(self._open(accepted))
             accepted.opening.add_done_callback(partial(self._opened, accepted))
         self._accepts = min(_ACCEPTS, 2 * self._accepts)
 
@@ -310,11 +311,8 @@ class Acceptor:
 
     def _opened(self, accepted: _Accepted, task: asyncio.Task[None]) -> None:
         self._opening.discard(accepted)
-        if task.cancelled():  # perhaps before it began
+        if task.cancelled() or task.exception() is not None:  # perhaps before it began
             accepted.close()
-        elif (error := task.exception()) is not None:
-            accepted.close()
-            raise error  # which the loop's handler logs
 
     def _refuse(self, opened: socket.socket) -> None:
         with opened, suppress(OSError):

@@ -1,29 +1,40 @@
-"""Collects the traces of requests for the access log and for spans; see `RequestTrace`."""
+"""What becomes of requests, told once their replies are sent: counts, the access log, spans; see `RequestTrace`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.records import RequestTrace
+    from serving.records import Outcome, RequestTrace
 
 
 class RequestObserver:
-    """Hands on the trace of each request that has ended.
+    """Counts the answers of each request that has ended, and hands on its trace.
 
-    Where the access log and tracing are both off, a transport has None in its place.
+    Attributes:
+        detailed: Whether anybody reads traces; if not, they need no more in them than answers and an error.
     """
 
-    def __init__(self, sinks: Sequence[Callable[[RequestTrace], None]]) -> None:
+    def __init__(
+        self, answered: Callable[[Outcome[Any]], None], sinks: Sequence[Callable[[RequestTrace], None]]
+    ) -> None:
+        self._answered = answered
         self._sinks = sinks
+        self.detailed = bool(sinks)
 
     def end(self, trace: RequestTrace) -> None:
-        """Ends the trace; it is read after the reply has been sent."""
+        """Ends the trace; it is read after the reply has been sent: the client waits for one of them only."""
         trace.ended = time.perf_counter()
-        loop = asyncio.get_running_loop()
+        asyncio.get_running_loop().call_soon(self._tell, trace)
+
+    def _tell(self, trace: RequestTrace) -> None:
+        outcomes = trace.let_go() if self.detailed else trace.outcomes
+        if trace.reason == "ok":
+            for outcome in outcomes:
+                self._answered(outcome)
         for sink in self._sinks:
-            loop.call_soon(sink, trace)
+            sink(trace)

@@ -16,6 +16,7 @@ from serving.http.listener import TICK_S, HttpListener
 from serving.net.acceptor import PROBE_PLACES, Places
 from serving.net.buffers import BufferBudget
 from serving.net.ports import keep_alive
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
@@ -50,7 +51,7 @@ class ProbeListener(HttpListener):
         super().close()
         self._close_idle()
         for connection in list(self._calls.connections):
-            connection.end()
+            guarded(connection.abort, connection.end)
 
     def _connections(self) -> Iterable[Closable]:
         return chain(self._undecided, super()._connections(), self._calls.connections)
@@ -62,7 +63,7 @@ class ProbeListener(HttpListener):
     def _tick(self) -> None:
         super()._tick()
         for connection in list(self._calls.connections):
-            connection.tick(TICK_S)
+            guarded(connection.abort, connection.tick, TICK_S)
 
 
 class _Undecided(asyncio.Protocol):

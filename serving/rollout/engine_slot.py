@@ -44,6 +44,7 @@ from serving.lifecycle import State
 from serving.records import ModelIndex
 from serving.rollout.idle_priority import IdlePriority
 from serving.scheduling.cost import ModelCosts
+from serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -327,7 +328,7 @@ class EngineSlot:
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: an engine of another kind is started, or the server ends."""
-        self._choosing = self._spawn(self._instead(reason, crashed=crashed))
+        self._choosing = self._spawn(self._instead(reason, crashed=crashed), partial(self._give_up, reason))
 
     async def _instead(self, reason: str, *, crashed: bool) -> None:
         """Starts an engine of another kind, or fails the server. Cached files of gigabytes are hashed in a thread."""
@@ -340,7 +341,10 @@ class EngineSlot:
         instead = await asyncio.to_thread(prepared)
         if instead is not None:
             self._start_instead(instead)
-            return
+        else:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
         self._failed = True
         self._lifecycle.fail(reason)
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
@@ -431,8 +435,8 @@ class EngineSlot:
             await asyncio.sleep(_POLL_S)
         self._dispatcher.engine_leaves(engine)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], failed: Callable[[], None] | None = None) -> asyncio.Task[None]:
+        task = start(work, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -12,7 +12,10 @@ import contextlib
 import os
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Self
+
+from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from serving.inference.dispatcher import BatchObserver, Dispatcher
@@ -58,7 +61,7 @@ class IdlePriority:
         self._since = time.perf_counter()
         self._ran_s = 0.0
         self._update()
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._end_period)
+        self._wait(PERIOD_S)
 
     def batch_started(self, assignment: Assignment) -> None:
         self._update()
@@ -90,6 +93,9 @@ class IdlePriority:
         self._has_turn = not self._has_turn and ran_s < LEAST_RUN_S
         self._update()
         self._ran_s, self._since = 0.0, time.perf_counter()
-        self._timer = asyncio.get_running_loop().call_later(
-            LEAST_RUN_S if self._has_turn else PERIOD_S, self._end_period
-        )
+        self._wait(LEAST_RUN_S if self._has_turn else PERIOD_S)
+
+    def _wait(self, seconds: float) -> None:
+        """Until the period ends; where that fails the process runs on, as fast as it may."""
+        runs_on = partial(self._set, runs=True)
+        self._timer = asyncio.get_running_loop().call_later(seconds, guarded, runs_on, self._end_period)

@@ -25,6 +25,7 @@ from serving.models.statistics import VersionState
 from serving.rollout.engine_choice import BUILT
 from serving.rollout.engine_slot import EngineGeneration
 from serving.rollout.unserved import TRIES, Key, UnservedVersions
+from serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -106,7 +107,7 @@ class Versions:
         await self._shielded(self._swap(name, version))
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = start(work)
         if self._stopped:
             task.cancel()
         self._tasks.add(task)

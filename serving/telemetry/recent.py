@@ -93,8 +93,8 @@ class Recent:
         }
 
     def _tick(self) -> None:
-        self.look()
         self.start()
+        self.look()
 
     def _latency(self, old: Counts | None, new: Counts) -> dict[str, Mapping[str, float | None]]:
         bounds = self._metrics.bounds

@@ -204,6 +204,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     nothing: Any = None
     api = Api(*[nothing] * 9, record_error=lambda *words: told.append(words))
     reply = asyncio.run(api.answer(_fails, "/embed", request))
+    api.sent(request, reply, len(reply.body))
     assert reply.status == 500
     assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
     (logged,) = caplog.records

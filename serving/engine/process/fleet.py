@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +20,7 @@ from serving.engine.base import LaneKind
 from serving.engine.process.remote_engine import EngineLife, RemoteEngine
 from serving.engine.process.supervisor import START_LIMIT_S, Supervisor
 from serving.errors import EngineFailed, EngineLost
+from serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -84,7 +86,8 @@ class RemoteFleet:
                 hang_s=hang_s,
                 start_limit_s=start_limit_s,
             )
-            self._tasks.append(asyncio.create_task(member.keep(supervisor)))
+            lost = partial(member.engine_failed, "what starts its engine has failed; the log has the details")
+            self._tasks.append(start(member.keep(supervisor), lost))
 
     @classmethod
     async def start(

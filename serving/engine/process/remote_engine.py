@@ -245,10 +245,11 @@ class RemoteEngine:
             self._process.kill()
 
     def _watch_lanes(self) -> None:
+        # Armed before anything is asked: what raises must not end the watch.
+        self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
         if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
+            self._watch.cancel()
             self.kill("hangs")
-        else:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
 
     def _ended(self) -> None:
         """Called by each lane whose socket closes; the listener hears of it before any request is answered."""

@@ -177,9 +177,8 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     ranks.sort(key=lambda ranked: -ranked.relevance_score)
     meta = RankingMeta(ApiVersion(version), TokenCount(outcome.tokens))
     usage = Usage(outcome.tokens, outcome.tokens)
-    reply = json_reply(RankingReply(http.request_id, ranks[:most], outcome.model, meta, usage))
-    reply.head = _head(outcome, cut)
-    return reply
+    reply = RankingReply(http.request_id, ranks[:most], outcome.model, meta, usage)
+    return json_reply(reply, head=_head(outcome, cut))
 
 
 def _model(api: Api, http: HttpRequest, named: str | None, task: Task) -> ServedModel:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 
 from serving.errors import InvalidRequest, MalformedRequest, Unsupported
@@ -364,6 +365,5 @@ def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
     Libraries that list every encoding they know do not mean it: vectors hardly shrink, and it takes its time.
     """
     packer = zlib.compressobj(_QUICK, wbits=COMPRESSIONS[encoding])
-    reply.body = packer.compress(reply.body) + packer.flush()
-    reply.head += b"content-encoding: %b\r\n" % encoding
-    return reply
+    body = packer.compress(reply.body) + packer.flush()
+    return msgspec.structs.replace(reply, body=body, head=reply.head + b"content-encoding: %b\r\n" % encoding)

@@ -1,0 +1,68 @@
+"""A reply as it goes out: its head, and what goes out of its body. Every reply of every layer is written by this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.http.exchange import NOT_MODIFIED, ignored_head
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from serving.http.api import Api
+    from serving.http.exchange import HttpReply, HttpRequest
+
+NO_CONTENT = 204
+_BODILESS = {NO_CONTENT, NOT_MODIFIED}
+
+_ANY = "*"
+_EXPOSED = (
+    b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
+    b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
+    b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields"
+)
+
+
+def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
+    """Whether a body goes out: not to HEAD, nor with a status that has none (RFC 9110, 9.3.2, 15.3.5, 15.4.5)."""
+    return request.method != "HEAD" and reply.status not in _BODILESS
+
+
+def head_lines(api: Api, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
+    """The head of a reply but for its first line and what belongs to its connection.
+
+    Args:
+        api: Says the load.
+        origins: Those whose pages may read it.
+        request: What it answers, perhaps only a part that was read before it was refused.
+        reply: The reply.
+        length: Of the body that goes out, or would to GET; None where that is not said.
+    """
+    identity = request.request_id.encode()
+    if length is None or reply.status == NO_CONTENT:
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, identity, reply.head)
+    else:
+        kind, head = reply.content_type, reply.head
+        lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
+    if request.ignored is not None and reply.error is None:
+        lines += ignored_head(request.ignored)
+    if api.load_reports is not None:
+        lines += api.load_report(request.headers)
+    if origins:
+        lines += _cors_lines(origins, request.headers.get(b"origin"))
+    return lines
+
+
+def _cors_lines(origins: Collection[str], origin: bytes | None) -> bytes:
+    """What a reply says to pages of an origin, where any are let in.
+
+    Never that credentials may be sent: what a browser keeps for this server, such as a client's certificate, is not
+    lent to pages.
+    """
+    if _ANY in origins:
+        origin = b"*"
+    elif origin is None or origin.decode("latin-1") not in origins:
+        return b"vary: origin\r\n"
+    return b"vary: origin\r\naccess-control-allow-origin: %b\r\naccess-control-expose-headers: %b\r\n" % (
+        *(origin, _EXPOSED),
+    )

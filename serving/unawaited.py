@@ -1,0 +1,67 @@
+"""Work whose result nobody awaits: what it raises is logged, and what would wait for it for ever is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from serving.errors import BertserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+_PAUSE_S = 1.0
+
+log = logging.getLogger("bertserve")
+
+
+def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None) -> asyncio.Task[T]:
+    """Begins a task. `failed` is called where it raises; a listed error is told by whoever raises it, not logged."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(partial(_ended, failed))
+    return task
+
+
+async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does work that has no end of its own; where it raises, it is begun again."""
+    while True:
+        try:
+            await work()
+        except Exception:  # the boundary of what nobody awaits
+            log.exception("work in the background failed; it begins again")
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        return
+    try:
+        if not isinstance(error, BertserveError):
+            log.error("a task failed that nobody awaits", exc_info=error)
+    finally:
+        if failed is not None:
+            failed()
+
+
+def guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
+    """Calls what a timer or the event loop calls. Where it raises, that is logged, and `failed` ends its owner."""
+    try:
+        work(*arguments)
+    except Exception:  # noqa: BLE001  the boundary of what nobody awaits
+        try:
+            log.exception("a callback failed")
+        finally:
+            failed()

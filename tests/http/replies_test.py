@@ -1,0 +1,295 @@
+"""Every reply that is written can be read by others' parsers, and what is recorded of it is what they read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import h11
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.errors import InvalidRequest, NotReady
+from serving.http.api import Api
+from serving.http.app import App
+from serving.http.asgi import FILE_BYTES
+from serving.http.exchange import HttpReply
+from serving.http.listener import HttpListener
+from serving.http.routes import Docs, Router
+from serving.lifecycle import Lifecycle, State
+from serving.net.buffers import FREE_BYTES, BufferBudget
+from serving.net.observer import RequestObserver
+from serving.net.orca import LoadReport, LoadReports
+from serving.settings import Settings
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from serving.errors import BertserveError
+    from serving.http.exchange import HttpRequest
+    from serving.records import RequestTrace
+
+PAGE = "https://app.example"
+router = Router("Test")
+MADE: dict[bytes, HttpReply | Exception] = {}
+"""What the endpoint answers to a request with this number."""
+
+
+@router.get("/made")
+async def made(_: Api, http: HttpRequest) -> HttpReply:
+    """Whatever the test has made."""
+    reply = MADE[http.headers[b"x-number"]]
+    if isinstance(reply, Exception):
+        raise copy.copy(reply)  # each has a traceback of its own
+    return reply
+
+
+@router.hot("/hot", Docs())
+async def hot(api: Api, http: HttpRequest) -> HttpReply:
+    """The same past ASGI."""
+    return await made(api, http)
+
+
+class Heavy(bytes):
+    """A body for which there is no memory when it is written."""
+
+    def __len__(self) -> int:
+        raise MemoryError
+
+
+class Case(NamedTuple):
+    """A request, and what its endpoint answers."""
+
+    method: str
+    path: str
+    reply: HttpReply | Exception
+
+    def request(self, number: int, *fields: str) -> bytes:
+        """As it is sent, with an id of its own."""
+        MADE[b"%d" % number] = self.reply
+        lines = [f"{self.method} {self.path} HTTP/1.1", "Host: test", f"X-Number: {number}", f"X-Request-Id: r{number}"]
+        return "\r\n".join([*lines, *fields, "", ""]).encode()
+
+
+class Running:
+    """A listener with these routes.
+
+    Attributes:
+        budget: What its connections may hold.
+        traces: Of the requests that have ended.
+        errors: Reasons that were counted.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[RequestTrace] = []
+        self.errors: list[str] = []
+        # A connection that had an age would draw it, and so change the random numbers of the strategies.
+        words = ["--models", "models", "--cors-origins", PAGE, "--max-connection-age-s", "0"]
+        self.settings = Settings.load(words, {})
+        self.budget = BufferBudget(1 << 20, 1 << 20)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        nothing: Any = None
+        lifecycle = Lifecycle()
+        lifecycle.to(State.WARMING)
+        lifecycle.to(State.READY)
+        api = Api(
+            *(nothing, nothing, lifecycle, self.settings, nothing, nothing, dict, bytes, ""),
+            record_error=self._record,
+            observer=RequestObserver(lambda _: None, [self.traces.append]),
+            load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
+        )
+        opened = socket.create_server(("127.0.0.1", 0))
+        opened.setblocking(False)
+        listener = HttpListener(App(api, [router], documented=False), opened, self.settings, budget=self.budget)
+        await listener.start()
+        self.address = listener.address
+        self._started.set()
+        await self._ending.wait()
+        listener.close()
+        await listener.drained()
+
+    def _record(self, error: BertserveError, _: str) -> None:
+        self.errors.append(error.reason)
+
+    def exchange(self, sent: bytes, methods: Sequence[str]) -> list[tuple[h11.Response, bytes]]:
+        """The replies to requests that are sent together, strictly parsed; nothing lies between or behind them."""
+        with socket.create_connection(self.address, timeout=10) as client:
+            client.sendall(sent)
+            received, replies = b"", []
+            for method in methods:
+                reader = h11.Connection(h11.CLIENT)
+                reader.send(h11.Request(method=method, target="/", headers=[("Host", "test")]))
+                reader.send(h11.EndOfMessage())
+                if received:
+                    reader.receive_data(received)
+                head, body = None, b""
+                while not isinstance(event := reader.next_event(), h11.EndOfMessage):
+                    if event is h11.NEED_DATA:
+                        reader.receive_data(client.recv(1 << 16))
+                    elif isinstance(event, h11.Response):
+                        head = event
+                    elif isinstance(event, h11.Data):
+                        body += bytes(event.data)
+                assert head is not None
+                received = reader.trailing_data[0]
+                replies.append((head, body))
+            assert received == b""
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+        return replies
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """One for all tests."""
+    with Running() as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that is sent in pieces."""
+    path = tmp_path_factory.mktemp("files") / "file"
+    path.write_bytes(bytes(300_000))
+    return path
+
+
+SIZES = st.sampled_from([0, 1, 300, FREE_BYTES, FREE_BYTES + 1, 3 * FREE_BYTES])
+BODIES = st.builds(
+    HttpReply,
+    body=SIZES.map(bytes),
+    status=st.sampled_from([200, 201, 204, 206, 304, 404, 422, 503]),
+    content_type=st.sampled_from([b"application/json", b"text/plain"]),
+    head=st.sampled_from([b"", b"etag: a\r\n", b"x-a: b\r\nx-c: d\r\n"]),
+)
+ERRORS = st.sampled_from([InvalidRequest("wrong"), NotReady("later", retry_after_s=1), ValueError("a bug")])
+FILE = HttpReply(b"", content_type=b"application/octet-stream")
+CASES = st.builds(
+    Case,
+    st.sampled_from(["GET", "HEAD", "POST"]),
+    st.sampled_from(["/made", "/hot", "/nothing"]),
+    st.one_of(BODIES, ERRORS, st.just(FILE)),
+)
+
+
+def wanted(case: Case, *, spent: bool, size: int) -> tuple[int, str, int]:
+    """The status, the reason and the bytes of the body that a request gets; -1 where its error decides."""
+    allowed = {"/made": {"GET", "HEAD"}, "/hot": {"POST"}}.get(case.path)
+    if allowed is None:
+        return 404, "not_found", -1
+    if case.method not in allowed:
+        return 405, "method_not_allowed", -1
+    if isinstance(case.reply, InvalidRequest | NotReady):
+        return case.reply.http_status, case.reply.reason, -1
+    if isinstance(case.reply, Exception):
+        return 500, "internal", -1
+    bodiless = case.method == "HEAD" or case.reply.status in {204, 304}
+    if spent and not bodiless and (size > FREE_BYTES or case.reply.file is not None):
+        return 503, "buffers_full", -1
+    return case.reply.status, "ok", 0 if bodiless else size
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases=st.lists(CASES, min_size=1, max_size=4), spent=st.booleans())
+def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, cases: list[Case], *, spent: bool) -> None:
+    """Whatever is answered, sent ahead or not, with room or without: each is one reply, one line, one count."""
+    cases = [
+        case._replace(reply=HttpReply(b"", file=file, content_type=FILE.content_type)) if case.reply is FILE else case
+        for case in cases
+    ]
+    share = running.budget.share()
+    assert share.take(running.budget.limit_bytes - running.budget.used if spent else 0)
+    running.traces.clear()
+    running.errors.clear()
+    try:
+        asked = ("Origin: " + PAGE, "endpoint-load-metrics-format: JSON")
+        sent = b"".join(case.request(number, *asked) for number, case in enumerate(cases))
+        replies = running.exchange(sent, [case.method for case in cases])
+        wait_for(lambda: len(running.traces) == len(cases), "the traces")
+    finally:
+        share.close()
+    reasons = []
+    for number, (case, (head, body), trace) in enumerate(zip(cases, replies, running.traces, strict=True)):
+        size = 0 if isinstance(case.reply, Exception) else 300_000 if case.reply.file else len(case.reply.body)
+        status, reason, length = wanted(case, spent=spent, size=size)
+        fields = dict(head.headers)
+        assert head.status_code == status
+        assert fields[b"x-request-id"] == b"r%d" % number
+        assert fields[b"access-control-allow-origin"] == PAGE.encode()
+        assert fields[b"endpoint-load-metrics"].startswith(b"JSON ")
+        assert len(fields) == len(head.headers)
+        assert length in {-1, len(body)}
+        if head.status_code != 204:
+            assert case.method == "HEAD" or status == 304 or int(fields[b"content-length"]) == len(body)
+        assert (trace.request_id, trace.status, trace.reason, trace.bytes_out) == (
+            f"r{number}",
+            status,
+            reason,
+            len(body),
+        )
+        reasons += [] if reason == "ok" else [reason]
+    assert running.errors == reasons
+
+
+@pytest.mark.parametrize("path", ["/made", "/hot"])
+def test_a_reply_that_cannot_be_written_ends_in_another(
+    running: Running, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for want of memory: a short one says so, the log too, and the connection ends."""
+    running.traces.clear()
+    case = Case("GET" if path == "/made" else "POST", path, HttpReply(Heavy(b"a")))
+    with socket.create_connection(running.address, timeout=10) as client:
+        client.sendall(case.request(0))
+        received = b""
+        while piece := client.recv(1 << 16):
+            received += piece
+    assert received.startswith(b"HTTP/1.1 500 ")
+    assert b"\r\nconnection: close\r\n" in received
+    wait_for(lambda: running.traces, "the trace")
+    assert [(trace.status, trace.reason) for trace in running.traces] == [(500, "internal")]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [MemoryError]
+
+
+def test_a_file_that_ends_too_soon_ends_the_connection(
+    running: Running, file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its length has been said already; what was sent of it is recorded, with the error."""
+    running.traces.clear()
+    path = tmp_path / "shrinks"
+    path.write_bytes(file.read_bytes() * 100)
+    with socket.create_connection(running.address, timeout=10) as client:
+        client.sendall(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
+        first = b""
+        while len(first) < 2 * FILE_BYTES:
+            first += client.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 200 ")
+        path.write_bytes(b"")
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1 << 16):
+                pass
+    wait_for(lambda: running.traces, "the trace")
+    (trace,) = running.traces
+    assert (trace.status, trace.reason) == (200, "internal")
+    assert 0 < trace.bytes_out < 30_000_000
+    assert "shorter than it was" in caplog.text
