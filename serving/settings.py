@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import re
 import tomllib
@@ -557,6 +558,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+@functools.cache  # the schema takes most of a parse
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bertserve serve",
@@ -567,6 +569,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings.")
     for name, schema in Settings.model_json_schema()["properties"].items():
         parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **_shown(schema))
+    parser.exit_on_error = False
     return parser
 
 
@@ -601,10 +604,8 @@ def bounds_of(kind: dict[str, Any]) -> str:
 
 
 def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
-    parser = _parser()
-    parser.exit_on_error = False
     try:
-        arguments, unknown = parser.parse_known_args(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
     except argparse.ArgumentError as error:
         return {}, [str(error)]
     names = [flag_of(name) for name in ["config", *Settings.model_fields]]

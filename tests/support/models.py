@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import shutil
 import subprocess
@@ -35,9 +36,23 @@ def cache_key(*sources: Path) -> str:
     return total.hexdigest()[:16]
 
 
+@functools.cache
 def demo_repository() -> Path:
     """A model repository that holds the demo model."""
     return kept(cache_key(), _export)
+
+
+@functools.cache
+def light_repository() -> Path:
+    """The same with graphs of a few bytes, for the fake engine: a server reads all of a bundle when it starts."""
+    models = demo_repository()
+
+    def make(folder: Path) -> None:
+        from tests.support.poison import lighten  # noqa: PLC0415  imports what few test processes need
+
+        lighten(copy_bundle(models, folder))
+
+    return kept(f"light-{cache_key(Path(__file__).with_name('poison.py'))}", make)
 
 
 def kept(key: str, make: Callable[[Path], None]) -> Path:

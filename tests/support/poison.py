@@ -82,11 +82,14 @@ def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
     sign(bundle)
 
 
-def tiny_model(*, before: Sequence[onnx.NodeProto] = (), **changes: Any) -> onnx.ModelProto:
-    """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, four times.
+def tiny_model(
+    *, before: Sequence[onnx.NodeProto] = (), size: int = TINY_SIZE, **changes: Any
+) -> onnx.ModelProto:
+    """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, `size` times.
 
     Args:
         before: Nodes to put first.
+        size: Of the vectors.
         **changes: Arguments of `onnx.helper.make_model` to replace.
     """
     names = ("input_ids", "attention_mask", "token_type_ids")
@@ -97,13 +100,13 @@ def tiny_model(*, before: Sequence[onnx.NodeProto] = (), **changes: Any) -> onnx
         make("Add", ["kept", "token_type_ids"], ["sums"]),
         make("Cast", ["sums"], ["numbers"], to=onnx.TensorProto.FLOAT),
         make("ReduceMean", ["numbers"], ["mean"], axes=[1], keepdims=1),
-        make("Concat", ["mean"] * TINY_SIZE, ["pooled"], axis=1),
+        make("Concat", ["mean"] * size, ["pooled"], axis=1),
     ]
     graph = onnx.helper.make_graph(
         nodes,
         "tiny",
         [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT32, ["B", "S"]) for name in names],
-        [onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, ["B", TINY_SIZE])],
+        [onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, ["B", size])],
     )
     options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8} | changes
     return onnx.helper.make_model(graph, **options)
@@ -123,6 +126,18 @@ def tiny_bundle(models: Path, root: Path, model: onnx.ModelProto | bytes | None 
     edit_manifest(bundle, change)
     sign(bundle)
     return bundle
+
+
+def lighten(bundle: Path) -> None:
+    """Replaces a bundle's graphs for a CPU by one of a few bytes that takes and answers tensors of the same shapes."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        graph = tiny_model(size=manifest["hidden_size"]).SerializeToString()
+        for artifact in manifest["artifacts"]:
+            (bundle / artifact["file"]).write_bytes(graph)
+
+    edit_manifest(bundle, change)
+    sign(bundle)
 
 
 def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:

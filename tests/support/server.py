@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.support.certificates import Secured
 from tests.support.fork_server import fork_server
-from tests.support.models import ROOT
+from tests.support.models import ROOT, demo_repository, light_repository
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class Server:
         """Prepares; nothing runs before the `with` block.
 
         Args:
-            models: The model repository; None where the options name a model.
+            models: The model repository; None where the options name a model. The fake engine gets the light one in
+                place of the demo model's.
             *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness, `PATIENT`).
             env: More environment variables.
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
@@ -160,6 +161,8 @@ class Server:
         """
         self._output = output
         self._tls = tls
+        if models == demo_repository() and ("--engine", "fake") in itertools.pairwise(options):
+            models = light_repository()
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
             # Tests run side by side: an engine that gave way to the processes of another one would start late, and the
