@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -190,11 +191,35 @@ def test_gpu(): ...
 """
 
 
+FORKS = """
+import json, os, sys
+import execnet, msgspec, pytest
+for line in sys.stdin:
+    folder, environment, words, outputs = json.loads(line)
+    process = os.fork()
+    if not process:
+        for descriptor, output in enumerate(outputs, 1):
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path.insert(0, folder)
+        sys.argv[1:] = words
+        code = pytest.main(words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    os.waitpid(process, 0)
+    print(flush=True)
+"""
+"""Runs pytest in copies of a process that has imported it, one for each line: folder, environment, words, outputs."""
+
+
 class Project:
     """A git repository with one outsider of four tests, one of which is skipped, and one other test."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.cache = folder, folder.with_name("cache")
+    def __init__(self, folder: Path, forks: subprocess.Popen[str]) -> None:
+        self.folder, self.cache, self._forks = folder, folder.with_name("cache"), forks
         (folder / "tests" / "support").mkdir(parents=True)
         for name in ("by_change", "imported_names", "models", "outsiders", "resume", "skips"):
             shutil.copyfile(ROOT / "tests" / "support" / f"{name}.py", folder / "tests" / "support" / f"{name}.py")
@@ -210,7 +235,7 @@ class Project:
     def clone_of(cls, other: Project) -> Self:
         """A fresh clone elsewhere on the same machine."""
         clone = cls.__new__(cls)
-        clone.folder, clone.cache = other.folder.with_name("clone"), other.cache
+        clone.folder, clone.cache, clone._forks = other.folder.with_name("clone"), other.cache, other._forks
         other.git("clone", "--quiet", ".", str(clone.folder))
         return clone
 
@@ -233,18 +258,29 @@ class Project:
             "CI": "",
             **variables,
         }
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert not done.stderr, done.stderr
-        return done.stdout
+        outputs = [self.folder.with_name(name) for name in ("stdout", "stderr")]
+        assert self._forks.stdin is not None
+        assert self._forks.stdout is not None
+        line = [str(self.folder), environment, ["-p", "no:cacheprovider", *words], [*map(str, outputs)]]
+        print(json.dumps(line), file=self._forks.stdin, flush=True)
+        assert self._forks.stdout.readline() == "\n"
+        stdout, stderr = (output.read_text() for output in outputs)
+        assert not stderr, stderr
+        return stdout
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """What runs pytest in each project."""
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, forks: subprocess.Popen[str]) -> Project:
     """A new one."""
-    return Project(tmp_path / "project")
+    return Project(tmp_path / "project", forks)
 
 
 LEFT_OUT = "sample: 4 tests, unchanged since "

@@ -27,6 +27,7 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import IO, TYPE_CHECKING
 
 from serving.cli import BEFORE_IMPORTS
+from serving.settings import _parser
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ EXPORTING = (
     "export.build",
     "export.cli.export",
     # What an export imports of these libraries when it uses them.
+    "sentence_transformers",
     "sympy.combinatorics",
     "torch.onnx.operators",
     "transformers.models.bert.modeling_bert",
+    "tests.support.lean_exports",
 )
 _MESSAGE_BYTES = 1 << 17
 _START_LIMIT_S = 60.0
@@ -99,7 +102,7 @@ class ForkServer:
         """Starts it.
 
         Args:
-            imported: The modules that it imports before it forks. They start no threads, which a fork would lose.
+            imported: The modules that it imports before it forks. They start no threads that a fork would miss.
         """
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -231,7 +234,10 @@ def export_fork_server() -> ForkServer:
 def _serve(near: socket.socket, imported: Sequence[str]) -> int:
     """Forks for each message, and tells how children end; returns an exit code, that of a command in a child."""
     for name in imported:
-        importlib.import_module(name)
+        before_forks = getattr(importlib.import_module(name), "before_forks", None)
+        if before_forks is not None:
+            before_forks()
+    _parser()  # describes every setting, and is kept
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes into them
     children: set[int] = set()
