@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.deferred import DEFERRED, DeferredImports
+from tests.support.spread import is_heavy, next_file
 
 
 def test_collecting_tests_loads_no_slow_library() -> None:
@@ -37,3 +38,13 @@ def test_a_deferred_module_that_is_used_by_others_is_loaded_by_its_use(monkeypat
         fixtures["colorsys"] = builtins.__import__("colorsys", fixtures)
     assert fixtures["colorsys"].rgb_to_hls(0, 0, 0) == (0, 0, 0)
     assert fixtures["colorsys"] is sys.modules["colorsys"]
+
+
+def test_files_that_need_pytorch_stay_in_half_of_the_processes() -> None:
+    """Each process takes files of its kind in their order, and then those of the other kind."""
+    assert is_heavy("tests/export/metrics_test.py")
+    assert is_heavy("tests/contract/tasks_test.py")
+    assert not is_heavy("tests/fault/http2_test.py")
+    assert next_file(["a", "b", "c"], {"b", "c"}, takes_heavy=True) == "b"
+    assert next_file(["a", "b", "c"], {"b", "c"}, takes_heavy=False) == "a"
+    assert next_file(["b", "c"], {"b", "c"}, takes_heavy=False) == "b"
