@@ -12,6 +12,7 @@ WHOLE_PROBES = (
     "folders_test",
     "test_a_bundle_answers_as_the_library_of_its_users",
     "test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it",
+    "test_a_near_tie_is_decided_by_rounding_and_no_fault",
 )
 """Where it is tested what each text of `export/texts/probes.jsonl` tells; other tests export with some short ones."""
 

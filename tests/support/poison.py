@@ -82,9 +82,7 @@ def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
     sign(bundle)
 
 
-def tiny_model(
-    *, before: Sequence[onnx.NodeProto] = (), size: int = TINY_SIZE, **changes: Any
-) -> onnx.ModelProto:
+def tiny_model(*, before: Sequence[onnx.NodeProto] = (), size: int = TINY_SIZE, **changes: Any) -> onnx.ModelProto:
     """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, `size` times.
 
     Args:

@@ -16,7 +16,9 @@ from tests.support.models import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_HEAVY = re.compile(r"\b(?:torch|transformers|sentence_transformers|tiny_models|tasks_repository|tasks_server|exports|checkpoints)\b")
+_HEAVY = re.compile(
+    r"\b(?:torch|transformers|sentence_transformers|tiny_models|tasks_repository|tasks_server|exports|checkpoints)\b"
+)
 """What a file says whose tests import it, or use fixtures that do."""
 
 
