@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from tests.support.checkpoints import (
     write_task_checkpoint,
 )
 from tests.support.exports import opened
-from tests.support.fork_server import export_fork_server
-from tests.support.models import ROOT
 from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
@@ -291,9 +290,9 @@ def test_a_limit_beyond_the_positions_counts_where_the_library_takes_it(
 def test_loading_a_folder_for_its_proof_logs_nothing(tmp_path: Path) -> None:
     """Sentence Transformers warns where it makes modules of its own, and its log has no handler."""
     folder = written(tmp_path / "small", "embed_tokens")
-    words = ["export", str(folder), "--task", "embed", "--out", str(tmp_path / "models"), "--precision", "fp32"]
-    done = export_fork_server().run(words, os.environ, ROOT, timeout_s=300)
-    assert done.returncode == 0
+    code = "import sys; from export.cli.export import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(folder), "--task", "embed", "--out", str(tmp_path / "models")]
+    done = subprocess.run([*command, "--precision", "fp32"], check=True, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if not re.search(r" {2}.* \d+\.\d s$|^  note: ", line)]
     assert lines == []
 
