@@ -40,7 +40,8 @@ PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy bui
   build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed build/java/java \
   build/apache2-utils/usr/bin/ab build/nginx/usr/sbin/nginx build/envoy build/qemu/usr/bin/qemu-x86_64
 
-# Four processes for two cores: tests of whole servers wait half of their time. A file's tests stay together, with their
+# Four processes for two cores: tests of whole servers wait half of their time. Files whose tests need PyTorch stay in two
+# of them as long as there are others (tests/support/spread.py). A file's tests stay together, with their
 # servers, and files keep their order: the unit tests, which are many and short, come last, so that all end together.
 # Python keeps what it compiled, whatever the environment says: tests start servers by the hundred.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
