@@ -263,9 +263,9 @@ def test_row_34_how_a_key_is_sent(server: Server, value: str, status: int) -> No
             assert reply.status == (0 if status == 200 else UNAUTHENTICATED)
 
 
-def test_row_34_of_two_keys_the_first_counts(server: Server) -> None:
-    """A second `Authorization` line changes nothing."""
-    for keys, status in (((FIRST, WRONG), 200), ((WRONG, FIRST), 401)):
+def test_row_34_two_keys_that_differ_are_refused(server: Server) -> None:
+    """A second `Authorization` line may only repeat the first (RFC 9110, section 5.3)."""
+    for keys, status in (((FIRST, WRONG), 400), ((WRONG, FIRST), 400), ((FIRST, FIRST), 200)):
         lines = "".join(f"Authorization: Bearer {key}\r\n" for key in keys)
         head = f"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nConnection: close\r\n{lines}"
         with RawConnection(server.http) as connection:

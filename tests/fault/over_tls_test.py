@@ -32,7 +32,7 @@ SHORT = {
 LEFT_OUT = {
     # They speak plainly by intention, or look at another port or at a process.
     *("test_row_01_garbage_is_answered_400_and_closed", "test_row_01_garbage_on_the_grpc_port_is_closed"),
-    *("test_ipv6", "test_row_61_address_that_is_not_ours", "test_row_61_port_in_use"),
+    *("test_row_61_address_that_is_not_ours", "test_row_61_port_in_use"),
 }
 PARTS: dict[ModuleType, tuple[str, ...]] = {
     # Of each module the tests whose names begin so.

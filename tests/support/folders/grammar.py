@@ -300,13 +300,7 @@ _TOKENIZERS = [
     _field(TOKENIZER, "stride", 0, 4),
     _field(TOKENIZER, "never_split", ["café"], when=_wordpiece),
     _field(TOKENIZER, "do_basic_tokenize", True, False, when=_wordpiece),
-    _field(
-        TOKENIZER,
-        "add_bos_token",
-        False,
-        when=lambda draw: not _wordpiece(draw),
-        refused={"False": "beside older files it takes away the tokens around a text"},
-    ),
+    _field(TOKENIZER, "add_bos_token", False, when=lambda draw: not _wordpiece(draw)),
     _field(TOKENIZER, "use_fast", False),
     _field(TOKENIZER, "sp_model_kwargs", {}, when=_pieces),
     Axis("special tokens", _names("by name", "as objects", "in special_tokens_map.json", "as objects there", "absent")),
@@ -620,9 +614,12 @@ def _whole(draw: Draw) -> Draw:
 
 def refusable(draw: Draw) -> dict[str, str]:
     """The choices of a folder that an export may refuse, with the reasons."""
-    return {
+    reasons = {
         f"{name}: {choice}": AXES[name].refused[choice] for name, choice in draw.items() if choice in AXES[name].refused
     }
+    if draw.get("tokenizer files") == "old" and (choice := draw.get(f"{TOKENIZER} add_bos_token")) is not None:
+        reasons[f"{TOKENIZER} add_bos_token: {choice}"] = "beside older files it takes away the tokens around a text"
+    return reasons
 
 
 def shown(draw: Draw) -> str:

@@ -59,7 +59,7 @@ def _install() -> None:
     _stamp(_Lane, "data_received", "answer read: the hop, with the engine's own work")
     _stamp(Dispatcher, "_done", "frame unpacked", "lane freed, rows delivered")
     _stamp(_Job, "finish", "task resumed", "vector scaled")
-    _stamp(HttpConnection, "_reply_bytes", "JSON and head written", "reply joined")
+    _stamp(HttpConnection, "_send", "JSON written", "head made, reply written")
     _stamp(HttpConnection, "_answered", _END)
     sent = HttpConnection._answered  # noqa: SLF001  see the module
 
