@@ -124,5 +124,5 @@ def test_where_host_is_checked(address: str, keyed: bool, names: str, checked: b
     """On loopback without keys; elsewhere where `--allowed-hosts` names some, so that services work as before."""
     keys = ApiKeys(write_keys(tmp_path / "keys", FIRST)) if keyed else None
     with socket.create_server((address, 0)) as opened:
-        known = known_hosts(Settings(allowed_hosts=names), opened, keys)
+        known = known_hosts(Settings.load(["--allowed-hosts", names], {}), opened, keys)
     assert known == (frozenset(names.split(",") if names else ()) if checked else None)
