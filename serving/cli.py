@@ -44,10 +44,14 @@ def main(argv: list[str]) -> int:
     try:
         return _serve(argv, started, signals)
     except StartupError as error:
+        from serving.logs import escaped  # noqa: PLC0415  the start imports it behind the signals
+
         for log in started:
             log.flush()
         with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
-            print(f"bertserve serve: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever it holds
+            print(
+                f"bertserve serve: {escaped(' '.join(str(error).split()))}", file=sys.stderr
+            )  # one line, whatever it holds
         return error.exit_code
     except _EndedWhileStarting as end:
         if end.number == signal.SIGTERM:

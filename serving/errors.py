@@ -120,6 +120,10 @@ class Forbidden(InvalidRequest, reason="forbidden", http=403, grpc="PERMISSION_D
     """What the operator has not switched on."""
 
 
+class WrongHost(InvalidRequest, reason="wrong_host", http=421, grpc="PERMISSION_DENIED"):
+    """The header Host names what this server is not."""
+
+
 class Unsupported(InvalidRequest, reason="unsupported", http=501, grpc="UNIMPLEMENTED"):
     """A part of a protocol that this server leaves out."""
 

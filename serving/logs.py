@@ -6,11 +6,13 @@ again is shown a few times and then once a second, with how many were hidden mea
 QueueHandler formats in the caller's thread; its QueueListener writes for every line and counts no lost ones.
 
 No text of the users' gets into a line: messages are templates with names and numbers in them, and of a foreign
-exception only the kind and the place in the code are shown, because its message may repeat its input.
+exception only the kind and the place in the code are shown, because its message may repeat its input. What may come
+from outside all the same, such as the name of a field or of a file, is `escaped`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -49,6 +51,17 @@ _SAFE = (BertserveError, StartupError, OSError)
 def fields(**values: object) -> dict[str, Any]:
     """For a logging call's `extra`: values that a line shows behind its message, or in JSON as members."""
     return {"fields": values}
+
+
+def escaped(text: str) -> str:
+    """A text as one line of harmless characters: whatever cannot be printed stands as JSON would escape it.
+
+    That is every line's end and control character, of Unicode too, marks that turn the direction of writing, and halves
+    of surrogate pairs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
 
 
 class RateLimit:
@@ -176,10 +189,14 @@ def line(record: logging.LogRecord, form: Format) -> bytes:
     if form == "json":
         members = {"time": when, "level": record.levelname.lower(), "logger": record.name}
         whole = {**members, "message": record.getMessage(), **extra, **({"exception": trace} if trace else {})}
-        return orjson.dumps(whole, default=str, option=orjson.OPT_APPEND_NEWLINE)
+        try:
+            written = orjson.dumps(whole, default=str).decode()
+        except TypeError:  # half of a surrogate pair, as in the name of a file that is not UTF-8
+            written = json.dumps(whole, default=str)
+        return f"{escaped(written)}\n".encode()
     words = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
-    text = f"{when} {record.levelname} {record.name}: {record.getMessage()}{words}".replace("\n", " ") + "\n"
-    return (f"{text}{trace}\n" if trace else text).encode("utf-8", "replace")
+    text = escaped(f"{when} {record.levelname} {record.name}: {record.getMessage()}{words}") + "\n"
+    return (f"{text}{trace}\n" if trace else text).encode("utf-8", "backslashreplace")
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
@@ -190,4 +207,4 @@ def _traceback(error: BaseException) -> Iterator[str]:
         yield "which led to"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
     kind = type(error)
-    yield f"{kind.__module__}.{kind.__qualname__}" + (f": {error}" if isinstance(error, _SAFE) else "")
+    yield f"{kind.__module__}.{kind.__qualname__}" + (escaped(f": {error}") if isinstance(error, _SAFE) else "")

@@ -20,6 +20,7 @@ from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.apis.openai_lines import EmbeddingLines
 from serving.http.app import App
 from serving.http.listener import HttpListener
+from serving.http.middleware import known_hosts
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
@@ -212,7 +213,13 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         refuses_unknown=settings.unknown_fields == "refuse",
         read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
-    http = HttpListener(App(api), ports.http, settings, tls=tls, places=places, budget=budget)
+    http = HttpListener(
+        *(App(api), ports.http, settings),
+        tls=tls,
+        places=places,
+        budget=budget,
+        hosts=known_hosts(settings, ports.http, keys),
+    )
     probes = ProbeListener(
         App(replace(api, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),

@@ -33,6 +33,7 @@ ENVIRONMENT_PREFIX = "BERTSERVE_"
 EngineName = Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake"]
 
 _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
 _TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
 _DEFAULT = "[a-z_]+=[^=,]+"
@@ -40,6 +41,10 @@ _SYNTAX = {
     "cors_origins": (
         rf"\*|{_ORIGIN}(,{_ORIGIN})*",
         "must be `*` or look like https://app.example,http://localhost:3000",
+    ),
+    "allowed_hosts": (
+        rf"\*|{_HOST}(,{_HOST})*",
+        "must be `*` or names without ports, such as search.example,10.0.0.7,[fd00::7]",
     ),
     "fake_faults": (f"{_FAULT}(,{_FAULT})*", "must look like 2053:nan,7592:exit"),
     "fake_batch_ms": (f"{_TEXTS_MS}(,{_TEXTS_MS})*", "must look like 2:1.75,4:2.74, from 2 texts on"),
@@ -129,6 +134,14 @@ class Settings(BaseModel):
         "",
         description="Origins whose pages may call the HTTP port from a browser, such as "
         "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
+    )
+
+    allowed_hosts: str = Field(
+        "",
+        description="Names and addresses that requests to the HTTP port may have in `Host`, such as"
+        " `search.example,10.0.0.7`, beside `localhost` and loopback addresses; others are refused with 421, except"
+        " probes. `*`: all. Empty: all, but on a loopback address without `api_keys_file` none, against pages that"
+        " rebind their name (see security.md).",
     )
 
     engine: Literal["auto", EngineName] = Field(
@@ -486,6 +499,11 @@ class Settings(BaseModel):
     def allowed_origins(self) -> frozenset[str]:
         """`cors_origins` one by one; `*` stands for all."""
         return frozenset(self.cors_origins.split(",") if self.cors_origins else ())
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """`allowed_hosts` one by one, in lower case; `*` stands for all."""
+        return frozenset(self.allowed_hosts.lower().split(",") if self.allowed_hosts else ())
 
     def faults(self) -> dict[int, str]:
         """`fake_faults` as token id to fault."""

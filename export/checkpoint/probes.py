@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from export.errors import ExportError
 from export.progress import quiet
 from export.texts import corpus
-from serving.inference.tokenizer import TextTokenizer
+from serving.errors import BundleError
+from serving.inference.tokenizer import TextTokenizer, opened_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +40,12 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
         max_length: Tokens of the longest input.
 
     Raises:
-        ExportError: They differ.
+        ExportError: They differ, or a rule takes too long on some text.
     """
+    try:  # with the rules tried that are the checkpoint's own, as the server does
+        opened_tokenizer(words.content.decode(), max_length, vocab_size, None, words.truncation_side)
+    except BundleError as error:
+        raise ExportError(f"{where}: tokenizer.json: {error}") from error
     backend, theirs = Tokenizer.from_str(words.content.decode()), words.reference
     ours = TextTokenizer(backend, _UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
     texts = corpus.probes()

@@ -38,6 +38,7 @@ class App(FastAPI):
     Attributes:
         api: What endpoints work with.
         public: Paths that need no API key.
+        probes: Those of them that answer under any name: kubelets and balancers ask an address.
         origins: Those whose pages may call; empty where CORS is off.
     """
 
@@ -63,6 +64,7 @@ class App(FastAPI):
         self._help = "/docs lists them" if documented else f"here are {', '.join(route.path for route in routes)}"
         self.public = frozenset(route.path for route in routes if route.public)
         self._paths = frozenset(route.path for route in routes if "{" not in route.path)
+        self.probes = self.public - {route.path for route in console_page.router.routes}
         self.origins = api.settings.allowed_origins
         if api.keys is not None:
             self.add_middleware(Authentication, api=api, keys=api.keys, public=self.public)

@@ -46,12 +46,13 @@ from serving.errors import (
     SlowRequest,
     Unsupported,
     VersionNotSpoken,
+    WrongHost,
 )
 from serving.http.api import refuse
 from serving.http.asgi import FILE_BYTES, body_too_large, call_app
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
-from serving.http.middleware import announces_body, is_preflight, unauthenticated
+from serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
 from serving.http.replies import head_lines, sends_body
 from serving.http.routes import HotRoute, UploadRoute
 from serving.logs import fields
@@ -209,6 +210,7 @@ class HttpPort:
         limits: What a request may take.
         scheme: `http` or `https`.
         budget: What the connections may hold.
+        hosts: Names that it goes by, as `is_known_host` takes them; None for any.
         turns: For what connections have sent beyond their first piece.
         hot: The routes that are answered past ASGI.
         uploads: Paths of POSTs that are answered while their bodies arrive.
@@ -220,6 +222,7 @@ class HttpPort:
     limits: Limits
     scheme: str
     budget: BufferBudget
+    hosts: frozenset[str] | None = None
     turns: TurnQueue = field(default_factory=TurnQueue)
     hot: HotRoutes = field(init=False)
     uploads: frozenset[str] = frozenset()
@@ -282,7 +285,7 @@ class HttpConnection(asyncio.Protocol):
         self._reply_room = self._made_room = 0
         self._path = ""
         self._query = b""
-        self._host = b""  # the last one that was valid
+        self._host = b"/"  # the last one that was valid and known; this one never is
         self._keep_alive = True
         self._head_bytes = self._held = 0
         self._stream: ReceivedBody | None = None
@@ -863,14 +866,23 @@ class HttpConnection(asyncio.Protocol):
                 raise self._violated(MalformedRequest("Transfer-Encoding must be `chunked`, and only in HTTP/1.1"))
             if len(codings) > 1:
                 raise self._violated(Unsupported("no Transfer-Encoding but `chunked` is read; use Content-Encoding"))
-        host = headers.get(b"host")
+        self._check_host(headers.get(b"host"), version)
+
+    def _check_host(self, host: bytes | None, version: str) -> None:
         if host is None:
             if version == "1.1":
                 raise self._violated(MalformedRequest("the header Host is missing"))
-        elif _HOST.fullmatch(host):
-            self._host = host
-        else:
+        elif not _HOST.fullmatch(host):
             raise self._violated(MalformedRequest("the header Host is not a host with an optional port"))
+        elif (names := self._port.hosts) is None or is_known_host(host, names):
+            self._host = host
+        elif self._path not in self._port.app.probes:
+            raise self._violated(
+                WrongHost(
+                    "the header Host names another server: it is neither localhost, a loopback address nor one of"
+                    " --allowed-hosts"
+                )
+            )
 
     def _maybe_continue(self) -> None:
         if b"100-continue" in words(self._headers[b"expect"]):

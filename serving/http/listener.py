@@ -48,6 +48,7 @@ class HttpListener:
         budget: BufferBudget,
         tls: Tls | None = None,
         places: Places | None = None,
+        hosts: frozenset[str] | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`.
 
@@ -58,8 +59,9 @@ class HttpListener:
             budget: What its connections may hold, together with those of other ports.
             tls: What connections are secured with.
             places: How many connections there may be.
+            hosts: Names that it goes by, as `known_hosts` has them.
         """
-        self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget)
+        self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget, hosts)
         self._keep_alive_s = settings.keep_alive_s
         self._acceptor = Acceptor(opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL)
         if places is not None:

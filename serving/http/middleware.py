@@ -1,7 +1,8 @@
-"""What stands before every route: API keys, and which pages' scripts a browser lets talk to this server (CORS)."""
+"""What stands before every route: API keys, the names that the server goes by, and whose pages may call it (CORS)."""
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 from serving.http.api import refuse
@@ -10,6 +11,7 @@ from serving.http.exchange import HttpReply
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Collection, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from serving.errors import Unauthenticated
     from serving.http.api import Api
     from serving.security.keys import ApiKeys
+    from serving.settings import Settings
 
 _PREFLIGHT = HttpReply(
     b"",
@@ -43,6 +46,33 @@ def unauthenticated(
     if keys.allow(authorization) or (path in public and method != "POST" and not announces_body(headers)):
         return None
     return refusal(authorization)
+
+
+def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None) -> frozenset[str] | None:
+    """The names that a port goes by beside loopback's own; None where any will do.
+
+    A page whose name comes to mean 127.0.0.1 is of the same origin as a server there: a browser lets it do what
+    the console does (DNS rebinding). Only the header Host tells them apart.
+    """
+    names = settings.host_names
+    if _ANY in names or not (names or (keys is None and _is_loopback(opened.getsockname()[0]))):
+        return None
+    return names
+
+
+def is_known_host(host: bytes, names: Collection[str]) -> bool:
+    """Whether a valid Host is one of the names, `localhost` or a loopback address, with any port."""
+    name = host.decode("latin-1").lower()
+    name = name[: name.index("]") + 1] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+    return name in names or name == "localhost" or _is_loopback(name.strip("[]"))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 def announces_body(headers: Mapping[bytes, bytes]) -> bool:

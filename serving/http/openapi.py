@@ -289,6 +289,7 @@ def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, 
         if docs.form is None
         else f"The file has more than {settings.batch_file_mb << 20:,} bytes.",
         415: "The `Content-Type` or `Content-Encoding` of the body is none that is read.",
+        421: "The header `Host` names another server.",
         431: f"The headers have more than {settings.header_limit_bytes:,} bytes, or are too many.",
         500: "The server has a fault, or the engine fails at this input; the log has it under the request's id.",
         503: "The server starts, drains or restarts its engine, or holds as many bytes as it may; try again later.",

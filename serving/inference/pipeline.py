@@ -191,7 +191,7 @@ class Pipeline:
 
     async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
         """The answer from the cache, if it holds all of it: nobody is kept from that by the load on the engine."""
-        if sum(job.sizes) > _INLINE_BYTES:
+        if job.model.tokenizer.turn is not None or sum(job.sizes) > _INLINE_BYTES:
             return await self._computed(job)
         started = time.perf_counter()
         texts = job.encode()
@@ -218,11 +218,11 @@ class Pipeline:
         ) as permit:
             if texts is None:
                 started = time.perf_counter()
-                if sum(sizes) <= _INLINE_BYTES:
+                if sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None:
                     texts = job.encode()
                 else:
                     permit.expect(sizes, longest)
-                    texts = await self._in_turn(job.encode, permit)
+                    texts = await self._in_turn(job.encode, permit, model.tokenizer.turn)
                     permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6
             rows: Rows
@@ -233,7 +233,9 @@ class Pipeline:
                 rows = await self._cache.run(self._dispatcher, permit, texts, model.manifest.outputs)
                 tokens = _tokens(texts)
             computed_at = 0.0 if request.trace is None else time.perf_counter()
-            if job.task.token_outputs and tokens > _INLINE_TOKENS:
+            if model.tokenizer.turn is not None:
+                answer = await self._in_turn(lambda: job.finish(texts, rows), permit, model.tokenizer.turn)
+            elif job.task.token_outputs and tokens > _INLINE_TOKENS:
                 answer = await asyncio.to_thread(job.finish, texts, rows)
             else:
                 answer = job.finish(texts, rows)
@@ -244,17 +246,19 @@ class Pipeline:
 
         `size` is in bytes, which count as tokens under way meanwhile. Raises `Overloaded` where too much is.
         """
-        if size <= _INLINE_BYTES:
+        turn = model.tokenizer.turn
+        if size <= _INLINE_BYTES and turn is None:
             return work(model.tokenizer)
         with self._dispatcher.admission.reserve(estimate_tokens([size], None), time.perf_counter()) as permit:
-            return await self._in_turn(lambda: work(model.tokenizer), permit)
+            return await self._in_turn(lambda: work(model.tokenizer), permit, turn)
 
-    async def _in_turn(self, work: Callable[[], R], permit: Permit) -> R:
+    async def _in_turn(self, work: Callable[[], R], permit: Permit, turn: asyncio.Lock | None = None) -> R:
         """Tokenises in a thread, once no other request does; raises `DeadlineExceeded` if its turn is late.
 
-        Bulk work takes turns with itself, so that nobody waits for a second's work of it.
+        Bulk work takes turns with itself, so that nobody waits for a second's work of it. A tokenizer in a process of
+        its own has a `turn` of its own.
         """
-        turn = self._bulk_turn if permit.priority == BULK else self._tokenizer_turn
+        turn = turn or (self._bulk_turn if permit.priority == BULK else self._tokenizer_turn)
         try:
             async with asyncio.timeout_at(permit.deadline):
                 await turn.acquire()

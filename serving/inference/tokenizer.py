@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import re
 import unicodedata
 from array import array
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from serving.errors import BundleError, InvalidRequest
+from serving.errors import BertserveError, BundleError, DeadlineExceeded, InternalError, InvalidRequest
+from serving.inference.tokenizer_process import (
+    CPU_S,
+    MEMORY_BYTES,
+    OPEN,
+    PROBE,
+    OverLimitError,
+    TokenizerProcess,
+)
+from serving.inference.tokenizer_rules import MOST_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedChunk, EncodedText, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -26,11 +38,16 @@ if TYPE_CHECKING:
     from serving.models.manifest import Manifest
     from serving.records import Side, TextInput, Truncate
 
+log = logging.getLogger("bertserve")
+
 CHARACTERS_PER_TOKEN = 32
 """A text of more characters for each token that the model takes is read in part, or refused where it may not be cut."""
 
 MOST_CHARACTERS = 262_144
 """Of a text that is cut, so many characters are read at most, unless `max_characters` are more: about 0.2 s of work."""
+
+_MOST_RULES, _NAMED = 32, 3
+"""Rules of its own that a tokenizer may have, and those that an error names."""
 
 _BLANK = re.compile(r"\s")
 _GROWTH = 4
@@ -54,7 +71,11 @@ class TextTokenizer:
         mask_token: The mask token as it stands in a text.
         frame: The special tokens of an empty text: those around any single one.
         truncation_side: The end that is cut off where a request names none.
+        turn: Held by the one request whose texts are looked at, where that must not happen on the event loop; None
+            where it may.
     """
+
+    turn: asyncio.Lock | None = None
 
     def __init__(
         self,
@@ -89,11 +110,14 @@ class TextTokenizer:
         """
         file = f"bundle {bundle}: {TOKENIZER}"
         try:
-            tokenizer = Tokenizer.from_str((bundle / TOKENIZER).read_text(encoding="utf-8"))
+            content = (bundle / TOKENIZER).read_text(encoding="utf-8")
             mask_id, side = manifest.special_ids.get("mask"), manifest.truncation_side
-            opened = cls(tokenizer, manifest.max_length, manifest.vocab_size, mask_id, side)
+            opened = opened_tokenizer(content, manifest.max_length, manifest.vocab_size, mask_id, side)
+        except BundleError as error:
+            raise BundleError(f"{file}: {error}") from None
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
+        tokenizer = opened._tokenizer  # noqa: SLF001  one of this class
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             raise BundleError(f"{file} truncates or pads; lengths belong to the manifest")
         for role, token in manifest.special_ids.items():
@@ -458,6 +482,92 @@ class TextTokenizer:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
+
+
+def _remote(name: str) -> Any:  # noqa: ANN401  it has the type of the method of that name
+    def call(self: IsolatedTokenizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return self.process.call(name, *args, **kwargs)
+        except (OverLimitError, DeadlineExceeded):
+            raise DeadlineExceeded("the model's own rules for tokens take too long, or too much memory, here") from None
+        except InternalError as error:
+            log.warning("the model's own rules for tokens: %s", error)
+            raise InternalError from None
+
+    return call
+
+
+class IsolatedTokenizer(TextTokenizer):
+    """One with rules that are not known to be bounded: what looks at texts runs in a process that can be ended."""
+
+    def __init__(
+        self, content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side
+    ) -> None:
+        bare = json.dumps(json.loads(content) | dict.fromkeys(SECTIONS))
+        super().__init__(Tokenizer.from_str(bare), max_length, vocab_size, mask_id, truncation_side)
+        self._wordpieces = None
+        self.turn = asyncio.Lock()
+        self.process = TokenizerProcess(content, (max_length, vocab_size, mask_id, truncation_side))
+
+    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
+        """As of any; ids need no rule."""
+        ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str | tuple)}
+        checked = {index: self._check_ids(index, value) for index, value in ids.items()}
+        if len(ids) == len(inputs):
+            return list(checked.values())
+        texts = ["" if index in ids else value for index, value in enumerate(inputs)]
+        encoded: list[EncodedText] = self._encode_texts(texts, truncate=truncate)
+        return [checked.get(index, text) for index, text in enumerate(encoded)]
+
+    _encode_texts: Any = _remote("encode")
+    encode_aligned: Any = _remote("encode_aligned")
+    encode_windows: Any = _remote("encode_windows")
+    encode_chunks: Any = _remote("encode_chunks")
+    shortened: Any = _remote("shortened")
+    decode: Any = _remote("decode")
+    first_id: Any = _remote("first_id")
+    tokens: Any = _remote("tokens")
+
+    def check(self, foreign: Mapping[str, Any]) -> None:
+        """Tries rules on texts that are made to hurt, each alone and then all.
+
+        Args:
+            foreign: By place, as `foreign_rules` finds them.
+
+        Raises:
+            BundleError: One of them takes too much time or memory; the message begins with its place.
+        """
+        if len(foreign) > _MOST_RULES:
+            raise BundleError(f"has {len(foreign)} rules that no known tokenizer has; at most {_MOST_RULES} are tried")
+        text = f"a text of {PROBE_LETTERS} letters"
+        alone = [(place, rule) for place, rule in foreign.items() if place.startswith(SECTIONS)]
+        for place, rule in [*alone, (" with ".join([*foreign][:_NAMED]), None)]:
+            letters = "".join(letters_of(each) for _, each in alone) if rule is None else letters_of(rule)
+            if rule is not None and growth_of(rule) > MOST_GROWTH and "Regex" not in rule["pattern"]:
+                raise BundleError(f"{place} makes a text more than {MOST_GROWTH} times as long")
+            try:
+                if rule is None:
+                    self.process.call(OPEN)
+                self.process.call(PROBE, re.split(r"[.\[]", place)[0], rule, letters[:PROBE_LETTERS], PROBE_LETTERS)
+            except OverLimitError:
+                raise BundleError(f"{place} takes more than {CPU_S} s or {MEMORY_BYTES >> 20} MiB on {text}") from None
+            except BertserveError as error:
+                raise BundleError(f"{place} cannot be used on {text}: {error}") from None
+
+
+def opened_tokenizer(
+    content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side
+) -> TextTokenizer:
+    """The tokenizer of a tokenizer.json; one with rules that are not known to be bounded runs in a process of its own.
+
+    Raises:
+        BundleError: One of these rules takes too much time or memory on a text that is made to hurt.
+    """
+    if not (foreign := foreign_rules(json.loads(content))):
+        return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
+    isolated = IsolatedTokenizer(content, max_length, vocab_size, mask_id, truncation_side)
+    isolated.check(foreign)
+    return isolated
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:

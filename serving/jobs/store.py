@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import sqlite3
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -147,11 +148,8 @@ class Store:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version == 0:
             self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version != _VERSION:
-            raise StartupError(
-                f"--batch-dir {self._folder}: written by another version of the server (format {version}, this one"
-                f" reads {_VERSION}); name another folder"
-            )
+        else:
+            _check_format(self._folder, version)
 
     def _sweep(self) -> None:
         """Removes what a crash has left: files that nothing lists, and entries whose files are gone."""
@@ -441,6 +439,37 @@ def room_on_disk() -> Iterator[None]:
         if error.errno in _NO_ROOM:
             raise disk_full() from error
         raise
+
+
+def check(folder: Path) -> None:
+    """Raises `StartupError` where a store's folder could not be opened, as far as that is seen without a change."""
+    try:
+        if folder.exists():
+            if not folder.is_dir():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            if (folder / "lock").exists():
+                os.close(_locked(folder))
+            if (path := folder / "jobs.sqlite").exists():
+                with contextlib.closing(
+                    sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+                ) as database:
+                    (version,) = database.execute("PRAGMA user_version").fetchone()
+                _check_format(folder, version or _VERSION)
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise StartupError(f"--batch-dir {folder}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise StartupError(f"--batch-dir {folder}: jobs.sqlite cannot be used: {error}") from error
+
+
+def _check_format(folder: Path, version: int) -> None:
+    if version != _VERSION:
+        raise StartupError(
+            f"--batch-dir {folder}: written by another version of the server (format {version}, this one reads"
+            f" {_VERSION}); name another folder"
+        )
 
 
 def _locked(folder: Path) -> int:

@@ -35,6 +35,10 @@ _MOST_DESCRIPTORS = 65_536
 """More are never asked for: some libraries close every number up to the limit in the processes that they start."""
 
 
+PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics", "agent_port": "agent checks"}
+"""Settings that name a port, and what it is for."""
+
+
 @dataclass(slots=True, frozen=True)
 class Ports:
     """The listening sockets."""
@@ -51,11 +55,12 @@ class Ports:
         Raises:
             StartupError: One of them cannot be had; the message names it.
         """
-        http = bind(settings.host, settings.http_port, "HTTP")
-        grpc = bind(settings.host, settings.grpc_port, "gRPC")
-        metrics = bind(settings.host, settings.metrics_port, "metrics")
-        agent = None if settings.agent_port is None else bind(settings.host, settings.agent_port, "agent checks")
-        return cls(http, grpc, metrics, agent)
+
+        def opened(name: str) -> socket.socket:
+            return bind(settings.host, getattr(settings, name), PURPOSES[name])
+
+        http, grpc, metrics = map(opened, ("http_port", "grpc_port", "metrics_port"))
+        return cls(http, grpc, metrics, None if settings.agent_port is None else opened("agent_port"))
 
     def close(self) -> None:
         for port in (self.http, self.grpc, self.metrics, self.agent):

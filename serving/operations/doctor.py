@@ -5,6 +5,7 @@ Nothing is loaded. A problem that would stop `serve` is found by the checks of t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -21,14 +22,16 @@ from serving import host
 from serving.cgroups import cpu_quota, memory_limit
 from serving.errors import StartupError
 from serving.host import available_cpus
+from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
+from serving.jobs import store
 from serving.models.node_cache import libraries_of
-from serving.net.ports import bind
+from serving.net.ports import PURPOSES, bind
 from serving.rollout.model_export import home_of
-from serving.settings import EngineName, Settings
+from serving.settings import EngineName, Settings, flag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.inference.served_models import ServedModel
 
@@ -205,26 +208,62 @@ def _backend(settings: Settings) -> EngineName:
 
 
 def serving_with(settings: Settings) -> Iterator[Finding]:
-    """What the start would check: models, cache and ports."""
-    topic = "Serving"
-    if settings.model_id:
-        yield from _export(topic, settings)
-        settings = settings.model_copy(update=home_of(settings)._asdict())
-    if not settings.model_id or settings.models.is_dir():
-        yield from _repository(topic, settings)
-    yield _cache(topic, settings.cache_dir)
-    ports = settings.http_port, settings.grpc_port, settings.metrics_port
-    for purpose, port in zip(("HTTP", "gRPC", "metrics"), ports, strict=True):
-        try:
-            bind(settings.host, port, purpose).close()
-        except StartupError as error:
-            advice = f"--{purpose.lower()}-port 0 takes a free one"
-            yield Finding(topic, f"port {port}", str(error), "bad", advice)
-        else:
-            yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
+    """What the start would open or read, in the order of `OPENED`."""
+    for look in dict.fromkeys(OPENED.values()):
+        yield from look("Serving", settings)
+
+
+def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
+    with contextlib.ExitStack() as all_at_once:  # two settings may name one port
+        for name, purpose in PURPOSES.items():
+            if (port := getattr(settings, name)) is None:
+                continue
+            try:
+                all_at_once.enter_context(bind(settings.host, port, purpose))
+            except StartupError as error:
+                advice = f"{flag_of(name)} takes another one" + (", 0 a free one" if name != "agent_port" else "")
+                yield Finding(topic, f"port {port}", str(error), "bad", advice)
+            else:
+                yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
+
+
+def _credentials(topic: str, settings: Settings) -> Iterator[Finding]:
+    """Of files that the settings have been checked with."""
+    if settings.api_keys_file is not None:
+        yield Finding(topic, "API keys", f"{settings.api_keys_file} can be used")
+    if settings.tls_cert_file is not None:
+        value = f"{settings.tls_cert_file}, its key {settings.tls_key_file}"
+        clients = settings.tls_client_ca_file
+        yield Finding(topic, "TLS", value if clients is None else f"{value}, clients' authorities {clients}")
+
+
+def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
+    try:
+        if OpenAiIds.open(settings.accept_token_ids):
+            yield Finding(topic, "token ids", settings.accept_token_ids)
+    except StartupError as error:
+        yield Finding(topic, "token ids", str(error), "bad", "see --accept-token-ids in `bertserve serve --help`")
+
+
+def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
+    if settings.batch_dir is None:
+        return
+    try:
+        store.check(settings.batch_dir)
+    except StartupError as error:
+        yield Finding(topic, "batches", str(error), "bad", "--batch-dir takes a folder that only this server uses")
+    else:
+        yield Finding(topic, "batches", f"{settings.batch_dir} can be used")
+
+
+def _at_home(settings: Settings) -> Settings:
+    """With the places at which the export of `model_id` lies, where there is one."""
+    return settings.model_copy(update=home_of(settings)._asdict()) if settings.model_id else settings
 
 
 def _export(topic: str, settings: Settings) -> Iterator[Finding]:
+    if not settings.model_id:
+        return
     missing = [name for name in _EXPORT_PACKAGES if not _versions([name])]
     value = f"{settings.model_id}: the start exports it where {home_of(settings).models} does not hold it"
     if missing:
@@ -234,6 +273,9 @@ def _export(topic: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
+    settings = _at_home(settings)
+    if settings.model_id and not settings.models.is_dir():
+        return
     try:
         models = Repository.open(
             settings.models,
@@ -271,16 +313,31 @@ def _wanted_mib(model: ServedModel, threads: int) -> float:
     return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
 
 
-def _cache(topic: str, root: Path | None) -> Finding:
+def _cache(topic: str, settings: Settings) -> Iterator[Finding]:
+    root = _at_home(settings).cache_dir
     if root is None:
         advice = "--cache-dir DIR keeps measured costs and proofs, for quicker starts"
-        return Finding(topic, "cache", "none", "note", advice)
+        yield Finding(topic, "cache", "none", "note", advice)
+        return
     there = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())  # the server makes the rest
     try:
         with tempfile.TemporaryFile(dir=there):
-            return Finding(topic, "cache", f"{root} can be written")
+            yield Finding(topic, "cache", f"{root} can be written")
     except OSError as error:
-        return Finding(topic, "cache", f"{root}: {error.strerror}", "note", "nothing will be kept there")
+        advice = "the export needs it" if settings.model_id else "nothing will be kept there"
+        yield _finding(topic, "cache", f"{root}: {error.strerror}", advice, bad=bool(settings.model_id))
+
+
+OPENED: Mapping[str, Callable[[str, Settings], Iterator[Finding]]] = {
+    "model_id": _export,
+    "models": _repository,
+    "cache_dir": _cache,
+    "batch_dir": _batches,
+    "accept_token_ids": _token_ids,
+    **dict.fromkeys(("api_keys_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"), _credentials),
+    **dict.fromkeys(PURPOSES, _ports),
+}
+"""Settings that name what `serve` opens or reads, and what looks at it."""
 
 
 def _versions(packages: Sequence[str]) -> list[str]:

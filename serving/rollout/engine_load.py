@@ -11,6 +11,7 @@ from serving.errors import EngineFailed
 from serving.host import available_cpus
 from serving.models.cost_cache import CostCache
 from serving.models.kernel_cache import KernelCache
+from serving.records import DATA_SUFFIX
 from serving.rollout.engine_choice import too_full
 from serving.telemetry.gpus import GpuWatch
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from serving.records import ModelSpec
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.scheduling.cost import CostPoint
     from serving.settings import Settings
@@ -78,8 +80,15 @@ class LoadBuilder:
         """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
         if self._gpus is None:
             return
-        size = sum(Path(model.path).stat().st_size for model in load.models)
+        size = sum(_size_bytes(model) // model.ranks for model in load.models)
         for gpu in self._chooser.gpus:
             free = self._gpus.free_bytes(gpu.uuid)
             if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):
                 raise EngineFailed(f"{problem} beside the engine that serves", passing=True)
+
+
+def _size_bytes(model: ModelSpec) -> int:
+    """Of all that an engine loads of a model: each of its parts, and the weights beside it."""
+    graphs = [Path(file) for file in (model.path, *(part.path for part in model.parts))]
+    files = [*graphs, *(graph.with_name(f"{graph.name}{DATA_SUFFIX}") for graph in graphs)]
+    return sum(file.stat().st_size for file in files if file in graphs or file.is_file())

@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
         ["--tls-cert-file: /dev/null: no cert", "--tls-client-ca-file: /no/such/file: No such file"],
     ),
     "bad-origin": (["--cors-origins", "https://app.example/,*"], {}, ["--cors-origins: must be `*` or"]),
+    "bad-host": (["--allowed-hosts", "a.example:80,*"], {}, ["--allowed-hosts: must be `*` or names without ports"]),
     "bad-fault": (["--fake-faults", "7:explode"], {}, ["--fake-faults"]),
     "several": (
         ["--http-port", "x", "--engine", "abacus", "--nonsense", "1"],

@@ -24,6 +24,8 @@ LONG = "word " * 1000
 class Blocked:
     """A tokenizer that works on its first text until it is let go, and counts those that it began."""
 
+    turn = None
+
     def __init__(self) -> None:
         self.began = 0
         self.has_begun, self.go_on = threading.Event(), threading.Event()

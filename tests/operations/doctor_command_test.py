@@ -70,6 +70,24 @@ def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
     assert found["models"]["value"] in refused_start("--models", str(tmp_path), *FREE).stderr
 
 
+def test_what_else_serve_opens_is_found(models: Path, tmp_path: Path) -> None:
+    """A port of agent checks that is taken, a folder of batches that is a file, a table of ids that is not there."""
+    file = tmp_path / "file"
+    file.touch()
+    ids = f"cl100k_base={tmp_path / 'none'}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        wrong = (("--agent-port", port), ("--batch-dir", str(file)), ("--accept-token-ids", ids))
+        done = doctor("--json", "--models", str(models), *FREE, *(word for option in wrong for word in option))
+        starts = [refused_start("--models", str(models), "--engine", "fake", *FREE, *option).stderr for option in wrong]
+    assert done.returncode == 1
+    found = findings(done)
+    names = (f"port {port}", "batches", "token ids")
+    assert {name for name, finding in found.items() if finding["state"] == "bad"} == set(names)
+    for name, start in zip(names, starts, strict=True):
+        assert found[name]["value"] in start
+
+
 def test_a_model_that_the_start_exports(tmp_path: Path) -> None:
     """Where it will lie; nothing is looked for in the repository that `--models` would name."""
     done = doctor("--json", "--model-id", "demo", "--cache-dir", str(tmp_path / "cache"), *FREE)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.operations.doctor import Finding, engines, gpus, machine, text
-from serving.settings import Settings
+from serving.errors import StartupError
+from serving.jobs.store import Store, StoreLimits
+from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
+from serving.settings import Settings, kind_of
+from tests.support.server import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +104,52 @@ def test_the_report_marks_what_is_wrong() -> None:
     assert lines[-2].strip() == "-> mend it"
     assert lines[-1] == "`bertserve serve` would not start: 1 wrong"
     assert max(map(len, lines)) <= 120
+
+
+def test_it_looks_at_every_setting_that_names_a_place() -> None:
+    """Whatever setting has a path or a port, or says of its text that it names a file: `serve` opens that."""
+    properties = Settings.model_json_schema()["properties"]
+    kinds = {name: kind_of(schema) for name, schema in properties.items()}
+    named = {name for name, kind in kinds.items() if kind.get("format") == "path" or name.endswith("_port")}
+    told = {
+        name
+        for name, kind in kinds.items()
+        if kind["type"] == "string" and re.search(r"\b(file|folder|PATH)\b", properties[name]["description"])
+    }
+    assert named | told == OPENED.keys()
+
+
+def test_a_folder_of_batches_is_looked_at_and_left_alone(tmp_path: Path) -> None:
+    """One in use, one with something else in it and one of another version are refused in the words of the start."""
+    folders = {name: tmp_path / name for name in ("used", "foreign", "later", "free")}
+    limits = StoreLimits.of(Settings())
+    used = Store(folders["used"], limits)
+    Store(folders["free"], limits).close()
+    Store(folders["later"], limits).close()
+    with sqlite3.connect(folders["later"] / "jobs.sqlite") as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    folders["foreign"].mkdir()
+    (folders["foreign"] / "jobs.sqlite").write_bytes(b"something else" * 100)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = {
+        name: named(serving_with(Settings(batch_dir=folder, http_port=0, grpc_port=0, metrics_port=0)))["batches"]
+        for name, folder in folders.items()
+    }
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert {name: finding.state for name, finding in found.items()} == dict.fromkeys(folders, "bad") | {"free": "ok"}
+    used.close()
+    assert "another server uses this folder" in found["used"].value
+    for name in ("foreign", "later"):
+        with pytest.raises(StartupError) as refused:
+            Store(folders[name], limits)
+        assert str(refused.value) == found[name].value
+
+
+def test_two_settings_with_one_port() -> None:
+    """Each is free alone; the start could not have both."""
+    port = free_port()
+    settings = Settings(http_port=port, grpc_port=0, metrics_port=0, agent_port=port)
+    found = [finding for finding in serving_with(settings) if finding.name == f"port {port}"]
+    assert [finding.state for finding in found] == ["ok", "bad"]
+    assert "for agent checks" in found[1].value

@@ -16,7 +16,7 @@ import pytest
 from serving.errors import BertserveError, NotReady
 from serving.http.api import Api
 from serving.http.exchange import HttpRequest
-from serving.logs import LogWriter, RateLimit, fields, line
+from serving.logs import LogWriter, RateLimit, escaped, fields, line
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -62,10 +62,31 @@ def test_a_line_of_text() -> None:
     assert text.endswith("WARNING bertserve.x: state: ready request_id=a-1\n")
 
 
-def test_a_message_cannot_make_a_second_line() -> None:
-    """A line's end inside a value would let somebody write lines of his own."""
-    assert line(record("%s", "one\ntwo"), "text").count(b"\n") == 1
-    assert line(record("%s", "one\ntwo"), "json").count(b"\n") == 1
+# Line ends as Unicode has them (UAX 14), what terminals act upon, what turns the direction of writing (UAX 9), and what
+# no UTF-8 can hold.
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_UNSEEN = "\0\x07\b\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2069\ufeff\U000e0001\ud800"
+
+
+@pytest.mark.parametrize("letter", _LINE_ENDS + _UNSEEN, ids=ascii)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_value_forges_a_line_or_speaks_to_a_terminal(form: Any, letter: str) -> None:
+    """Wherever it stands: in the message, in a field's value, in a member of one, or in the message of an error."""
+    forged = f"one{letter}INFO two"
+    made = record("%s", forged, error=raised(OSError(2, forged)), why=forged, known={forged: [forged]})
+    written = line(made, form)
+    assert letter.encode("utf-8", "surrogatepass").strip(b"\n") not in written or letter == "\n"
+    assert [each for each in written.decode().splitlines() if each.startswith("INFO two")] == []
+    if form == "json":
+        assert written.count(b"\n") == 1
+        assert json.loads(written)["why"] == forged
+
+
+def test_what_can_be_printed_is_shown_as_it_is() -> None:
+    """Letters of any script, signs and spaces; everything else comes back from its escape."""
+    text = 'résumé 東京 مرحبا 🙂 \\ "quoted" a=b'
+    assert escaped(text) == text
+    assert json.loads(f'"{escaped(_LINE_ENDS + _UNSEEN)}"') == _LINE_ENDS + _UNSEEN
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

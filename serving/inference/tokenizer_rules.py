@@ -1,0 +1,139 @@
+"""Which rules of a tokenizer.json are known to take time and memory in proportion to a text.
+
+Those that Transformers writes are. A bundle may bring any other regex, for which some text may take for ever, or
+replacements that multiply one another: such rules run in a process that can be ended (`tokenizer_process`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
+"""What rewrites and cuts texts."""
+
+_CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+KNOWN = frozenset(
+    {
+        *(" {2,}", r"\s+", r"\s{2,}|[\n\r\t]", r"\n", r"[\n\r\t]", r"^▁+$"),  # SentencePiece's and CLIP's normalizers
+        *(  # CLIP
+            rf"{_CONTRACTIONS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+",
+            rf"<\|startoftext\|>|<\|endoftext\|>|{_CONTRACTIONS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+",
+        ),
+        rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",  # GPT-2
+        *(  # cl100k and those made after it: Llama 3, EuroBERT, Qwen
+            rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s{rest}]+[\r\n]*|{_SPACES}"
+            for letters, rest in ((r"\p{L}", r"\p{L}\p{N}"), (r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"))
+            for digits in (r"\p{N}", r"\p{N}{1,3}")
+        ),
+    }
+)
+"""Regexes that take linear time on any text."""
+
+_KNOWN_GROWTH = 4
+MOST_GROWTH = 16
+"""By which a rule of a bundle's own may lengthen a text."""
+_MOST_LETTERS = 64
+"""Of what stands in a text's place for one letter, or before it: U+FDFA becomes 18 letters, of 33 bytes, by NFKC."""
+_LONGEST_TOKEN = 1024
+_LONGEST_WORD = 200
+"""WordPiece tries every part of a word of so many letters."""
+_MOST_PIECES = 64
+
+
+PROBE_LETTERS = 4096
+"""Of a text that is made to hurt: time that grows with its square passes, what grows faster does not."""
+_USUAL = "aA1 \n.é▁x"
+_MOST_DISTINCT = 48
+
+
+def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules of a tokenizer.json that are not known to be bounded, by their places in it.
+
+    A place that is no rule of `SECTIONS` stands for what the rules take together.
+    """
+    rules = [found for section in SECTIONS for found in _rules(section, content.get(section))]
+    foreign = {place: rule for place, rule in rules if not _is_known(rule)}
+    growth = {place: growth_of(rule) for place, rule in rules if place not in foreign}
+    together = 1.0
+    for place, rule in rules:
+        together *= growth.get(place, 1.0)
+        if together > _KNOWN_GROWTH:
+            foreign[place] = rule
+            together = 1.0
+    model = content.get("model") or {}
+    words = model.get("vocab") or ()
+    tokens = [word if isinstance(word, str) else word[0] for word in words]
+    tokens += [token.get("content", "") for token in content.get("added_tokens") or ()]
+    if max(map(len, tokens), default=0) > _LONGEST_TOKEN or model.get("max_input_chars_per_word", 0) > _LONGEST_WORD:
+        foreign["model"] = model
+    post = content.get("post_processor") or {}
+    steps = post.get("processors", [post])
+    if any(len(step.get(form) or ()) > _MOST_PIECES for step in steps for form in ("single", "pair")):
+        foreign["post_processor"] = post
+    return foreign
+
+
+def letters_of(rule: Mapping[str, Any]) -> str:
+    """What a rule is written with: its pattern, else all of it."""
+    pattern = rule.get("pattern")
+    return "".join(map(str, pattern.values())) if isinstance(pattern, dict) else json.dumps(rule, ensure_ascii=False)
+
+
+def hostile_texts(letters: str, length: int) -> Iterator[str]:
+    """Long runs of one letter, alone and with another behind it, and of two in turn.
+
+    Args:
+        letters: Those of the rule.
+        length: Of a run.
+    """
+    distinct = list(dict.fromkeys(_USUAL + letters))[:_MOST_DISTINCT]
+    for index, letter in enumerate(distinct):
+        run, other = letter * length, distinct[index - 1]
+        yield from (run, run + "\x01", run + other, (letter + other) * (length // 2) + "\x01")
+
+
+def _rules(place: str, rule: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  JSON
+    """Single rules with their places, those of sequences one by one."""
+    if not isinstance(rule, dict):
+        return
+    if rule.get("type") == "Sequence":
+        for name, members in rule.items():
+            if isinstance(members, list):
+                for index, member in enumerate(members):
+                    yield from _rules(f"{place}.{name}[{index}]", member)
+    else:
+        yield place, rule
+
+
+def _is_known(rule: Mapping[str, Any]) -> bool:
+    pattern = rule.get("pattern")
+    if isinstance(pattern, dict) and "Regex" in pattern and pattern["Regex"] not in KNOWN:
+        return False
+    if rule.get("type") == "Precompiled":
+        return _longest_replacement(rule.get("precompiled_charsmap") or "") <= _MOST_LETTERS
+    return len(rule.get("prepend") or "") <= _MOST_LETTERS
+
+
+def growth_of(rule: Mapping[str, Any]) -> float:
+    """By what factor a replacement may lengthen a text; a regex may match a single letter."""
+    pattern = rule.get("pattern")
+    if rule.get("type") != "Replace" or not isinstance(pattern, dict):
+        return 1.0
+    return max(1.0, len(rule.get("content") or "") / max(1, len(pattern.get("String") or "")))
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Of SentencePiece's compiled map: the size of a trie in 4 bytes, the trie, and texts that each end in a zero."""
+    try:
+        compiled = base64.b64decode(charsmap, validate=True)
+    except (ValueError, binascii.Error):
+        return _MOST_LETTERS + 1
+    texts = compiled[4 + int.from_bytes(compiled[:4], "little") :]
+    return max(map(len, texts.split(b"\0")))

@@ -1,0 +1,128 @@
+"""The names that the HTTP port answers to: a page that rebinds its name to this machine is refused by its Host."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.http.middleware import known_hosts
+from serving.security.keys import ApiKeys
+from serving.settings import Settings
+from tests.support.clients import RawConnection
+from tests.support.credentials import FIRST, write_keys
+from tests.support.server import FAKE, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAMES = "Search.example,10.0.0.7,[fd00::7]"
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    """A server on loopback, without keys, that has more names."""
+    with Server(models, *FAKE, "--allowed-hosts", NAMES) as running:
+        yield running
+
+
+def status(address: str, *lines: str, version: str = "1.1") -> int:
+    """Of the reply to a request line and header lines; the connection then ends."""
+    line, *headers = lines
+    with RawConnection(address) as connection:
+        connection.send("\r\n".join([f"{line} HTTP/{version}", *headers, "Connection: close", "", ""]).encode())
+        return int(connection.read_to_end().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("localhost.", 200),
+        ("127.0.0.1:1", 200),
+        ("127.8.9.10", 200),
+        ("[::1]:8000", 200),
+        ("[::ffff:127.0.0.1]", 200),
+        ("search.EXAMPLE:443", 200),
+        ("search.example.", 200),
+        ("10.0.0.7:80", 200),
+        ("[fd00::7]:80", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("evil.localhost.example:8000", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("sub.search.example", 421),
+        ("10.0.0.8", 421),
+        ("[fd00::8]", 421),
+        ("[localhost]", 421),
+        ("2130706433", 421),
+        ("", 421),
+    ],
+)
+def test_only_its_own_names_are_answered(server: Server, host: str, expected: int) -> None:
+    """Loopback addresses, `localhost` and `--allowed-hosts`, whatever the case and the port."""
+    assert status(server.http, "GET /status", f"Host: {host}") == expected
+
+
+@pytest.mark.parametrize(
+    "target", ["GET /", "GET /console/api.js", "GET /v1/files", "POST /embed", "GET /no/such/path"]
+)
+def test_no_route_answers_another_name(server: Server, target: str) -> None:
+    """Neither the page, nor data, nor whether there is such a route."""
+    assert status(server.http, target, "Host: evil.example", "Origin: http://evil.example") == 421
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"])
+def test_probes_answer_under_any_name(server: Server, path: str) -> None:
+    """Kubelets and load balancers ask by an address or a name of their own."""
+    assert status(server.http, f"GET {path}", "Host: 10.244.0.9:8000") == 200
+
+
+def test_what_no_page_can_send_is_not_checked(server: Server) -> None:
+    """HTTP/1.0 without Host, the metrics port, and the authority of gRPC."""
+    assert status(server.http, "GET /status", version="1.0") == 200
+    assert status(server.metrics, "GET /status", "Host: evil.example") == 200
+    with grpc.insecure_channel(server.grpc, options=[("grpc.default_authority", "evil.example")]) as channel:
+        live = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerLive",
+            request_serializer=pb.ServerLiveRequest.SerializeToString,
+            response_deserializer=pb.ServerLiveResponse.FromString,
+        )
+        assert live(pb.ServerLiveRequest(), timeout=10).live
+
+
+def test_a_connection_remembers_only_names_that_were_allowed(server: Server) -> None:
+    """A later request of the connection is checked again, also behind a probe under the same name."""
+    ask = "GET {} HTTP/1.1\r\nHost: {}\r\n\r\n"
+    sent = [("/status", "localhost"), ("/livez", "evil.example"), ("/status", "evil.example"), ("/status", "localhost")]
+    with RawConnection(server.http) as connection:
+        connection.send("".join(ask.format(*one) for one in sent).encode())
+        received = connection.read_to_end()
+    assert [int(line.split()[0]) for line in received.decode().split("HTTP/1.1 ")[1:]] == [200, 200, 421]
+    assert b'"wrong_host"' in received
+
+
+@pytest.mark.parametrize(
+    ("address", "keyed", "names", "checked"),
+    [
+        ("127.0.0.1", False, "", True),
+        ("127.0.0.2", False, "", True),
+        ("0.0.0.0", False, "", False),
+        ("127.0.0.1", True, "", False),
+        ("127.0.0.1", False, "*", False),
+        ("127.0.0.1", True, "a.example", True),
+        ("0.0.0.0", False, "a.example", True),
+        ("0.0.0.0", True, "a.example,b.example", True),
+    ],
+)
+def test_where_host_is_checked(address: str, keyed: bool, names: str, checked: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """On loopback without keys; elsewhere where `--allowed-hosts` names some, so that services work as before."""
+    keys = ApiKeys(write_keys(tmp_path / "keys", FIRST)) if keyed else None
+    with socket.create_server((address, 0)) as opened:
+        known = known_hosts(Settings.load(["--allowed-hosts", names], {}), opened, keys)
+    assert known == (frozenset(names.split(",") if names else ()) if checked else None)

@@ -1,0 +1,45 @@
+"""What a load needs, before an engine takes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from serving.engine.process.wire import Load
+from serving.errors import EngineFailed
+from serving.records import Gpu, ModelSpec, PartFile
+from serving.rollout.engine_load import LoadBuilder
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.rollout.engine_choice import Chooser
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("ranks", "free_mib", "fits"), [(1, 3200, True), (1, 3000, False), (2, 1900, True)])
+def test_weights_beside_a_graph_need_room_too(tmp_path: Path, ranks: int, free_mib: int, *, fits: bool) -> None:
+    """Of every part: 2 x (10 + 1,000) MiB, 1.3 times that and 500 more; shares of tensors lie on several GPUs."""
+    for name, size_mib in (("a", 10), ("a.data", 1000), ("b", 10), ("b.data", 1000)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size_mib * MIB)
+    model = ModelSpec(
+        *("m", str(tmp_path / "a"), "", True, 10, 10, {}, (), ()),
+        parts=(PartFile(str(tmp_path / "b"), ""),),
+        ranks=ranks,
+    )
+    gpu = Gpu(0, "card", "GPU-0", "7.5", 16_384 * MIB)
+    chooser = cast("Chooser", SimpleNamespace(gpus=[gpu]))
+    loads = LoadBuilder(Settings.load([], {}), chooser, CollectorRegistry())
+    load = Load(engine="ort-cuda", models=[model], threads=1, gpus=[0])
+    loads._gpus = cast("None", SimpleNamespace(free_bytes=lambda _: free_mib * MIB))
+    if fits:
+        loads.check_room(load)
+    else:
+        with pytest.raises(EngineFailed, match="about 3,126 are needed beside the engine that serves"):
+            loads.check_room(load)
