@@ -89,12 +89,17 @@ class OverLimitError(Exception):
 
 
 class TokenizerProcess:
-    """The process; the first call starts it, one at a time is made, and it ends with this object or the server."""
+    """The process; the first call starts it, one at a time is made, and it ends with this object or the server.
+
+    Attributes:
+        pid: Of the process that was started last; 0 before.
+    """
 
     def __init__(self, content: str, arguments: tuple[Any, ...]) -> None:
         """Starts nothing; `arguments` are those of `TextTokenizer` behind the tokenizer that `content` describes."""
         self._first = pack((content, arguments))
         self._lock = threading.Lock()
+        self.pid = 0
         self._pipe: Connection | None = None
         self._open = False
         self._end: Callable[[], object] = lambda: None
@@ -107,6 +112,8 @@ class TokenizerProcess:
             BertserveError: What the method raises.
         """
         with self._lock:
+            if self._pipe is not None and self._pipe.poll():  # it has ended since: it says nothing unasked
+                self._forget()
             pipe = self._pipe or self._start()
             if method not in {OPEN, PROBE} and not self._open:
                 self._ask(pipe, OPEN, (), {})
@@ -125,6 +132,7 @@ class TokenizerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+        self.pid = process.pid
         self._end = weakref.finalize(self, _ended, process, pipe)
         self._pipe, self._open = pipe, False
         pipe.send_bytes(self._first)
@@ -138,13 +146,16 @@ class TokenizerProcess:
         except (OSError, EOFError):
             reply = b""
         if not reply:
-            self._pipe = None
-            self._end()
+            self._forget()
             raise OverLimitError
         error, value = unpack(reply)
         if error:
             raise _ERRORS[error](value)
         return [_ROWS[method](**row) for row in value] if method in _ROWS else value
+
+    def _forget(self) -> None:
+        self._pipe = None
+        self._end()
 
 
 def _ended(process: subprocess.Popen[bytes], pipe: Connection) -> None:

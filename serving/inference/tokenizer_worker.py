@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
 import resource
-import signal
 import sys
 import time
 from functools import cache
@@ -27,13 +25,11 @@ from serving.inference.tokenizer_rules import MOST_GROWTH, SECTIONS, hostile_tex
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
 _STATM = Path("/proc/self/statm")
 
 
 def main(descriptor: int) -> None:
-    """Answers calls until the server closes the pipe or ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Answers calls until the server closes the pipe or ends; one under way then ends by its limit."""
     os.putenv("TOKENIZERS_PARALLELISM", "false")  # one thread, which the limits end
     pipe = Connection(descriptor)
     content, arguments = unpack(pipe.recv_bytes())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,7 @@ from serving.inference.tokenizer_process import PROBE, OverLimitError, Tokenizer
 from serving.inference.tokenizer_rules import KNOWN, foreign_rules, letters_of
 from serving.models.manifest import TOKENIZER
 from tests.support.models import MAX_LENGTH, NAME
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,6 +210,15 @@ def test_a_text_that_takes_too_long_costs_its_process_alone(content: dict[str, A
         tokenizer.encode([" " * 250_000], truncate=True)
     (encoded,) = tokenizer.encode(["a text"], truncate=True)
     assert list(encoded.ids) == Tokenizer.from_str(json.dumps(content)).encode("a text").ids
+
+
+def test_a_process_that_was_killed_costs_no_request(content: dict[str, Any]) -> None:
+    """As a kernel without memory kills one: the next text starts another."""
+    tokenizer = opened(content, normalizer=YEAR)
+    assert isinstance(tokenizer, IsolatedTokenizer)
+    os.kill(tokenizer.process.pid, signal.SIGKILL)
+    wait_for(tokenizer.process._pipe.poll, "the end of the process", 10)  # type: ignore[union-attr]
+    assert len(tokenizer.encode(["a text"], truncate=True)) == 1
 
 
 def test_a_regex_that_gives_up_is_told_from_a_fault(content: dict[str, Any]) -> None:
