@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
+_ANY = "*"
 _PREFLIGHT = HttpReply(
     b"",
     content_type=b"text/plain; charset=utf-8",
@@ -49,7 +50,7 @@ def unauthenticated(
 
 
 def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None) -> frozenset[str] | None:
-    """The names that a port goes by beside loopback's own; None where any will do.
+    """The names that a port goes by beside loopback's own, empty where none were given; None where any will do.
 
     A page whose name comes to mean 127.0.0.1 is of the same origin as a server there: a browser lets it do what
     the console does (DNS rebinding). Only the header Host tells them apart.
@@ -61,10 +62,16 @@ def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None)
 
 
 def is_known_host(host: bytes, names: Collection[str]) -> bool:
-    """Whether a valid Host is one of the names, `localhost` or a loopback address, with any port."""
+    """Whether a valid Host is one of the names, `localhost` or a loopback address, with any port.
+
+    Without names, one of a single label is known too, such as that of an nginx upstream or of a container: it lies in
+    no domain that an attacker could own.
+    """
     name = host.decode("latin-1").lower()
     name = name[: name.index("]") + 1] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
-    return name in names or name == "localhost" or _is_loopback(name.strip("[]"))
+    if name in names or name == "localhost" or _is_loopback(name.strip("[]")):
+        return True
+    return not names and name[:1].isalpha() and "." not in name
 
 
 def _is_loopback(address: str) -> bool:

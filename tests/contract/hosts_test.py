@@ -69,6 +69,12 @@ def test_only_its_own_names_are_answered(server: Server, host: str, expected: in
     assert status(server.http, "GET /status", f"Host: {host}") == expected
 
 
+def test_a_name_without_a_dot_is_nobody_s_domain(fake_server: Server) -> None:
+    """That of an nginx upstream or a container is answered where no names are given."""
+    for host, expected in (("backend", 200), ("bertserve:8000", 200), ("2130706433", 421), ("evil.example", 421)):
+        assert status(fake_server.http, "GET /status", f"Host: {host}") == expected, host
+
+
 @pytest.mark.parametrize(
     "target", ["GET /", "GET /console/api.js", "GET /v1/files", "POST /embed", "GET /no/such/path"]
 )

@@ -31,8 +31,7 @@ AGE_S, PASSED_S = 0.1, 1.0
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
     """A server that asks for a new connection ten times a second."""
-    # nginx calls it as its own configuration does.
-    with Server(models, *FAKE, "--max-connection-age-s", str(AGE_S), "--allowed-hosts", "http") as running:
+    with Server(models, *FAKE, "--max-connection-age-s", str(AGE_S)) as running:
         yield running
 
 

@@ -168,7 +168,6 @@ class Server:
             # Tests run side by side: an engine that gave way to the processes of another one would start late, and the
             # usual deadline of two seconds can pass on a machine that stands still.
             *("--lame-duck-s", "0", "--engine-nice", "0", *PATIENT),
-            *("--allowed-hosts", "test"),  # as requests that tests write by hand call it
             *(() if models is None else ("--models", str(models))),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
