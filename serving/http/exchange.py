@@ -56,8 +56,6 @@ _INLINE_BYTES = FREE_BYTES
 
 _CODINGS = {**COMPRESSIONS, b"x-gzip": COMPRESSIONS[b"gzip"]}
 _NO_CODING = {b"", b"identity"}
-_MOST_CODINGS = 3
-"""Each may grow to the limit, so that a body could keep the server at work for as many."""
 
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
@@ -327,13 +325,15 @@ class HttpRequest(msgspec.Struct):
             BodyTooLarge: It grows beyond the limit.
             BuffersFull: There is no room.
         """
-        codings = [coding for coding in words(self.headers[b"content-encoding"]) if coding not in _NO_CODING]
-        if len(codings) > _MOST_CODINGS or not _CODINGS.keys() >= set(codings):
-            raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate")
+        named = [coding for coding in words(self.headers[b"content-encoding"]) if coding not in _NO_CODING]
+        codings = [_CODINGS[coding] for coding in named if coding in _CODINGS]
+        # Each may grow to the limit. Nobody gains by one that is applied twice, but a bomb in a bomb.
+        if len(set(codings)) < len(named):
+            raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate, each once")
         grown = 0
         for coding in reversed(codings):  # they are named in the order in which they were applied
             held = self.held
-            await self._inflate(_CODINGS[coding], limit, turn)
+            await self._inflate(coding, limit, turn)
             grown, before = self.held - held, grown
             self._grow(-before)
 

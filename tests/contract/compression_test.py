@@ -80,7 +80,7 @@ MEMBERS = gzip.compress(BODY[:HALF]) + gzip.compress(b"") + gzip.compress(BODY[H
         ("identity, gzip, identity", gzip.compress(BODY)),
         ("deflate, GZIP", gzip.compress(zlib.compress(BODY))),
         ("gzip\tDeflate".replace("\t", ",\t"), _raw(MEMBERS)),
-        ("gzip,, gzip,gzip", gzip.compress(gzip.compress(gzip.compress(BODY)))),
+        (" ,gzip,, identity,", gzip.compress(BODY)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -100,7 +100,7 @@ def test_every_form_of_the_encodings(fake_server: Server, models: Path, encoding
         ("deflate", _raw(BODY) * 2, 400),
         ("gzip, deflate", gzip.compress(zlib.compress(BODY)), 400),
         ("gzip", gzip.compress(b" " * (LIMIT // 2)) * 3, 413),
-        ("gzip, gzip", gzip.compress(gzip.compress(b" " * (200 << 20), 9), 9), 413),
+        ("deflate, gzip", gzip.compress(zlib.compress(b" " * (200 << 20), 9), 9), 413),
         ("gzip", b"", 400),
     ],
     ids=["garbage", "padding", "cut", "many members", "raw twice", "other order", "large", "bomb in a bomb", "empty"],
@@ -110,7 +110,9 @@ def test_a_body_that_is_not_of_its_codings(fake_server: Server, encoding: str, b
     assert post_json(fake_server.http, "/embed", body, {"Content-Encoding": encoding}).status == status
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, br", "gzip, gzip, gzip, gzip", "x", "compress", "gzip;q=1"])
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "gzip, br", "gzip, gzip", "gzip, x-gzip", "x", "compress", "gzip;q=1"]
+)
 def test_other_encodings(fake_server: Server, encoding: str) -> None:
     """They are refused, and the reply names those that are read."""
     reply = post_json(fake_server.http, "/embed", BODY, {"Content-Encoding": encoding})
