@@ -64,14 +64,14 @@ def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None)
 def is_known_host(host: bytes, names: Collection[str]) -> bool:
     """Whether a valid Host is one of the names, `localhost` or a loopback address, with any port.
 
-    Without names, one of a single label is known too, such as that of an nginx upstream or of a container: it lies in
-    no domain that an attacker could own.
+    Without names, an empty one, which no browser sends, is known too, and one of a single label, such as that of an
+    nginx upstream or of a container: it lies in no domain that an attacker could own.
     """
     name = host.decode("latin-1").lower()
     name = name[: name.index("]") + 1] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
     if name in names or name == "localhost" or _is_loopback(name.strip("[]")):
         return True
-    return not names and name[:1].isalpha() and "." not in name
+    return not names and "." not in name and (not name or name[0].isalpha())
 
 
 def _is_loopback(address: str) -> bool:

@@ -71,7 +71,8 @@ def test_only_its_own_names_are_answered(server: Server, host: str, expected: in
 
 def test_a_name_without_a_dot_is_nobody_s_domain(fake_server: Server) -> None:
     """That of an nginx upstream or a container is answered where no names are given."""
-    for host, expected in (("backend", 200), ("bertserve:8000", 200), ("2130706433", 421), ("evil.example", 421)):
+    hosts = {"backend": 200, "bertserve:8000": 200, "": 200, "2130706433": 421, "evil.example": 421}
+    for host, expected in hosts.items():
         assert status(fake_server.http, "GET /status", f"Host: {host}") == expected, host
 
 
