@@ -140,8 +140,8 @@ class Settings(BaseModel):
         "",
         description="Names and addresses that requests to the HTTP port may have in `Host`, such as"
         " `search.example,10.0.0.7`, beside `localhost` and loopback addresses; others are refused with 421, except"
-        " probes. `*`: all. Empty: all, but on a loopback address without `api_keys_file` none, against pages that"
-        " rebind their name (see security.md).",
+        " probes. `*`: all. Empty: all, but on a loopback address without `api_keys_file` only names without a dot,"
+        " against pages that rebind their name (see security.md).",
     )
 
     engine: Literal["auto", EngineName] = Field(
