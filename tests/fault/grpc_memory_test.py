@@ -216,9 +216,13 @@ WAYS: dict[str, Callable[[], Callable[[Server, int], None]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_large_messages_leave_nothing(server: Server, way: str) -> None:
-    """However their calls end."""
+    """However their calls end. What leaks grows each time; the allocator may once keep more than before."""
     call = WAYS[way]()
     call(server, WARM_UP)
-    before = resident_bytes(server.pid)
-    call(server, CALLS)
-    assert resident_bytes(server.pid) - before < CALLS * ALLOWED
+
+    def growth() -> int:
+        before = resident_bytes(server.pid)
+        call(server, CALLS)
+        return resident_bytes(server.pid) - before
+
+    assert growth() < CALLS * ALLOWED or growth() < CALLS * ALLOWED
