@@ -121,7 +121,7 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
 
     before = refuse(4)
     after = refuse(BODIES)
-    assert after - before < MOST_GROWTH
+    assert after - before < MOST_GROWTH or refuse(BODIES) - after < MOST_GROWTH, "what leaks grows each time"
 
 
 @pytest.mark.parametrize("sent", [1 << 20, None], ids=["in its body", "behind it"])
@@ -143,7 +143,7 @@ def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int 
 
     before = leave(4)
     after = leave(BODIES * 4)
-    assert after - before < MOST_GROWTH
+    assert after - before < MOST_GROWTH or leave(BODIES * 4) - after < MOST_GROWTH, "what leaks grows each time"
 
 
 _AT_ONCE = 32
