@@ -42,12 +42,14 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
     Raises:
         ExportError: They differ, or a rule takes too long on some text.
     """
+    content, theirs = words.content.decode(), words.reference
+    arguments = (_UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
     try:  # with the rules tried that are the checkpoint's own, as the server does
-        opened_tokenizer(words.content.decode(), max_length, vocab_size, None, words.truncation_side)
+        ours = opened_tokenizer(content, *arguments)
     except BundleError as error:
         raise ExportError(f"{where}: tokenizer.json: {error}") from error
-    backend, theirs = Tokenizer.from_str(words.content.decode()), words.reference
-    ours = TextTokenizer(backend, _UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
+    if ours.turn is not None:  # its process would not see the lengths that are set below
+        ours = TextTokenizer(Tokenizer.from_str(content), *arguments)
     texts = corpus.probes()
     alone = [text for text in texts if isinstance(text, str)]
     pairs = [text for text in texts if isinstance(text, tuple)]

@@ -130,10 +130,10 @@ class InferenceService:
         arrival = time.perf_counter()
         if len(request.outputs) > _MOST_TENSORS:
             raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
-        ignored = _passed_over(request)
+        parameters = _values(request.parameters)
+        ignored = _passed_over(request, parameters)
         names = [choice.name for choice in request.outputs]
         view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
-        parameters = _values(request.parameters)
         asked = infer_parameters(parameters)
         limits = [limit for limit in (call.timeout_ms(), asked.timeout_ms) if limit is not None]
         infer_request = InferRequest(
@@ -212,14 +212,13 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
     return contents.int_contents or contents.int64_contents
 
 
-def _passed_over(request: pb.ModelInferRequest) -> Ignored | None:
-    """The parameters of a request and of its tensors that are passed over."""
-    maps = [(REQUEST, request.parameters)] if request.parameters else []
-    maps += [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
+def _passed_over(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> Ignored | None:
+    """The parameters of a request, which are read already, and of its tensors that are passed over."""
+    maps = [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
     maps += [(OUTPUT, output.parameters) for output in request.outputs if output.parameters]
-    passed: Ignored | None = None
-    for level, parameters in maps:
-        values = _values(parameters)
+    passed = REQUEST.passed_over(parameters)
+    for level, of_tensor in maps:
+        values = _values(of_tensor)
         if level is INPUT:
             refuse_region(values)
         elif level is OUTPUT:

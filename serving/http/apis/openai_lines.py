@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.errors import BertserveError
-    from serving.fields.rule import Ignored
     from serving.http.api import Api
     from serving.http.apis.openai_messages import EmbeddingsRequest
     from serving.jobs.runner import Retry
@@ -54,7 +53,7 @@ class EmbeddingLines:
         # A line of too many inputs, or of none, is asked in one piece: it gets the pipeline's own refusal.
         size = _PIECE_TEXTS if len(inputs) <= self._api.settings.max_openai_batch_size else len(inputs)
         pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
-        return EmbeddingLine(self._api, http, message, name, pieces, http.ignored)
+        return EmbeddingLine(self._api, http, message, name, pieces)
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
         """See `Endpoint`."""
@@ -71,7 +70,6 @@ class EmbeddingLine:
     message: EmbeddingsRequest
     model: str | None
     pieces: Sequence[Sequence[str | list[int]]]
-    ignored: Ignored | None = None
 
     @property
     def texts(self) -> int:
@@ -82,7 +80,7 @@ class EmbeddingLine:
         while True:
             outcomes = await self._once(retry)
             if len({outcome.version for outcome in outcomes}) == 1:
-                return Answer(_OK, partial(self._body, outcomes), self.ignored)
+                return Answer(_OK, partial(self._body, outcomes), self.http.ignored)
 
     async def _once(self, retry: Retry) -> Sequence[Outcome[NDArray[np.float32]]]:
         tasks = [asyncio.ensure_future(retry(partial(self._embed, piece), len(piece))) for piece in self.pieces]
