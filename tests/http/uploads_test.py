@@ -12,6 +12,7 @@ from serving.errors import BertserveError, InvalidRequest, MalformedRequest, Slo
 from serving.http.apis.openai_lines import EmbeddingLine
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
+from serving.http.exchange import HttpRequest
 from serving.http.forms import FileForm
 from serving.records import Outcome, Timings
 
@@ -173,7 +174,8 @@ def test_no_line_mixes_two_versions() -> None:
 
     unused: Any = None
     pieces: Sequence[Sequence[str]] = [["a"] * 32, ["b"] * 32, ["c"]]
-    line = EmbeddingLine(unused, unused, EmbeddingsRequest(input=""), "embed", pieces)
+    http = HttpRequest("POST", "/v1/embeddings", {}, b"", "r-1", 0.0)
+    line = EmbeddingLine(unused, http, EmbeddingsRequest(input=""), "embed", pieces)
     answer = asyncio.run(line.answer(retry))
     body = b"".join(answer.pieces())
     assert body.count(b"[2.0,2.0]") == 65
