@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +135,21 @@ def pytest_collection() -> Iterator[None]:
     """Lets the garbage collector look at what tests make and not at tests and libraries, which are most of it."""
     with lasting_objects(), COLLECTING:
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks `long` what a test that is marked `sampled` does not run on every change: the same with every run."""
+    families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("long", "endurance"))):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for name, family in families.items():
+        (count,) = next(family[0].iter_markers("sampled")).args
+        drawn = random.Random(name).sample(range(len(family)), min(count, len(family)))
+        for number, item in enumerate(family):
+            if number not in drawn:
+                item.add_marker("long")
 
 
 @pytest.hookimpl(tryfirst=True)
