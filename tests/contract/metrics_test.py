@@ -162,7 +162,7 @@ def test_what_waits_is_predicted_and_pending(models: Path) -> None:
         b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
         b'{"inputs": "a text"}'
     )
-    options = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--engine-hang-s", "60")
+    options = ("--engine", "fake", "--precision", "fp32", "--threads", "1")
     with Server(models, *options) as busy, contextlib.ExitStack() as connections:
         engine = busy.engine_pid()
         assert engine is not None

@@ -52,14 +52,14 @@ def faulty(models: Path, *options: str) -> Server:
 @pytest.fixture(scope="module")
 def faulty_server(models: Path) -> Iterator[Server]:
     """One that soon takes a batch for a hang."""
-    with faulty(models) as server:
+    with faulty(models, "--engine-hang-s", "2") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def patient_server(models: Path) -> Iterator[Server]:
     """One whose engine may be stopped for a while, however busy the machine is."""
-    with faulty(models, "--engine-hang-s", "60") as server:
+    with faulty(models) as server:
         yield server
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from tests.support.server import Server
 
-PATIENT_WATCHDOG = (*FAKE, "--engine-hang-s", "60")
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 BODY_LIMIT = 4 << 20
 WINDOW = 65_535
@@ -584,7 +583,7 @@ def test_row_11_streams_at_a_time(connection: RawHttp2) -> None:
 
 def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
     """A call that is cancelled while it is computed frees its permit at once and is counted."""
-    server = serve(*PATIENT_WATCHDOG)
+    server = serve(*FAKE)
     with stopped_engine(server), RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["cancelled"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
@@ -601,7 +600,7 @@ def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
 
 def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
     """First all streams are welcome; once the client has heard, the last is named, and it is still answered."""
-    server = serve(*PATIENT_WATCHDOG)
+    server = serve(*FAKE)
     with RawHttp2(server.grpc) as connection:
         with stopped_engine(server):
             connection.call(1, infer(["under way"]))

@@ -105,7 +105,7 @@ def impatient_server(models: Path, certificates: Certificates) -> Iterator[Serve
 @pytest.fixture(scope="module")
 def patient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
     """As the plain one."""
-    with Server(models, *FAKE, "--threads", "1", "--engine-hang-s", "60", tls=certificates) as server:
+    with Server(models, *FAKE, "--threads", "1", tls=certificates) as server:
         yield server
 
 

@@ -149,7 +149,7 @@ def test_a_load_call_is_answered_when_the_server_ends(own_shelf: Shelf) -> None:
 
 def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_shelf: Shelf) -> None:
     """They fail with 503; those of the version that serves do not notice, and the next swap need not wait."""
-    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
     with Server(own_shelf.root, *options) as running, ThreadPoolExecutor(1) as pool:
         (first,) = engines(running)
         held = pool.submit(post_json, running.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())

@@ -265,7 +265,7 @@ def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shel
 
 def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Shelf) -> None:
     """What it waits for is the drain of the version before; if that serves again meanwhile, it is replaced itself."""
-    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
     with Server(own_shelf.root, *options, "--drain-s", "0.5") as running, ThreadPoolExecutor(2) as pool:
         first = engines(running)
         pool.submit(post_json, running.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())
@@ -391,7 +391,7 @@ def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: 
 @pytest.fixture
 def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
     """A server whose engine is busy for long and whose next version has begun to come up; with both engines' ids."""
-    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang", "--engine-hang-s", "60")
+    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
     with Server(own_shelf.root, *options, "--drain-s", "0.5") as busy, ThreadPoolExecutor(2) as pool:
         first = busy.engine_pid() or 0
         pool.submit(post_json, busy.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())

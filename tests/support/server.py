@@ -148,7 +148,8 @@ class Server:
         Args:
             models: The model repository; None where the options name a model. The fake engine gets the light one in
                 place of the demo model's.
-            *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness, `PATIENT`).
+            *options: More options; later ones win over the defaults (free ports, no lame duck, no niceness, a minute
+                until a batch hangs, `PATIENT`).
             env: More environment variables.
             wait_ready: Wait for the announcement; without it, the ports are chosen here.
             start_limit_s: In which it must be ready.
@@ -166,8 +167,8 @@ class Server:
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
             # Tests run side by side: an engine that gave way to the processes of another one would start late, and the
-            # usual deadline of two seconds can pass on a machine that stands still.
-            *("--lame-duck-s", "0", "--engine-nice", "0", *PATIENT),
+            # usual deadline of two seconds can pass on a machine that stands still, or a batch seem to hang.
+            *("--lame-duck-s", "0", "--engine-nice", "0", "--engine-hang-s", "60", *PATIENT),
             *(() if models is None else ("--models", str(models))),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),
