@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,10 +23,10 @@ $(call STAMP,run): $(BIN)/python $(SOURCES)
 	@$(PIP) --editable '.[cpu,openvino,export,demo]'
 	@touch $@
 
-$(call STAMP,dev): $(call STAMP,run)
-	@echo "installing the test tools ..."
+$(call STAMP,dev): $(BIN)/python $(SOURCES)
+	@echo "installing bertserve and its test tools (some minutes the first time) ..."
 	@$(PIP) --editable '.[cpu,openvino,batch,export,demo,loadtest,dev]'
-	@touch $@
+	@touch $(call STAMP,run) $@
 
 models/minilm: $(call STAMP,run)
 	@$(BIN)/bertserve export demo --out models --precision fp32 --precision int8 --precision int8-openvino
@@ -39,6 +39,8 @@ PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy bui
   build/chromium/usr/lib/chromium/chromium-headless-shell build/triton/.installed build/perf-analyzer/.installed \
   build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed build/java/java \
   build/apache2-utils/usr/bin/ab build/nginx/usr/sbin/nginx build/envoy build/qemu/usr/bin/qemu-x86_64
+
+programs: $(PROGRAMS)
 
 # Four processes for two cores: tests of whole servers wait half of their time. Files whose tests need PyTorch stay in two
 # of them as long as there are others (tests/support/spread.py). A file's tests stay together, with their
