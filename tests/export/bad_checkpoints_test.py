@@ -704,6 +704,14 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer\.json is missing, and so are vocab\.txt, vocab\.json with merges\.txt",
     ),
     "a-tokenizer-that-is-none": (write("tokenizer.json", {"model": 1}), r"tokenizer\.json is not a tokenizer"),
+    "a-rule-that-multiplies": (
+        tokenizer(
+            lambda document: document.update(
+                normalizer={"type": "Replace", "pattern": {"String": "q"}, "content": "z" * 100_000}
+            )
+        ),
+        r"normalizer makes a text more than 16 times as long",
+    ),
     "a-word-without-a-row": (
         tokenizer(lambda document: document["model"]["vocab"].update(extra=len(vocabulary()))),
         r"tokenizer\.json has ids up to \d+, the model takes ids below",
