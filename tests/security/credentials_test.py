@@ -86,7 +86,9 @@ def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path
         (f"Bearer {FIRST}\n", "line 1"),
         ("käy-of-more-than-16-characters\n", "line 1"),
         ("\0" * 40, "line 1"),
-        ("x" * 600, "line 1"),
+        ("x" * 15, "line 1"),
+        ("x" * 513, "line 1"),
+        ("x" * 16 + "=x", "line 1"),
         (f"{FIRST}\n" * 50_000, "more than"),
     ],
 )
@@ -98,6 +100,13 @@ def test_files_that_hold_no_keys(tmp_path: Path, content: str, words: str) -> No
         read_keys(file)
     assert FIRST not in str(refused.value)
     assert "short" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["x" * 16, "x" * 512, "AZaz09._~+/-0123==", "x" * 512 + "="])
+def test_what_a_key_may_be(tmp_path: Path, key: str) -> None:
+    """What `Authorization: Bearer` can carry (RFC 6750, 2.1)."""
+    (tmp_path / "keys").write_text(f"{key}\n")
+    assert ApiKeys(tmp_path / "keys").allow(f"Bearer {key}".encode())
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
