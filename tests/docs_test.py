@@ -9,6 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from serving import logs
+from serving.fields import rule
+from serving.grpc import calls, dispatch
+from serving.grpc import connection as grpc_connection
+from serving.grpc.h2.limits import Limits as Http2Limits
+from serving.http import connection as http_connection
+from serving.http import exchange
+from serving.inference import tokenizer_process, tokenizer_rules
+from serving.net import buffers, farewell, turns
+from serving.security import watch
+from serving.settings import Settings
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
@@ -67,6 +79,44 @@ def test_the_readme_is_short() -> None:
     """Three screens at most, and a page for the architecture and for contributors: the rest is in `docs/`."""
     for page, lines in (("README.md", 120), ("docs/architecture.md", 75), ("CONTRIBUTING.md", 60)):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines, page
+
+
+def test_the_pages_of_security_name_the_bounds_of_today() -> None:
+    """Each figure is the one that the code has."""
+    limits, http2, settings = http_connection.Limits, Http2Limits(), Settings.load([], {})
+    turn_bytes = limits.of(settings).turn_bytes
+    said = {
+        "SECURITY.md": [
+            f"{tokenizer_process.CPU_S} s of CPU time and {tokenizer_process.MEMORY_BYTES >> 20} MiB for each call",
+            f"more than {tokenizer_rules.MOST_GROWTH} times as long",
+            f"at most eight names of `{rule._NAME.pattern}`",
+            f"(`--buffer-limit-mb`, {settings.buffer_limit_bytes >> 20} MiB)",
+            f"Up to {buffers.FREE_BYTES >> 10} KiB are free",
+            f"beyond {grpc_connection._FREE_BYTES >> 10} KiB of a connection",
+            f"those up to {calls.UNCOUNTED_BYTES >> 10} KiB that arrive at once are free",
+            f"silent for up to {http_connection._LINGER_S:g} s",
+            f"sent {farewell._MOST_BYTES >> 20} MiB",
+            f"{turn_bytes >> 10} KiB are parsed in a turn",
+            f"the loop does {turns._TURN_S * 1000:g} ms",
+            f"more than {exchange._MOST_ELEMENTS:,} texts and lists",
+            f"less {http2.credit_per_s / 1000:g} ms of work for each second",
+            f"after {settings.batch_keep_days:g} days",
+            f"{http2.streams} at a time",
+            f"{rule._COMPARED} names of a request are compared with known ones, eight are named",
+            f"{rule._KEPT:,} comparisons are kept",
+            f"`--response-cache-mb` ({settings.response_cache_mb} by default)",
+            f"{logs._BURST} lines of each kind, then one a second",
+            f"the address is {settings.host} unless",
+        ],
+        "docs/security.md": [
+            f"messages of at most {dispatch.OPEN_BYTES >> 10} KiB",
+            "The file is looked at twice a second and read again once it has stood still for half a second",
+        ],
+    }
+    assert (rule._NAMED, logs._PER_S, watch._POLL_S) == (8, 1.0, 0.5)
+    for page, phrases in said.items():
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert [phrase for phrase in phrases if phrase not in text] == []
 
 
 def test_no_document_is_left_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import re
 import resource
@@ -122,8 +123,8 @@ def test_a_list_has_pages(client: openai.OpenAI) -> None:
         client.batches.list(after="batch_of_nobody")
 
 
-def test_a_key_sees_its_own_alone(client: openai.OpenAI, server: Server) -> None:
-    """What another key has made is not there: not listed, read, deleted, computed or cancelled."""
+def test_a_key_sees_its_own_alone(client: openai.OpenAI, server: Server, folder: Path) -> None:
+    """What another key has made is not there: not listed, read, deleted, computed or cancelled; nor is any key."""
     file = to_file(client, [request_line("one", {"input": "text"})])
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
     ended(client, batch.id)
@@ -141,6 +142,10 @@ def test_a_key_sees_its_own_alone(client: openai.OpenAI, server: Server) -> None
     ):
         with pytest.raises(openai.NotFoundError):
             ask()
+    stored = b"".join(path.read_bytes() for path in (folder / "kept").rglob("*") if path.is_file())
+    assert batch.id.encode() in stored
+    digest = hashlib.sha256(FIRST.encode())
+    assert not [one for one in (FIRST.encode(), digest.hexdigest().encode(), digest.digest()) if one in stored]
 
 
 def test_a_bad_file_fails_with_every_problem(client: openai.OpenAI) -> None:
@@ -255,7 +260,12 @@ def test_uploads_as_clients_send_them(server: Server, folder: Path) -> None:
     files = re.findall(rb'"id":"(file-[^"]+)"', data)
     assert len(set(files)) == 3
     for file in files:
-        assert http_call(server.http, "GET", f"/v1/files/{file.decode()}/content", None, bearer(FIRST)).body == b"{}"
+        reply = http_call(server.http, "GET", f"/v1/files/{file.decode()}/content", None, bearer(FIRST))
+        assert reply.body == b"{}"
+        # No browser shows it as a page of this server, whatever is in it.
+        assert reply.headers["content-disposition"].startswith("attachment;")
+        shown_as = (reply.headers["content-type"], reply.headers["x-content-type-options"])
+        assert shown_as == ("application/octet-stream", "nosniff")
         http_call(server.http, "DELETE", f"/v1/files/{file.decode()}", None, bearer(FIRST))
     with RawConnection(server.http) as connection:
         connection.send(first + head + sized + b"\r\n" + form[:-20])

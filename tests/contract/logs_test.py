@@ -126,6 +126,7 @@ def test_no_text_of_a_users_is_logged(server: Server) -> None:
         json.dumps({"inputs": PRIVATE}).encode(),
         json.dumps({"inputs": f"{PRIVATE} volcano"}).encode(),
         json.dumps({PRIVATE: PRIVATE}).encode(),
+        json.dumps({"inputs": "x", "input": "x", PRIVATE: 1}).encode(),  # named in X-Ignored-Fields
         json.dumps({"inputs": [PRIVATE, 5]}).encode(),
         json.dumps({"inputs": PRIVATE * 10_000, "truncate": False}).encode(),
         json.dumps({"inputs": "x", "prompt_name": PRIVATE}).encode(),

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from serving.engine.base import LaneKind
 from serving.engine.process import warm_up
-from serving.engine.process.wire import Load
+from serving.engine.process.wire import Channel, Kind, Load, pack
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError
+from serving.models.bundle import open_bundle
 from serving.scheduling.cost import CostPoint
+from tests.support.models import ROOT
+from tests.support.poison import FP32, tiny_bundle
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from serving.records import ModelSpec
 
@@ -104,3 +112,38 @@ def test_no_text_of_warm_up_is_longer_than_the_model_takes(max_length: int) -> N
     """A model for very short texts is a model too."""
     _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=max_length)], threads=1))
     assert max(singles(ready.costs[0])) == max_length
+
+
+WITHOUT_A_LIBRARY = """
+import sys
+sys.modules["onnxruntime"] = None
+from serving.engine.process.__main__ import main
+main([int(word) for word in sys.argv[1:]])
+"""
+
+
+def first_word(load: Load) -> tuple[Kind, str]:
+    """What an engine process that cannot import its engine's library says of an order first."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", WITHOUT_A_LIBRARY, str(theirs.fileno())]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT) as process:
+            theirs.close()
+            channel = Channel(ours)
+            channel.send(pack(Kind.LOAD, msgspec.json.encode(load)))
+            assert channel.receive()[0] is Kind.STARTED
+            kind, _, _, payload = channel.receive()
+            process.kill()
+            return kind, bytes(payload).decode()
+
+
+def test_a_bundle_is_verified_before_a_library_is_imported(models: Path, tmp_path: Path) -> None:
+    """By the process that is to load it: a version that comes while the server serves is looked at by nobody else."""
+    bundle = tiny_bundle(models, tmp_path)
+    model = model_spec(path=str(bundle / FP32))
+    load = Load("ort-cpu", [model], threads=1, bundles=[(str(bundle), open_bundle(bundle).sha256)])
+    assert first_word(load)[0] is Kind.VERIFIED
+    (bundle / "extra").touch()
+    kind, said = first_word(load)
+    assert kind is Kind.REFUSED
+    assert "'extra' is not listed" in said

@@ -225,6 +225,7 @@ def lines(count: int) -> str:
     return "\n".join([*SPECIAL, *map(str, range(count))])
 
 
+LENGTHENS = {"type": "Replace", "pattern": {"String": "q"}, "content": "z" * 10_000}
 MERGES = {token: at for at, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "a"))}
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BIAS = "bert.encoder.layer.0.output.dense.bias"
@@ -704,6 +705,13 @@ CASES: dict[str, tuple[Spoil, str]] = {
         r"tokenizer\.json is missing, and so are vocab\.txt, vocab\.json with merges\.txt",
     ),
     "a-tokenizer-that-is-none": (write("tokenizer.json", {"model": 1}), r"tokenizer\.json is not a tokenizer"),
+    "a-rule-that-lengthens": (
+        all_of(
+            tokenizer(lambda document: document.update(normalizer=LENGTHENS)),
+            write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES}),
+        ),
+        r"tokenizer\.json: normalizer makes a text more than 16 times as long",
+    ),
     "a-word-without-a-row": (
         tokenizer(lambda document: document["model"]["vocab"].update(extra=len(vocabulary()))),
         r"tokenizer\.json has ids up to \d+, the model takes ids below",

@@ -360,6 +360,15 @@ def test_the_text_model_knows_processors_as_the_server_does(text_model: ModuleTy
     assert text_model._saturates(tmp_path / "cpuinfo") is host.saturates(tmp_path / "cpuinfo")
 
 
+def test_the_text_model_keeps_the_library_quiet(text_model: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it imports ONNX Runtime, which would report to its makers what runs there."""
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError):
+        text_model._OrtEngine("model.onnx", 1, [])
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
 def start(text_model: ModuleType, repository: Path, **chosen: str) -> Any:
     """The text model, started with other parameters, on a processor without VNNI."""
     text_model._saturates = lambda: True  # type: ignore[attr-defined]

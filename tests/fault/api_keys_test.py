@@ -368,10 +368,20 @@ def ask(address: str, key: str) -> int:
 
 
 def test_keys_are_read_again(serve: Callable[..., Server], tables: Tables, tmp_path: Path) -> None:
-    """A changed file counts without a restart, also on connections that are open, on every route and call."""
+    """A changed file counts without a restart, also on connections that are open, on every route and call.
+
+    A request under way is answered.
+    """
     file = write_keys(tmp_path / "keys", FIRST, SECOND)
     server = serve("--engine", "fake", "--api-keys-file", str(file))
-    with HttpConnection(server.http) as http, RawHttp2(server.grpc) as connection:
+    with (
+        HttpConnection(server.http) as http,
+        RawHttp2(server.grpc) as connection,
+        RawConnection(server.http) as under_way,
+    ):
+        head = f"POST /embed HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {FIRST}\r\nConnection: close\r\n"
+        sized = f"Content-Type: application/json\r\nContent-Length: {len(SMALL)}\r\n\r\n"
+        under_way.send((head + sized).encode() + SMALL[:5])
         assert http.call("GET", "/v2", headers=bearer(FIRST)).status == 200
         more = {"authorization": f"Bearer {FIRST}"}
         connection.call(1, b"", METADATA, **more)
@@ -381,6 +391,8 @@ def test_keys_are_read_again(serve: Callable[..., Server], tables: Tables, tmp_p
         write_keys(file, SECOND, THIRD)
         wait_for(lambda: ask(server.http, THIRD) == 200, "the new key to count")
         assert connection.reply(5).status == UNAUTHENTICATED  # a conversation ends with its key
+        under_way.send(SMALL[5:])
+        assert under_way.status() == 200
         assert http.call("GET", "/v2", headers=bearer(FIRST)).status == 401
         connection.call(7, b"", METADATA, **more)
         assert connection.reply(7).status == UNAUTHENTICATED

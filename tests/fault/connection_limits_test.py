@@ -208,6 +208,15 @@ def test_an_idle_grpc_connection_says_goodbye_and_its_client_does_not_notice(mod
             assert connection.goaway() == 0
 
 
+def test_a_connection_that_waits_for_its_clients_end_gives_way(models: Path) -> None:
+    """Its client has received all that it was told."""
+    with Server(models, *FAKE, "--max-connections", "1") as server, RawConnection(server.http) as told:
+        told.send(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert told.read_to_end().startswith(b"HTTP/1.1 200 ")
+        wait_live(server.http)
+        assert metric(server, "bertserve_connections_displaced_total", ports="clients") == 1
+
+
 def test_one_address_may_have_so_many(models: Path) -> None:
     """The next one is refused, also where others are idle: they are the same client's."""
     with Server(models, *FAKE, "--max-connections-per-peer", "2") as server:

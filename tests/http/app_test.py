@@ -453,6 +453,20 @@ def test_pages_of_other_origins_are_told_the_same(keyed: Everywhere, origin: str
         assert keyed.ask(Case("OPTIONS", path, None, {**headers, "Access-Control-Request-Method": "POST"})) == 200
 
 
+def test_pages_may_read_every_header(keyed: Everywhere) -> None:
+    """That the document names for any reply."""
+    reply = TestClient(keyed.app).get("/openapi.json", headers={"Origin": OURS, **bearer(FIRST)})
+    named = {
+        name.lower()
+        for operations in reply.json()["paths"].values()
+        for operation in operations.values()
+        for answer in operation["responses"].values()
+        for name in answer.get("headers", ())
+    }
+    assert {"server-timing", "etag", "x-cache", "allow"} <= named
+    assert named - set(reply.headers["access-control-expose-headers"].split(", ")) == set()
+
+
 def test_the_document_names_the_headers(plain: Everywhere) -> None:
     """Those that requests may bring, those of replies and those of errors."""
     document = TestClient(plain.app).get("/openapi.json").json()

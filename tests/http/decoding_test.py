@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any, TypeVar
 
@@ -267,6 +268,30 @@ def test_a_body_of_too_many_elements_is_refused_before_it_is_decoded(element: by
     """Decoded, it would hold the event loop for 0.2 s and 150 MB; the reason says what would be right."""
     with pytest.raises(InvalidRequest, match=r"more than 100000 texts and lists, .* send fewer"):
         _decoded(_filled(b'{"inputs": [', element, b"]}"))
+
+
+def test_one_large_body_is_looked_through_at_a_time_a_piece_in_each_turn() -> None:
+    """Others have the event loop in between, and what comes behind it waits, however soon it would be refused."""
+    honest, refused = (_filled(b'{"inputs": [', element, b"]}") for element in (b"12345,", b"[],"))
+    ended: list[str] = []
+
+    async def look() -> int:
+        turn, turns = asyncio.Lock(), 0
+
+        async def decode(name: str, body: bytes) -> None:
+            with contextlib.suppress(InvalidRequest):
+                await JsonDecoder(EmbedRequest).decode_in_turn(body, turn)
+            ended.append(name)
+
+        tasks = [asyncio.create_task(decode("honest", honest)), asyncio.create_task(decode("refused", refused))]
+        while not ended:
+            turns += 1
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return turns
+
+    assert asyncio.run(look()) >= len(honest) // 65_536
+    assert ended == ["honest", "refused"]
 
 
 @pytest.mark.parametrize(

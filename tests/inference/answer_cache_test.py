@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadtest.benchmarks.processes import resident_bytes
 from serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
-from serving.inference.answer_cache import AnswerCache
+from serving.inference.answer_cache import AnswerCache, _key
 from serving.inference.dispatcher import Dispatcher, PendingRequest
 from serving.models.manifest import graph_outputs
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
@@ -237,6 +237,7 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
     both = Cached()
     await both.answered(text(1), text(2))
     ((row,),) = (await both.answered(text(1))).result()
+    assert {type(part) for part in _key(BATCHED, text(1))} == {int, bytes}, "no texts"
     assert row.base is None
     with pytest.raises(ValueError, match="read-only"):
         row[0] = 0.0

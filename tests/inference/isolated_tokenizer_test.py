@@ -31,6 +31,16 @@ VOCAB = 30_522
 QUADRATIC = " +▁"
 """Of one of Transformers' own tokenizers; on n blanks it takes n * n / 2 steps."""
 
+PUBLISHED = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+)
+"""As the files of GPT-2, CLIP and Llama 3 have them."""
+
 
 def replace(pattern: str, content: str = "", kind: str = "Regex") -> dict[str, Any]:
     """A normalizer."""
@@ -100,6 +110,7 @@ def test_a_rule_that_hurts_is_refused_with_its_place(
         ({"normalizer": replace(" {2,}", "▁")}, []),
         ({"normalizer": {"type": "Prepend", "prepend": "x" * 100}}, ["normalizer"]),
         ({"pre_tokenizer": split("a+")}, ["pre_tokenizer"]),
+        *(({"pre_tokenizer": split(pattern)}, []) for pattern in PUBLISHED),
         ({"decoder": sequence("decoders", {"type": "Fuse"}, replace("b+"))}, ["decoder.decoders[1]"]),
         ({"model": {"type": "WordLevel", "vocab": {"x" * 2000: 0}}}, ["model"]),
         ({"model": {"type": "WordPiece", "vocab": {"x": 0}, "max_input_chars_per_word": 10_000}}, ["model"]),

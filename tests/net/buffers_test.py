@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serving.net.buffers import BufferBudget
+from serving.settings import Settings
 
 
 def test_a_share_takes_within_the_budget_and_its_own_part() -> None:
@@ -14,6 +15,15 @@ def test_a_share_takes_within_the_budget_and_its_own_part() -> None:
     assert not second.take(41)
     assert second.take(40)
     assert (budget.used, first.held, second.held, budget.refusals) == (100, 60, 40, 2)
+
+
+def test_one_connection_may_hold_half() -> None:
+    """Of 64 MiB by default, and of what `--buffer-limit-mb` says."""
+    for words, limit in (([], 64 << 20), (["--buffer-limit-mb", "16"], 16 << 20)):
+        budget = BufferBudget.of(Settings.load(words, {}))
+        first = budget.share()
+        assert (budget.limit_bytes, first.take(limit // 2), first.take(1)) == (limit, True, False)
+        assert budget.share().take(limit // 2)
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:

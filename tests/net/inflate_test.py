@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 import zlib
 
 import pytest
 
-from serving.errors import BuffersFull
-from serving.net.requests import inflate
+from serving.errors import BodyTooLarge, BuffersFull
+from serving.net.requests import inflate, inflated
 
 
 def test_a_turn_ends_with_its_thread() -> None:
@@ -39,3 +40,15 @@ def test_what_finds_no_room_gives_its_turn_back() -> None:
         assert not turn.locked()
 
     asyncio.run(scenario())
+
+
+def test_no_more_than_the_limit_is_decompressed() -> None:
+    """However much the body would become."""
+    bomb = zlib.compress(bytes(32 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            inflated(bomb, zlib.MAX_WBITS, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

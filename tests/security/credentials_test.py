@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,7 +86,9 @@ def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path
         (f"Bearer {FIRST}\n", "line 1"),
         ("käy-of-more-than-16-characters\n", "line 1"),
         ("\0" * 40, "line 1"),
-        ("x" * 600, "line 1"),
+        ("x" * 15, "line 1"),
+        ("x" * 513, "line 1"),
+        ("x" * 16 + "=x", "line 1"),
         (f"{FIRST}\n" * 50_000, "more than"),
     ],
 )
@@ -97,6 +100,13 @@ def test_files_that_hold_no_keys(tmp_path: Path, content: str, words: str) -> No
         read_keys(file)
     assert FIRST not in str(refused.value)
     assert "short" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["x" * 16, "x" * 512, "AZaz09._~+/-0123==", "x" * 512 + "="])
+def test_what_a_key_may_be(tmp_path: Path, key: str) -> None:
+    """What `Authorization: Bearer` can carry (RFC 6750, 2.1)."""
+    (tmp_path / "keys").write_text(f"{key}\n")
+    assert ApiKeys(tmp_path / "keys").allow(f"Bearer {key}".encode())
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
@@ -124,6 +134,27 @@ def test_what_is_remembered_is_bounded_and_forgotten(tmp_path: Path) -> None:
     assert not keys.allow(b"Bearer " + FIRST.encode())
 
 
+@pytest.mark.parametrize("key", [FIRST, SECOND, "", "x" * 10_000])
+def test_each_key_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """As a digest, whichever key it is: neither a key's length nor its place in the file shows in the time."""
+    compared, compare = [], hmac.compare_digest
+
+    def noted(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return compare(one, other)
+
+    keys = ApiKeys(write_keys(tmp_path / "keys", FIRST, SECOND))
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    assert keys.allow(f"Bearer {key}".encode()) == (key in {FIRST, SECOND})
+    assert compared == [(32, 32)] * 2
+
+
+def test_no_setting_is_a_key() -> None:
+    """A command line and an environment can be read by others on the machine."""
+    named = {name for name in Settings.model_fields if "key" in name}
+    assert named == {"api_keys_file", "tls_key_file"}
+
+
 @virtually
 async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     """It is read once it has stood still for a while, and then once."""
@@ -139,7 +170,7 @@ async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> Non
         file.write_text("x" * count, encoding="utf-8")
         await asyncio.sleep(0.1)
     assert told == []
-    await asyncio.sleep(2)
+    await asyncio.sleep(1.1)  # it is looked at twice a second, and has to be the same twice
     running.cancel()
     assert told == ["x" * 15]
 

@@ -227,6 +227,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     reply = asyncio.run(api.answer(_fails, "/embed", request))
     api.sent(request, reply, len(reply.body))
     assert reply.status == 500
+    assert PRIVATE.encode() not in reply.body
     assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
     (logged,) = caplog.records
     text = line(logged, "json").decode()
