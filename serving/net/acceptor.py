@@ -295,8 +295,8 @@ class Acceptor:
 
     @property
     def opening(self) -> int:
-        """Sockets that have been accepted and are no connections yet."""
-        return len(self._opening)
+        """Sockets that have been accepted and are no connections yet, or are refused and still open."""
+        return len(self._opening) + len(self._refused)
 
     def close(self) -> None:
         """Takes the connections that wait to be accepted, and then no more.
