@@ -16,7 +16,7 @@ import pytest
 from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, Grpc, HttpConnection, RawConnection
 from tests.support.delaying_proxy import DelayingProxy
-from tests.support.http2 import RawHttp2
+from tests.support.http2 import GOAWAY, RawHttp2
 from tests.support.server import FAKE, Server, listening
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
@@ -30,6 +30,7 @@ CLIENTS = 12
 """Of each wire; those of gRPC share a connection."""
 WAITING = 48
 """Connections of each wire: several turns of the server's loop."""
+SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
 ASKED = (
     b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 19\r\n\r\n"
     b'{"inputs": "small"}'
@@ -186,4 +187,18 @@ def test_row_55_connections_that_wait_to_be_accepted(models: Path, tmp_path: Pat
         server.signal(signal.SIGTERM)
         server.signal(signal.SIGCONT)
         assert [one.result() for one in asked] == [200] * WAITING + [0] * WAITING
+        assert server.wait() == 0
+
+
+def test_row_57_a_client_that_does_not_answer_the_ping(models: Path) -> None:
+    """It holds the end until the drain's limit; then it is told which call was the last, which is answered."""
+    with Server(models, *FAKE, "--drain-s", "3") as server, RawHttp2(server.grpc) as connection:
+        connection.call(1, b"", SERVER_LIVE)
+        assert connection.reply(1).status == 0
+        server.signal(signal.SIGTERM)
+        connection.await_frame(GOAWAY)
+        connection.call(3, b"", SERVER_LIVE)
+        assert connection.reply(3).status == 0
+        assert connection.await_frame(GOAWAY).payload[:8] == (3).to_bytes(4, "big") + bytes(4)
+        assert list(connection.frames()) == []
         assert server.wait() == 0
