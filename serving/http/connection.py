@@ -89,9 +89,6 @@ _QUICK_LINGER_S = 1.0
 _UNREAD_S = 0.01
 """How soon a timer looks again that finds bytes which came in time and are not read yet."""
 
-_FIRST_S = 1.0
-"""How long the first request of a new connection is waited for when the server ends: a lost packet comes again."""
-
 _PIECE_BYTES = 2048
 """So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
 
@@ -624,13 +621,15 @@ class HttpConnection(asyncio.Protocol):
 
     # What the port and its places call.
 
-    def end_when_idle(self, now: float) -> None:
-        """Closes the connection now, or once the request that has begun is answered; to be called again and again."""
+    def end_when_idle(self) -> None:
+        """Closes the connection now, or once the request that has begun is answered; to be called again and again.
+
+        A new one whose request is still to come has as long for it as ever: its timer ends it.
+        """
         if self._ending or self._exchange is not None or self._paused or unread_bytes(self._transport):
             return
         begun = self._reading is _Reading.BODY or (self._reading is _Reading.HEAD and self._head_bytes > 0)
-        is_new = not self._used and self._idle_since is not None and now - self._idle_since < _FIRST_S
-        if not (begun or is_new):
+        if self._used and not begun:
             self._end_idle()
 
     def refuse_upload(self, error: BertserveError) -> None:

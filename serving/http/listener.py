@@ -96,11 +96,10 @@ class HttpListener:
 
     def _close_idle(self) -> None:
         """Again and again: some connections are still being opened, or have sent what is yet to be read."""
-        loop = asyncio.get_running_loop()
         for connection in list(self._port.connections):
-            guarded(connection.abort, connection.end_when_idle, loop.time())
+            guarded(connection.abort, connection.end_when_idle)
         if self._port.connections or self._acceptor.opening:
-            loop.call_later(_ON_THE_WAY_S, self._close_idle)
+            asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._close_idle)
 
     def refuse_uploads(self, error: BertserveError) -> None:
         """Those that are still on their way."""
