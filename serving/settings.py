@@ -388,7 +388,12 @@ class Settings(BaseModel):
     lame_duck_s: float = Field(
         5.0, ge=0, le=600, description="After SIGTERM: not ready but still serving, until load balancers have noticed."
     )
-    drain_s: float = Field(10.0, ge=0, le=600, description="Then: how long requests under way may take to finish.")
+    drain_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="Then: how long requests under way may take to finish, and gRPC clients to hear of the end.",
+    )
     engine_crash_limit: int = Field(
         3, ge=1, le=100_000, description="Deaths of the engine within `engine_crash_window_s` that end the server."
     )

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from serving.net.turns import TurnQueue
     from serving.settings import Settings
 
-_GREETING_S = 1.0
-"""How long a new connection is waited for that has not begun when the server ends."""
+_HEARING_S = 20.0
+"""How long a client may take to hear that its connection is too old, as gRPC's own servers have it. Once the server
+ends, the port says how long."""
 
 _FREE_BYTES = 1 << 16
 """What a connection may hold beside the budget, so that small messages are read while that is spent."""
@@ -259,9 +260,8 @@ class GrpcConnection(asyncio.Protocol):
         self._stalled_s += seconds
         if h2.finished:
             return
-        greeting_s = _GREETING_S if self._ending else settings.header_timeout_s
         if (self._paused and self._paused_s > settings.body_timeout_s) or (
-            not h2.greeted and self._stalled_s > greeting_s
+            not h2.greeted and self._stalled_s > settings.header_timeout_s
         ):
             self._transport.abort()
             return
@@ -272,10 +272,8 @@ class GrpcConnection(asyncio.Protocol):
         self._lifetime_s -= seconds
         if self._draining_s is not None:
             self._draining_s += seconds
-            if self._draining_s > seconds:
+            if self._draining_s > _HEARING_S and not self._application.ending:
                 h2.finish_shutdown()
-                if self._ending:
-                    self._take_leave()
         elif self._lifetime_s <= 0 and h2.greeted:
             self._begin_shutdown()
         self.flush()
@@ -286,11 +284,20 @@ class GrpcConnection(asyncio.Protocol):
             self._take_rest_next_turn()
 
     def drain(self) -> None:
-        """The server ends: sends the client away, and takes what it sends before it has heard of that."""
-        if not self.h2.greeted and self._stalled_s > _GREETING_S:
-            self._transport.abort()
-        elif not self.h2.finished:
+        """The server ends: sends the client away, and takes what it sends before it has heard of that.
+
+        However long that takes: what has not come yet may be on its way, or wait in the system for this process.
+        """
+        if not self.h2.finished:
             self._ending = True
+            self._take_leave()
+            self.flush()
+
+    def refuse_more(self) -> None:
+        """The time to drain is over: names the last stream, whether or not the client has heard of the end."""
+        if self.h2.greeted and not self.h2.finished:
+            self._begin_shutdown()
+            self.h2.finish_shutdown()
             self._take_leave()
             self.flush()
 

@@ -86,22 +86,35 @@ class GrpcListener:
     async def renew(self) -> None:
         await self._acceptor.renew()
 
-    async def close(self, grace_s: float) -> None:
-        """Accepts no more, answers for so long what clients send before they know, then ends their connections."""
+    async def close(self, drain_s: float, grace_s: float) -> None:
+        """Accepts no more, answers what clients send before they know, then ends their connections.
+
+        Args:
+            drain_s: How long clients may take to hear of the end; then further calls are refused.
+            grace_s: How long, after that, the calls that are there may take.
+        """
         self.health.close()
         self._orca.close()
         self._calls.ending = True  # for connections whose handshake has not ended
         self._acceptor.close()
-        loop = asyncio.get_running_loop()
-        limit = loop.time() + grace_s
+        limit = asyncio.get_running_loop().time() + drain_s
         for connection in list(self._calls.connections):
             guarded(connection.abort, connection.drain)
-        while self._calls.connections and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
+        try:
+            await self._emptied(limit)
+            for connection in list(self._calls.connections):
+                guarded(connection.abort, connection.refuse_more)
+            await self._emptied(limit + grace_s)
+        finally:
+            for connection in list(self._calls.connections):
+                guarded(connection.abort, connection.end)
+            if self._clock is not None:
+                self._clock.cancel()
+
+    async def _emptied(self, limit: float) -> None:
+        loop = asyncio.get_running_loop()
+        while (self._calls.connections or self._acceptor.opening) and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
-        for connection in list(self._calls.connections):
-            guarded(connection.abort, connection.end)
-        if self._clock is not None:
-            self._clock.cancel()
 
     def keys_changed(self) -> None:
         self._calls.keys_changed()

@@ -57,7 +57,7 @@ from serving.http.replies import head_lines, sends_body
 from serving.http.routes import HotRoute, UploadRoute
 from serving.logs import fields
 from serving.net.buffers import FREE_BYTES
-from serving.net.farewell import Farewell, unsent_bytes
+from serving.net.farewell import Farewell, unread_bytes, unsent_bytes
 from serving.net.ports import lifetime_s
 from serving.net.requests import combined, request_id, words
 from serving.net.turns import TurnQueue
@@ -85,6 +85,9 @@ _LINGER_S = 5.0
 
 _QUICK_LINGER_S = 1.0
 """The same for a client that has fallen silent: it has nothing left to send."""
+
+_UNREAD_S = 0.01
+"""How soon a timer looks again that finds bytes which came in time and are not read yet."""
 
 _PIECE_BYTES = 2048
 """So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
@@ -619,9 +622,14 @@ class HttpConnection(asyncio.Protocol):
     # What the port and its places call.
 
     def end_when_idle(self) -> None:
-        """Closes the connection now, or once the request that has begun is answered."""
+        """Closes the connection now, or once the request that has begun is answered; to be called again and again.
+
+        A new one whose request is still to come has as long for it as ever: its timer ends it.
+        """
+        if self._ending or self._exchange is not None or self._paused or unread_bytes(self._transport):
+            return
         begun = self._reading is _Reading.BODY or (self._reading is _Reading.HEAD and self._head_bytes > 0)
-        if self._exchange is None and not begun and not self._ending:
+        if self._used and not begun:
             self._end_idle()
 
     def refuse_upload(self, error: BertserveError) -> None:
@@ -631,7 +639,11 @@ class HttpConnection(asyncio.Protocol):
 
     def close_if_idle(self, now: float, keep_alive_s: float) -> None:
         """Ends a connection on which no request has begun for so long."""
-        if self._idle_since is not None and now - self._idle_since > keep_alive_s:
+        if (
+            self._idle_since is not None
+            and now - self._idle_since > keep_alive_s
+            and not unread_bytes(self._transport)  # the request that it waited for, which has come in time
+        ):
             self._end_idle()
 
     def abort(self) -> None:
@@ -1021,6 +1033,9 @@ class HttpConnection(asyncio.Protocol):
             self._timer = self._loop.call_later(seconds, guarded, self.abort, self._too_slow, reading, seconds)
 
     def _too_slow(self, reading: _Reading, seconds: float) -> None:
+        if unread_bytes(self._transport) and not self._paused:
+            self._timer = self._loop.call_later(_UNREAD_S, guarded, self.abort, self._too_slow, reading, seconds)
+            return
         if not self._head_bytes and reading is _Reading.HEAD:
             self._end_idle()  # connected and never sent a byte
             return

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 
 _ON_THE_WAY_S = 0.25
-"""How long requests may have been on their way when the port closes; connections without one are closed then."""
+"""How long requests may have been on their way when the port closes; connections without one are closed then. HTTP/1.1
+has no means to tell a client of that, so one that asks at that moment loses its request (RFC 9112, 9.5): the lame duck
+is there for all clients to be told before."""
 
 _FULL = error_reply("", NotReady("all connections of the server are taken; try again", retry_after_s=1), "")
 _REFUSAL = (
@@ -93,8 +95,11 @@ class HttpListener:
         asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._close_idle)
 
     def _close_idle(self) -> None:
+        """Again and again: some connections are still being opened, or have sent what is yet to be read."""
         for connection in list(self._port.connections):
             guarded(connection.abort, connection.end_when_idle)
+        if self._port.connections or self._acceptor.opening:
+            asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._close_idle)
 
     def refuse_uploads(self, error: BertserveError) -> None:
         """Those that are still on their way."""
@@ -103,7 +108,7 @@ class HttpListener:
 
     async def drained(self) -> None:
         """Waits until the last connection is gone."""
-        while self._port.connections:  # noqa: ASYNC110  once in a lifetime
+        while self._port.connections or self._acceptor.opening:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
         if self._clock is not None:
             self._clock.cancel()

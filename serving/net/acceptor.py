@@ -10,12 +10,13 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from serving.errors import StartupError
+from serving.net.farewell import Farewell
 from serving.net.peers import peer_of
-from serving.net.ports import descriptor_limit
-from serving.unawaited import start
+from serving.net.ports import BACKLOG, descriptor_limit
+from serving.unawaited import guarded, start
 
 if TYPE_CHECKING:
     import ssl
@@ -47,6 +48,15 @@ _ACCEPTS = 64
 
 _IDLE_S = 0.5
 """A connection that is idle for less is between two requests, or about to send its first."""
+
+_REFUSALS = 16
+"""Refused connections of a port that stay open until their clients can have read why; further ones close at once."""
+
+_REFUSING_PORTS = 2
+"""Those of HTTP; nothing is said on the others, nor over TLS."""
+
+_LINGER_S = 1.0
+"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
 _LOOK_S = 0.25
 """How often all connections are looked through for idle ones."""
@@ -98,7 +108,8 @@ class Places:
         Raises:
             StartupError: The limit of open files is too low.
         """
-        own = PROBE_PLACES + _OWN_FILES + _LEAVING + _ENGINES * (_ENGINE_SOCKETS + threads)
+        own = PROBE_PLACES + _OWN_FILES + _LEAVING + _REFUSING_PORTS * _REFUSALS
+        own += _ENGINES * (_ENGINE_SOCKETS + threads)
         left, wanted = descriptor_limit() - own, settings.max_connections
         if left < (wanted or 1):
             least = f"{own + (wanted or 1):,}"
@@ -209,6 +220,27 @@ class _Accepted(socket.socket):
             give_back()
 
 
+class _Refused(asyncio.Protocol):
+    """A connection without a place: it is told so, and closed once its client has had the time to read that."""
+
+    def __init__(self, all_of_them: set[_Refused], refusal: bytes) -> None:
+        self._all = all_of_them
+        self._refusal = refusal
+        all_of_them.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        told = cast("asyncio.Transport", transport)
+        told.write(self._refusal)
+        self._farewell = Farewell(told, quiet_s=_LINGER_S, pace_s=_LINGER_S)
+
+    def data_received(self, data: bytes) -> None:
+        self._farewell.received(len(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._farewell.cancel()
+        self._all.discard(self)
+
+
 class Acceptor:
     """One port; it owns the listening socket, and accepts nothing before `start`.
 
@@ -235,6 +267,7 @@ class Acceptor:
         self._refusal = refusal if tls is None else b""
         self._context: ssl.SSLContext | None = None
         self._opening: set[_Accepted] = set()
+        self._refused: set[_Refused] = set()
         self._accepts = 1
         self._told_at = float("-inf")
         if places is not None:
@@ -260,9 +293,20 @@ class Acceptor:
         """
         self._context = self._read_context()
 
+    @property
+    def opening(self) -> int:
+        """Sockets that have been accepted and are no connections yet, or are refused and still open."""
+        return len(self._opening) + len(self._refused)
+
     def close(self) -> None:
+        """Takes the connections that wait to be accepted, and then no more.
+
+        To their clients they have been open for a while: they may have sent a request, which a closed port would reset.
+        """
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._accepts = BACKLOG
+            guarded(self._socket.close, self._accept)
             self._socket.close()
 
     def _read_context(self) -> ssl.SSLContext | None:
@@ -315,13 +359,24 @@ class Acceptor:
             accepted.close()
 
     def _refuse(self, opened: socket.socket) -> None:
+        opened.setblocking(False)
+        if self._refusal and len(self._refused) < _REFUSALS:
+            refused = _Refused(self._refused, self._refusal)
+            start(self._tell_refused(opened, refused))
+            return
         with opened, suppress(OSError):
-            opened.setblocking(False)
             if self._refusal:
                 opened.send(self._refusal)
                 opened.shutdown(socket.SHUT_WR)
                 # What is unread when a socket closes takes back what was sent.
                 opened.recv(1 << 16)
+
+    async def _tell_refused(self, opened: socket.socket, refused: _Refused) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: refused, opened)
+        except OSError:  # the client has gone
+            self._refused.discard(refused)
+            opened.close()
 
     def _pause(self, error: OSError) -> None:
         """Lets new connections wait for a descriptor, which an idle connection gives up if there is one."""

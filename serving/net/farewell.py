@@ -24,13 +24,23 @@ _INT = struct.Struct("i")
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
     """What the peer has not received yet: in the transport's buffer and in the system's."""
-    waiting = transport.get_write_buffer_size()
+    return transport.get_write_buffer_size() + _queued(transport, termios.TIOCOUTQ)
+
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """What the peer has sent and the system has received, and what nobody has read yet; over TLS, as it is encrypted.
+
+    A loop that stood still can find a timer due before it has read what came in time.
+    """
+    return _queued(transport, termios.FIONREAD)
+
+
+def _queued(transport: asyncio.Transport, request: int) -> int:
     opened = transport.get_extra_info("socket")
     try:
-        queued = fcntl.ioctl(opened.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+        return int(_INT.unpack(fcntl.ioctl(opened.fileno(), request, bytes(_INT.size)))[0])
     except (AttributeError, OSError, ValueError):  # closed, or nothing that the system can tell of
-        return waiting
-    return waiting + int(_INT.unpack(queued)[0])
+        return 0
 
 
 class Farewell:

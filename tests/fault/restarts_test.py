@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from tests.support.clients import MODEL_INFER, TIMEOUT_S, Grpc, HttpConnection
+from tests.support.certificates import Certificates
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, Grpc, HttpConnection, RawConnection
 from tests.support.delaying_proxy import DelayingProxy
-from tests.support.server import FAKE, Server
+from tests.support.http2 import GOAWAY, RawHttp2
+from tests.support.server import FAKE, Server, listening
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,6 +28,13 @@ if TYPE_CHECKING:
 ONE_WAY_S = 0.025
 CLIENTS = 12
 """Of each wire; those of gRPC share a connection."""
+WAITING = 48
+"""Connections of each wire: several turns of the server's loop."""
+SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
+ASKED = (
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 19\r\n\r\n"
+    b'{"inputs": "small"}'
+)
 
 
 class Steady(threading.Thread):
@@ -79,6 +93,12 @@ def clients(models: Path) -> Iterator[tuple[Server, DelayingProxy, DelayingProxy
             one.join()
 
 
+def connect(address: str) -> socket.socket:
+    """A connection that is complete for its client, whether or not the server runs."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+
+
 def wait_for_answers(steady: list[Steady]) -> None:
     """Waits until every client has two more answers, or one has failed."""
     answers = [one.answers for one in steady]
@@ -115,3 +135,70 @@ def test_row_55_restarts_a_round_trip_away(
             other = stack.enter_context(Server(models, *FAKE, "--lame-duck-s", lame_duck_s))
             restart(server, other, http, wire, steady)
             server = other
+
+
+def test_row_55_a_network_that_stands_still(models: Path) -> None:
+    """A call that was sent before its client heard of the end is answered, however long both were on their way."""
+    with (
+        Server(models, *FAKE) as server,
+        DelayingProxy(server.grpc, 0.0) as wire,
+        grpc.insecure_channel(wire.address, options=[("grpc.enable_retries", 0)]) as channel,
+        Grpc(server) as direct,
+    ):
+        message = direct.request(["small"]).SerializeToString()
+        infer = channel.unary_unary(MODEL_INFER)
+        infer(message, timeout=TIMEOUT_S)
+        wire.hold()
+        late = infer.future(message, timeout=TIMEOUT_S)
+        server.signal(signal.SIGTERM)
+        wait_for(lambda: not listening(server.grpc), "the port to close")
+        time.sleep(3.0)  # two ticks and more: a server that only counts time has ended the connection
+        wire.go_on()
+        assert late.result()
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+def test_row_55_connections_that_wait_to_be_accepted(models: Path, tmp_path: Path, *, secured: bool) -> None:
+    """A server that ends takes the connections that its clients have opened, and answers what these ask."""
+    with (
+        Server(models, *FAKE, tls=Certificates(tmp_path) if secured else None) as server,
+        ThreadPoolExecutor(2 * WAITING) as pool,
+    ):
+        with Grpc(server) as client:
+            message = client.request(["small"]).SerializeToString()
+
+        def ask_http(opened: socket.socket) -> int:
+            """The status of a reply."""
+            with RawConnection(server.http, opened=opened) as connection:
+                connection.send(ASKED)
+                return connection.status()
+
+        def ask_grpc(opened: socket.socket) -> int | None:
+            """The status of a call."""
+            with RawHttp2(server.grpc, opened=opened) as connection:
+                connection.call(1, message)
+                return connection.reply(1).status
+
+        stop(server.pid)
+        opened = [connect(address) for address in (server.http, server.grpc) for _ in range(WAITING)]
+        asked = [pool.submit(ask_http, one) for one in opened[:WAITING]]
+        asked += [pool.submit(ask_grpc, one) for one in opened[WAITING:]]
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGCONT)
+        assert [one.result() for one in asked] == [200] * WAITING + [0] * WAITING
+        assert server.wait() == 0
+
+
+def test_row_57_a_client_that_does_not_answer_the_ping(models: Path) -> None:
+    """It holds the end until the drain's limit; then it is told which call was the last, which is answered."""
+    with Server(models, *FAKE, "--drain-s", "3") as server, RawHttp2(server.grpc) as connection:
+        connection.call(1, b"", SERVER_LIVE)
+        assert connection.reply(1).status == 0
+        server.signal(signal.SIGTERM)
+        connection.await_frame(GOAWAY)
+        connection.call(3, b"", SERVER_LIVE)
+        assert connection.reply(3).status == 0
+        assert connection.await_frame(GOAWAY).payload[:8] == (3).to_bytes(4, "big") + bytes(4)
+        assert list(connection.frames()) == []
+        assert server.wait() == 0

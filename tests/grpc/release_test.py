@@ -59,8 +59,7 @@ async def drain(peer: Peer) -> None:
     """Has a call that waits for its client when the server ends."""
     await peer.say(talk(Encoder(), 1, b"one"))
     peer.connection.drain()
-    for _ in range(2):
-        peer.connection.tick(1.0)
+    peer.connection.refuse_more()
 
 
 WAYS: dict[str, Callable[[Peer], Awaitable[None]]] = {

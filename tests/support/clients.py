@@ -438,15 +438,22 @@ class RawConnection:
     """A connection on which anything can be said; use it in a `with` block."""
 
     def __init__(
-        self, address: str, timeout_s: float = 15.0, protocol: str = "http/1.1", *, receive_bytes: int = 0
+        self,
+        address: str,
+        timeout_s: float = 15.0,
+        protocol: str = "http/1.1",
+        *,
+        receive_bytes: int = 0,
+        opened: socket.socket | None = None,
     ) -> None:
-        """`receive_bytes` bounds what the system receives ahead."""
+        """`receive_bytes` bounds what the system receives ahead; `opened` is connected already."""
         host, _, port = address.rpartition(":")
-        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.socket = opened or socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.socket.settimeout(timeout_s)
         if receive_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.connect((host.strip("[]"), int(port)))
+        if opened is None:
+            self.socket.connect((host.strip("[]"), int(port)))
         if (context := client_context(address, protocol)) is not None:
             self.socket = _TlsSocket(self.socket, context, host)
 

@@ -39,9 +39,19 @@ class DelayingProxy:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
+    def hold(self) -> None:
+        """Hands nothing on from now on: what is sent, either way, is on its way until `go_on`."""
+        self._loop.call_soon_threadsafe(self._passing.clear)
+
+    def go_on(self) -> None:
+        """Hands on what was held back, and what comes."""
+        self._loop.call_soon_threadsafe(self._passing.set)
+
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        self._passing = asyncio.Event()
+        self._passing.set()
         server = await asyncio.start_server(self._join, "127.0.0.1", 0)
         self.address = "{}:{}".format(*server.sockets[0].getsockname())
         self._started.set()
@@ -77,6 +87,7 @@ class DelayingProxy:
             while True:
                 sent, data = await on_the_way.get()
                 await asyncio.sleep(sent + self._delay_s - self._loop.time())
+                await self._passing.wait()
                 if data is _RESET:
                     sink.transport.abort()
                     return

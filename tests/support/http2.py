@@ -12,6 +12,7 @@ from hpack import Decoder, Encoder
 from tests.support.clients import MODEL_INFER, RawConnection
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -121,15 +122,23 @@ def split(data: bytes) -> tuple[list[Frame], bytes]:
 class RawHttp2(RawConnection):
     """A connection that has begun; use it in a `with` block."""
 
-    def __init__(self, address: str, *, first: bytes | None = None, window: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        first: bytes | None = None,
+        window: int = 1 << 30,
+        opened: socket.socket | None = None,
+    ) -> None:
         """Connects and begins.
 
         Args:
             address: `host:port`.
             first: What follows the preface; by default SETTINGS without values.
             window: What all replies together may bring beyond the first 64 KiB.
+            opened: A socket that is connected already.
         """
-        super().__init__(address, protocol="h2")
+        super().__init__(address, protocol="h2", opened=opened)
         self._encoder = Encoder()
         self._rest = b""
         self._arrived: deque[Frame] = deque()

@@ -1,0 +1,187 @@
+"""A port that ends, or whose loop stood still, answers what came in time; what is refused can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from serving.http.api import Api
+from serving.http.app import App
+from serving.http.exchange import HttpReply
+from serving.http.listener import HttpListener
+from serving.http.routes import Docs, Router
+from serving.lifecycle import Lifecycle, State
+from serving.net.acceptor import Places
+from serving.net.buffers import BufferBudget
+from serving.net.ports import bind
+from serving.settings import Settings
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from serving.http.exchange import HttpRequest
+
+REQUEST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\r\nbody"
+ANSWERED = b"HTTP/1.1 200 OK"
+LIMITS = ("--models", "models", "--header-timeout-s", "0.5", "--body-timeout-s", "0.5", "--keep-alive-s", "0.1")
+router = Router("Test")
+
+
+@router.hot("/echo", Docs())
+async def echo(_: Api, http: HttpRequest) -> HttpReply:
+    """Answers what it is asked."""
+    return HttpReply(http.body)
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs a test in the server's own kind of loop."""
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def listening(places: Places | None = None) -> AsyncIterator[HttpListener]:
+    """A port with one route."""
+    settings, lifecycle = Settings.load(LIMITS, {}), Lifecycle()
+    unused: Any = None
+    lifecycle.to(State.WARMING)
+    lifecycle.to(State.READY)
+    api = Api(
+        *(unused, unused, lifecycle, settings, unused, unused, dict, bytes, ""), record_error=lambda _error, _path: None
+    )
+    opened = bind("127.0.0.1", 0, "HTTP")
+    budget = BufferBudget.of(settings)
+    listener = HttpListener(App(api, [router], documented=False), opened, settings, budget=budget, places=places)
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        lifecycle.to(State.DRAINING)
+        listener.close()
+        await asyncio.wait_for(listener.drained(), 10)
+
+
+def connect(listener: HttpListener) -> socket.socket:
+    """A connection, which is complete for its client though the port's loop does not run meanwhile."""
+    client = socket.create_connection(listener.address, timeout=10)
+    client.setblocking(False)
+    return client
+
+
+async def received(client: socket.socket) -> bytes:
+    """What comes next."""
+    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1 << 16), 10)
+
+
+async def stand_still(seconds: float, client: socket.socket, data: bytes) -> None:
+    """Has a client send something while the loop is held where it reads: timers are due before it reads again."""
+    loop = asyncio.get_running_loop()
+    ours, other = socket.socketpair()
+    with ours, other:
+
+        def hold() -> None:
+            loop.remove_reader(ours)
+            client.send(data)
+            time.sleep(seconds)
+
+        loop.add_reader(ours, hold)
+        other.send(b"x")
+        await asyncio.sleep(0.01)
+
+
+async def used(listener: HttpListener) -> socket.socket:
+    """A connection that has had an answer."""
+    client = connect(listener)
+    client.send(REQUEST)
+    assert (await received(client)).startswith(ANSWERED)
+    return client
+
+
+@in_loop
+async def test_connections_that_wait_to_be_accepted_are_taken_when_the_port_closes() -> None:
+    """Their requests are answered; the port is closed to later ones."""
+    async with listening() as listener:
+        clients = [connect(listener) for _ in range(300)]
+        for client in clients[::2]:
+            client.send(REQUEST)
+        address = listener.address
+        listener.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        for client in clients[1::2]:
+            client.send(REQUEST)
+        for client in clients:
+            assert (await received(client)).startswith(ANSWERED)
+            client.close()
+
+
+@in_loop
+async def test_a_loop_that_stands_still_while_the_port_closes_reads_what_came() -> None:
+    """A request that came before its connection was closed is answered, however late that was."""
+    async with listening() as listener:
+        client = await used(listener)
+        listener.close()
+        await stand_still(0.4, client, REQUEST)
+        assert (await received(client)).startswith(ANSWERED)
+        client.close()
+
+
+@in_loop
+async def test_an_idle_connection_is_closed_with_its_port() -> None:
+    """One that was never used too."""
+    async with listening() as listener:
+        clients = [await used(listener), connect(listener)]
+        listener.close()
+        await listener.drained()
+        for client in clients:
+            assert await received(client) == b""
+            client.close()
+
+
+@pytest.mark.parametrize(("cut", "seconds"), [(0, 1.1), (10, 0.6), (len(REQUEST) - 2, 0.6)])
+def test_a_loop_that_stands_still_blames_no_client(cut: int, seconds: float) -> None:
+    """Headers, bodies and next requests that came in time are read before their time is over."""
+
+    @in_loop
+    async def run() -> None:
+        async with listening() as listener:
+            client = await used(listener)
+            if cut:
+                client.send(REQUEST[:cut])
+                await asyncio.sleep(0.05)
+            await stand_still(seconds, client, REQUEST[cut:])  # past every limit, or a look at what is idle
+            assert (await received(client)).startswith(ANSWERED)
+            client.close()
+
+    run()
+
+
+@in_loop
+async def test_a_refused_client_that_sends_on_can_read_why() -> None:
+    """It has 503 to read, and nothing that it sends meanwhile is reset."""
+    places = Places(0)
+    async with listening(places) as listener:
+        clients = [connect(listener) for _ in range(40)]
+        await until(lambda: places.refused["full"] == len(clients), "the refusals")
+        told = clients[:16]
+        for _ in range(3):
+            for client in told:
+                client.send(REQUEST)
+            await asyncio.sleep(0.01)
+        for client in clients:
+            assert (await received(client)).startswith(b"HTTP/1.1 503")
+        for client in clients:
+            assert await received(client) == b""
+            client.close()
