@@ -1,7 +1,9 @@
 """The fields that the owners of the protocols document, by the message that our routes take.
 
-Of each owner: the fields that we read, and those that we do not, with the values that ask for nothing special. The
-owners' pages say what a field means and what it is by default; where they say nothing of a value, it is not listed.
+Each owner lists the fields that the server reads, and those that it does not read with the values that ask for
+nothing special. Each list was compared with its `source`, the owner's reference, request types or client, in 2026. A
+value is listed only if the source says that it is the default, or that it changes no answer. Where a source could be
+read only in part or at second hand, a comment says so.
 """
 
 from __future__ import annotations
@@ -54,16 +56,18 @@ class Owners:
         }
 
 
-_VLLM = "https://docs.vllm.ai/en/latest/models/pooling_models/"
-_INFINITY = "https://michaelfeil.eu/infinity/latest/swagger_ui/"
-_XINFERENCE = "https://inference.readthedocs.io/en/latest/models/model_abilities/"
-_COHERE = "https://docs.cohere.com/reference/"
-_JINA = "https://api.jina.ai/redoc"
-_VOYAGE = "https://docs.voyageai.com/reference/"
-_TEI = "https://huggingface.github.io/text-embeddings-inference/"
-_PIPELINES = "https://huggingface.co/docs/transformers/main_classes/pipelines"
-_TASKS = "https://huggingface.co/docs/inference-providers/tasks/"
-_TRITON = "https://github.com/triton-inference-server/server/blob/main/docs/protocol/"
+_GITHUB = "https://github.com/"
+_VLLM = f"{_GITHUB}vllm-project/vllm/blob/main/vllm/entrypoints/pooling/"
+_INFINITY = f"{_GITHUB}michaelfeil/infinity/blob/main/libs/infinity_emb/infinity_emb/fastapi_schemas/pymodels.py"
+_XINFERENCE = f"{_GITHUB}xorbitsai/inference/blob/main/xinference/api/schemas/requests.py"
+_COHERE = "https://docs.cohere.com/reference/"  # read in the client cohere 7.3.1, which is generated from it
+_JINA = "https://api.jina.ai/openapi.json"  # read in clients that are generated from it, up to version 2026.06.03
+_VOYAGE = "https://docs.voyageai.com/reference/"  # read in part, and in the types of its client for TypeScript
+_TEI = f"{_GITHUB}huggingface/text-embeddings-inference/blob/main/router/src/http/types.rs"
+_PIPELINES = f"{_GITHUB}huggingface/transformers/blob/"
+_HUB = f"{_GITHUB}huggingface/huggingface_hub/blob/main/src/huggingface_hub/inference/"
+_TASKS = f"{_HUB}_generated/types/"
+_TRITON = f"{_GITHUB}triton-inference-server/server/blob/main/docs/protocol/"
 
 _VLLM_POOLING: Mapping[str, Sequence[object]] = {
     "truncate_prompt_tokens": (-1,),
@@ -73,13 +77,13 @@ _VLLM_POOLING: Mapping[str, Sequence[object]] = {
     "priority": (0,),
     "mm_processor_kwargs": ({},),
     "cache_salt": ANY,
-    "additional_data": ({},),
-    "use_activation": (),
-    "softmax": (),
-    "activation": (),
+    "chat_template_kwargs": ({},),
 }
-_PIPELINE_LOADING: Mapping[str, Sequence[object]] = {"batch_size": ANY, "num_workers": ANY, "padding": ANY}
+_PIPELINE_LOADING: Mapping[str, Sequence[object]] = {"batch_size": ANY, "num_workers": ANY}
 """How Transformers' pipelines arrange their work: no answer depends on it."""
+
+_TRUNCATED: Sequence[object] = (True, "longest_first")
+"""The values of a tokenizer's `truncation` that cut a text that is too long, as the server does."""
 
 EMBEDDINGS = Owners(
     Owner(
@@ -90,7 +94,7 @@ EMBEDDINGS = Owners(
     Owner(
         "Jina",
         _JINA,
-        "input model embedding_type normalized task dimensions truncate",
+        "input model embedding_type normalized task input_type dimensions truncate",
         {"late_chunking": (False,), "return_multivector": (False,), "return_tokenized_input": (False,)},
     ),
     Owner(
@@ -101,29 +105,37 @@ EMBEDDINGS = Owners(
     ),
     Owner(
         "vLLM",
-        f"{_VLLM}embed/",
+        f"{_VLLM}embed/protocol.py",
         "input model encoding_format dimensions user",
         {
             **_VLLM_POOLING,
             "add_special_tokens": (True,),
             "embed_dtype": ("float32",),
             "endianness": ("native", "little"),
-            "normalize": (),
+            "normalize": (),  # until it became `use_activation`
+            "use_activation": (),
+            # A chat in place of `input`.
+            "messages": (),
+            "add_generation_prompt": (False,),
+            "continue_final_message": (False,),
+            "chat_template": (),
+            "media_io_kwargs": ({},),
         },
     ),
     Owner("text-embeddings-inference", _TEI, "input model encoding_format dimensions user"),
+    # `dimensions` is in the description of its pull request 490: the copy of the file that could be read is older.
     Owner("infinity", _INFINITY, "input model encoding_format dimensions user", {"modality": ("text",)}),
     Owner(
         "Xinference",
-        f"{_XINFERENCE}embed.html",
+        _XINFERENCE,
         "input model encoding_format dimensions user",
-        {"truncate_prompt_tokens": (-1,), "kwargs": ("", "{}")},
+        {"truncate_prompt_tokens": (-1,)},
         texts_for_booleans=True,
     ),
 )
 """`/v1/embeddings`."""
 
-EMBEDDING_INPUT = Owners(Owner("Jina", _JINA, "text", {"image": (), "url": (), "bytes": ()}))
+EMBEDDING_INPUT = Owners(Owner("Jina", _JINA, "text", {"id": ANY, "image": (), "url": (), "bytes": ()}))
 """An element of its `input` that is an object."""
 
 COHERE_EMBED = Owners(
@@ -141,13 +153,13 @@ RANKING = Owners(
         "Cohere",
         f"{_COHERE}rerank",
         "model query documents top_n rank_fields return_documents max_chunks_per_doc max_tokens_per_doc",
-        {"priority": (0,)},
+        {"priority": (0,), "relevant_spans": ({"mode": "disabled"},)},
     ),
     Owner(
         "Jina",
         _JINA,
         "model query documents top_n return_documents",
-        {"truncate": (True,), "truncation": (True,), "return_embeddings": (False,)},
+        {"truncation": (True,), "max_doc_length": (2048,), "return_embeddings": (False,)},
     ),
     Owner(
         "Voyage",
@@ -155,12 +167,37 @@ RANKING = Owners(
         "query documents model top_k return_documents",
         {"truncation": (True,)},
     ),
-    Owner("text-embeddings-inference", _TEI, "query", {"texts": ()}),  # in place of `documents`
-    Owner("vLLM", f"{_VLLM}score/", "model query documents top_n", {**_VLLM_POOLING, "user": ANY}),
+    Owner(
+        "text-embeddings-inference",
+        _TEI,
+        "query",
+        {
+            "texts": (),  # in place of `documents`
+            "truncate": (True,),
+            "truncation_direction": ("Right", "right"),
+            "raw_scores": (False,),
+            "return_text": (),
+        },
+    ),
+    Owner(
+        "vLLM",
+        f"{_VLLM}scoring/protocol.py",
+        "model query documents top_n max_tokens_per_doc",
+        {
+            **_VLLM_POOLING,
+            "user": ANY,
+            "max_tokens_per_query": (0,),
+            "instruction": (),
+            # The last two until they became the first. The default is true, and scores here lie between 0 and 1.
+            "use_activation": (True,),
+            "activation": (True,),
+            "softmax": (True,),
+        },
+    ),
     Owner("infinity", _INFINITY, "query documents return_documents model top_n", {"raw_scores": (False,)}),
     Owner(
         "Xinference",
-        f"{_XINFERENCE}rerank.html",
+        _XINFERENCE,
         "model query documents top_n return_documents max_chunks_per_doc",
         {"return_len": (False, True), "kwargs": ("", "{}")},  # the tokens are counted in every reply
         texts_for_booleans=True,
@@ -168,6 +205,8 @@ RANKING = Owners(
 )
 """`/v1/rerank`, `/v2/rerank`, and `/rerank` with `documents`."""
 
+# `dimensions` was found in a fork of text-embeddings-inference and in Hugging Face's client: the copy of its own types
+# that could be read is older.
 TEI_EMBED = Owners(
     Owner("text-embeddings-inference", _TEI, "inputs truncate truncation_direction prompt_name normalize dimensions")
 )
@@ -182,42 +221,85 @@ TEI_DECODE = Owners(Owner("text-embeddings-inference", _TEI, "ids skip_special_t
 FEATURES = Owners(
     Owner(
         "Hugging Face",
-        f"{_TASKS}feature-extraction",
+        f"{_HUB}_client.py",
         "normalize prompt_name truncate truncation_direction dimensions",
     ),
-    Owner("Transformers", _PIPELINES, "", {**_PIPELINE_LOADING, "truncation": (True,), "return_tensors": (False,)}),
+    Owner(
+        "Transformers",
+        f"{_PIPELINES}main/src/transformers/pipelines/feature_extraction.py",
+        "",
+        {
+            **_PIPELINE_LOADING,
+            "truncation": _TRUNCATED,
+            "tokenize_kwargs": ({}, {"truncation": True}),
+            "return_tensors": (False,),
+        },
+    ),
 )
 CLASSIFY = Owners(
-    Owner("Hugging Face", f"{_TASKS}text-classification", "function_to_apply top_k"),
-    Owner("Hugging Face", f"{_TASKS}zero-shot-classification", "candidate_labels hypothesis_template multi_label"),
-    Owner("Transformers", _PIPELINES, "", {**_PIPELINE_LOADING, "truncation": (True,), "return_all_scores": (True,)}),
+    Owner("Hugging Face", f"{_TASKS}text_classification.py", "function_to_apply top_k"),
+    Owner("Hugging Face", f"{_TASKS}zero_shot_classification.py", "candidate_labels hypothesis_template multi_label"),
+    Owner(
+        "Transformers",
+        # Its parameters end with those of a tokenizer.
+        f"{_PIPELINES}01080c629600d4ff3121446bb4f4a2e240c2cf41/src/transformers/pipelines/text_classification.py",
+        "",
+        {
+            **_PIPELINE_LOADING,
+            "truncation": _TRUNCATED,
+            "padding": ANY,
+            "max_length": (),
+            "return_all_scores": (True,),
+        },
+    ),
+    Owner(
+        "Transformers",
+        f"{_PIPELINES}0c654085fb6ab4312e84c904035190a4277596a1/src/transformers/pipelines/zero_shot_classification.py",
+        "",
+        {"multi_class": (False,)},  # until it became `multi_label`
+    ),
 )
 ANSWER = Owners(
     Owner(
         "Hugging Face",
-        f"{_TASKS}question-answering",
+        f"{_TASKS}question_answering.py",
         "top_k doc_stride max_answer_len max_seq_len max_question_len handle_impossible_answer align_to_words",
     ),
-    Owner("Transformers", _PIPELINES, "", _PIPELINE_LOADING),
-)
-TAG = Owners(
-    Owner("Hugging Face", f"{_TASKS}token-classification", "ignore_labels stride aggregation_strategy"),
     Owner(
         "Transformers",
-        _PIPELINES,
+        f"{_PIPELINES}00f9309290bea255df7637f8043518f0f28f9d22/src/transformers/pipelines/question_answering.py",
+        "",
+        {**_PIPELINE_LOADING, "padding": ANY},
+    ),
+)
+TAG = Owners(
+    Owner("Hugging Face", f"{_TASKS}token_classification.py", "ignore_labels stride aggregation_strategy"),
+    Owner(
+        "Transformers",
+        f"{_PIPELINES}main/src/transformers/pipelines/token_classification.py",
         "",
         {
             **_PIPELINE_LOADING,
-            "grouped_entities": (),
-            "ignore_subwords": (),
             "is_split_into_words": (False,),
-            "delimiter": (),
+            "delimiter": ANY,  # it stands between words that the request has split
+            "offset_mapping": (),
         },
+    ),
+    Owner(
+        "Transformers",
+        f"{_PIPELINES}0dc6fe8ecb7458fdcac6cdd42d048813c92912bd/src/transformers/pipelines/token_classification.py",
+        "",
+        {"grouped_entities": (), "ignore_subwords": ()},  # until they became `aggregation_strategy`
     ),
 )
 FILL_MASK = Owners(
-    Owner("Hugging Face", f"{_TASKS}fill-mask", "top_k targets"),
-    Owner("Transformers", _PIPELINES, "", {**_PIPELINE_LOADING, "tokenizer_kwargs": ({},)}),
+    Owner("Hugging Face", f"{_TASKS}fill_mask.py", "top_k targets"),
+    Owner(
+        "Transformers",
+        f"{_PIPELINES}main/src/transformers/pipelines/fill_mask.py",
+        "",
+        {**_PIPELINE_LOADING, "tokenizer_kwargs": ({}, {"truncation": True})},
+    ),
 )
 """The `parameters` of Hugging Face's inference API, by task."""
 
@@ -235,7 +317,8 @@ V2_INPUT = Owners(
         "Triton",
         f"{_TRITON}extension_binary_data.md",
         "binary_data_size shared_memory_region",
-        {"shared_memory_byte_size": ANY, "shared_memory_offset": ANY},  # they say nothing without a region
+        # A real Triton ignores them without a region, though its page speaks of an error.
+        {"shared_memory_byte_size": ANY, "shared_memory_offset": ANY},
     )
 )
 V2_OUTPUT = Owners(
@@ -256,7 +339,8 @@ ELSEWHERE = Owners(
         "Alibaba Cloud Model Studio",
         "https://www.alibabacloud.com/help/en/model-studio/text-embedding-synchronous-api",
         "",
-        {"dimension": (), "text_type": (), "output_type": ()},
+        # The page could not be read in full; the names are those of bodies that clients send.
+        {"dimension": (), "text_type": (), "output_type": (), "instruct": ()},
     )
 )
 """Words of other interfaces that clients carry over: they are meant as they stand."""

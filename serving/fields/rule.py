@@ -8,6 +8,7 @@ the reply names it; but where it resembles a field that is absent, it is refused
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -163,13 +164,7 @@ def near_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 def _unsupported(name: str, harmless: Sequence[object], where: str) -> str:
     # The name is the owner's, not the request's.
-    values = " or ".join([_json(value) for value in harmless])
+    values = " or ".join([json.dumps(value) for value in harmless])
     return f"the field `{name}`{where} asks for what this server does not do; leave it out" + (
         f" or send {values}" if values else ""
     )
-
-
-def _json(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -54,7 +54,7 @@ BUILD = Path(__file__).parents[3] / "build"
 
 VERSIONS = {
     "ab": "2.3, of Debian's apache2-utils",
-    "elasticsearch": "elastic/elasticsearch at 3d73c0a and 4979002",
+    "elasticsearch": "elastic/elasticsearch at 3d73c0a, 4979002 and f41bfb9",
     "java.net.http": "Debian's OpenJDK 17",
     "weaviate": "weaviate/weaviate at 12366b4 and 0ad6035",
 }
@@ -732,6 +732,28 @@ def elasticsearch_openai(server: Server) -> Any:
     # x-pack/plugin/inference: OpenAiEmbeddingsRequestEntity, OpenAiEmbeddingsResponseEntity
     reply = _posted(f"{server.url}/v1/embeddings", {"input": TEXTS, "model": "minilm", "user": "elastic"})
     return [one["embedding"] for one in reply["data"]]
+
+
+def _elasticsearch_ranks(server: Server, **settings: Any) -> Any:
+    # x-pack/plugin/inference: HuggingFaceRerankRequestEntity, HuggingFaceRerankResponseEntity. It throws at a field
+    # that it does not know, and puts the documents in order itself.
+    found = _posted(f"{server.url}/rerank", {"texts": DOCUMENTS, "query": QUESTION, **settings})
+    for one in found:
+        if unknown := one.keys() - {"index", "score", "relevance_score", "text", "document"}:
+            raise ValueError(f"unknown field {unknown}")
+        if settings.get("return_text") and one["text"] != DOCUMENTS[one["index"]]:
+            raise ValueError(f"another document than {one['index']}")
+    return sorted(([one["index"], one["score"]] for one in found), key=lambda one: -one[1])
+
+
+@case("elasticsearch", 'the service `hugging_face` for rerank with `"url": "URL/rerank"`', "ranks")
+def elasticsearch_rerank(server: Server) -> Any:
+    return _elasticsearch_ranks(server)
+
+
+@case("elasticsearch", 'the same with `"task_settings": {"return_documents": true, "top_n": 2}`', "best two")
+def elasticsearch_rerank_best(server: Server) -> Any:
+    return _elasticsearch_ranks(server, return_text=True, top_n=2)
 
 
 @case("weaviate", 'the module `text2vec-huggingface` with `"endpointURL": "URL/embed"` and its `options`', "vectors")
