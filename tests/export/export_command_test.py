@@ -320,6 +320,7 @@ def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytes
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.long
 def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
     checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")

@@ -83,7 +83,7 @@ def megatron(folder: Path) -> Path:
     return write_megatron(folder, 2, 3.0)
 
 
-@pytest.mark.parametrize("write", [google, megatron])
+@pytest.mark.parametrize("write", [google, pytest.param(megatron, marks=pytest.mark.long)])
 def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """Weights in another layout than Transformers' are loaded too."""
     with Hub(MODEL, write(tmp_path / "files"), tmp_path / "client") as hub:

@@ -126,6 +126,7 @@ def test_onnx_runtime_serves_it(models: Path, expected: NDArray[np.float32]) -> 
         np.testing.assert_allclose(served(server, IDS), expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_openvino_serves_it(models: Path, expected: NDArray[np.float32]) -> None:
     """It finds the weights by the graph's path; 8 bits leave the direction."""
     with Server(models, "--engine", "openvino") as server:

@@ -175,7 +175,7 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
         assert cosines(vectors(checkpoint, small, target=target), wanted).min() > 0.9
 
 
-@pytest.mark.parametrize("name", ["all-together", "dense-layer-norm-dense"])
+@pytest.mark.parametrize("name", [pytest.param("all-together", marks=pytest.mark.long), "dense-layer-norm-dense"])
 def test_every_module_builds_for_a_t4(encoder: Path, tmp_path: Path, name: str) -> None:
     """TensorRT takes the operators of each."""
     saved(encoder, tmp_path / "model", PIPELINES[name]())

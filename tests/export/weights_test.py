@@ -66,6 +66,7 @@ class Calls:
         return socket.create_connection, (("127.0.0.1", 9),)
 
 
+@pytest.mark.usefixtures("reader")
 def test_pickled_shards_are_the_same_weights(folder: Path, good: Path) -> None:
     """Two files of either format of PyTorch, in half precision, with their index."""
     tensors = {name: tensor.half() for name, tensor in take_tensors(folder).items()}

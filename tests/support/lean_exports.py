@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from export.texts.corpus import Text
 
 _KEPT = ROOT / "build" / "test-models" / "optimized"
-_probes = corpus.probes
+all_probes = corpus.probes
 
 
 def before_forks() -> None:
@@ -36,7 +36,7 @@ def before_forks() -> None:
 @functools.cache
 def few_probes() -> list[Text]:
     """Some short ones, where it is not tested what each text of `export/texts/probes.jsonl` tells."""
-    return [text for text in _probes() if len(str(text)) < 200][::5]
+    return [text for text in all_probes() if len(str(text)) < 200][::5]
 
 
 def keep_optimized() -> None:
