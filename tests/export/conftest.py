@@ -11,7 +11,7 @@ from export.errors import ExportError
 from export.proof.reference_libraries import load
 from export.texts import corpus
 from tests.support.exports import Export, export_small
-from tests.support.lean_exports import all_probes, few_probes, keep_optimized
+from tests.support.lean_exports import all_probes, all_texts, few_probes, few_texts, keep_optimized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +45,18 @@ def _short_proofs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def few_texts_of_pytorch() -> Iterator[None]:
+    """Has exports of a file compare few texts with PyTorch as well; such a bundle passes no `bertserve verify`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "read", few_texts)
+        yield
+
+
 @pytest.fixture
 def whole_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has exports of a test compare all texts."""
+    monkeypatch.setattr(corpus, "read", all_texts)
     monkeypatch.setattr(corpus, "probes", all_probes)
 
 

@@ -19,6 +19,8 @@ from tests.support.server import Server
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("few_texts_of_pytorch")
+
 
 def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> None:
     """RoBERTa: a byte-level tokenizer, no segments, positions counted from the padding id, softmax over logits.

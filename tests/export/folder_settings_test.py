@@ -68,18 +68,8 @@ FIELDS: dict[str, Draw] = {
 }
 
 
-OFTEN = {
-    *("the-beginning-is-cut", "lengths-in-tokenizer-json", "case-is-kept", "accents-are-not-kept"),
-    *("added-tokens-decoder", "lower-case-of-sentences-alone", "the-library-class", "accents-of-pieces"),
-    *("pairs-in-two-segments", "pairs-whose-beginning-is-cut"),
-}
-"""One of each kind."""
-
-
 @pytest.mark.usefixtures("probes")
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long) for name in FIELDS]
-)
+@pytest.mark.parametrize("case", FIELDS)
 def test_answers_are_those_of_the_library(case: str) -> None:
     """Whichever file of the folder says how texts become tokens, and where they are cut."""
     assert search.judged(FIELDS[case], 0, fused=False) == search.Verdict("same")
@@ -88,10 +78,7 @@ def test_answers_are_those_of_the_library(case: str) -> None:
 @pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize(
     "arguments",
-    [
-        pytest.param({"processor_kwargs": {"truncation_side": "left"}}, marks=pytest.mark.long),
-        {"tokenizer_args": {"do_lower_case": False}},
-    ],
+    [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}],
 )
 def test_arguments_of_sentence_transformers_reach_the_tokenizer(arguments: dict[str, Any]) -> None:
     """By their name of today and by the old one."""

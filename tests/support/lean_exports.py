@@ -1,4 +1,4 @@
-"""What exports in tests do without: to ask ONNX Runtime's optimizer what it has been asked before, and most probes.
+"""What exports in tests do without: to ask ONNX Runtime's optimizer what it has been asked before, and most texts.
 
 The library's answer is kept in `build`, not ours, under a digest of all that it was given and of its version.
 """
@@ -24,13 +24,19 @@ if TYPE_CHECKING:
     from export.texts.corpus import Text
 
 _KEPT = ROOT / "build" / "test-models" / "optimized"
-all_probes = corpus.probes
+all_texts, all_probes = corpus.read, corpus.probes
 
 
 def before_forks() -> None:
     """Makes the exports of a fork server lean."""
     keep_optimized()
-    corpus.probes = few_probes
+    corpus.read, corpus.probes = few_texts, few_probes
+
+
+@functools.cache
+def few_texts() -> list[Text]:
+    """Some, where it is not tested how an artifact compares with PyTorch."""
+    return all_texts()[::8]
 
 
 @functools.cache
