@@ -45,16 +45,14 @@ def _short_proofs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def few_texts_of_pytorch() -> Iterator[None]:
-    """Has exports of a file compare few texts with PyTorch as well; such a bundle passes no `bertserve verify`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "read", few_texts)
-        yield
+@pytest.fixture
+def few_texts_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has exports of a test compare few texts with PyTorch as well; such a bundle passes no `bertserve verify`."""
+    monkeypatch.setattr(corpus, "read", few_texts)
 
 
 @pytest.fixture
-def whole_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_proof(few_texts_of_pytorch: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  undone here
     """Has exports of a test compare all texts."""
     monkeypatch.setattr(corpus, "read", all_texts)
     monkeypatch.setattr(corpus, "probes", all_probes)

@@ -117,6 +117,7 @@ def test_exporting_again_writes_the_next_version(small_export: Export, tmp_path:
     assert (first.files[:2], first.source) == (second.files[:2], second.source)
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_is_unchanged_is_not_exported_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_beyond_its_limit_costs_no_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +169,7 @@ def test_an_artifact_beyond_its_limit_costs_no_other(
     assert not (bundle.path / "model.int8.onnx").exists()
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_is_left_out_is_no_failure_of_a_job(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +182,7 @@ def test_what_is_left_out_is_no_failure_of_a_job(
         assert captured.err == ""
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_nothing_is_written_where_no_artifact_keeps_its_limits(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +256,7 @@ def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
     assert "next, dynamic ones" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
     """An artifact over its limits is shipped when each of them is waived, and the manifest names them."""
     edit_weights(folder, poison_quantisation)
@@ -415,6 +420,7 @@ def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     np.testing.assert_allclose(embed(demo, "fp32", text), pytorch(get_model_path(), ids), atol=1e-4)
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_the_checkpoints_own_length_is_the_default(folder: Path, tmp_path: Path) -> None:
     """Without --max-length the manifest carries the checkpoint's limit; with it, the one asked for."""
     edit_json(folder / "sentence_bert_config.json", max_seq_length=24)

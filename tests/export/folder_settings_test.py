@@ -126,6 +126,7 @@ def test_another_side_than_transformers_names_the_setting(tmp_path: Path) -> Non
         compare(replace(checkpoint, vocabulary=right))
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_the_end_that_a_request_names_wins_over_the_folders(tmp_path: Path) -> None:
     """On every protocol that can name one; where a request names none, and in bulk, the folder's own end is cut."""
     folder, long = write(tmp_path / "small", EMBED | LEFT, 0), " ".join(LETTERS * 4)

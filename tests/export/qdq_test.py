@@ -226,6 +226,7 @@ def test_a_node_builds_an_int8_engine_of_the_bundles_graph(
     assert (engine["precision"], engine["quantisation"]["activations"]) == ("int8", "static")
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No engine is built of it; the others of the bundle are written, and the exit code says that one is missing."""
     checkpoint = write_checkpoint(tmp_path / "small", layers=1)

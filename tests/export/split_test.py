@@ -256,6 +256,7 @@ def parts_of(engine: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_ranks_serve_one_batch_together(tmp_path: Path) -> None:
     """Over a socket as in the export; a rank that is killed costs a restart too."""
     checkpoint = write_task_checkpoint(tmp_path / "small", "bert", "embed", vocab_size=4_000)

@@ -30,7 +30,7 @@ all_texts, all_probes = corpus.read, corpus.probes
 def before_forks() -> None:
     """Makes the exports of a fork server lean."""
     keep_optimized()
-    corpus.read, corpus.probes = few_texts, few_probes
+    corpus.probes = few_probes
 
 
 @functools.cache
