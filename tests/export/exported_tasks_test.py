@@ -48,7 +48,8 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
     assert outputs["label"] == [ranked[0][1]]
 
 
-@pytest.mark.parametrize(("precision", "off"), [("fp32", 1e-4), pytest.param("int8", 0.5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("precision", "off"), [("fp32", 1e-4), ("int8", 0.5)])
 def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, precision: str, off: float) -> None:
     """The same checkpoint for `embed_tokens`: RoBERTa's last hidden state, in fp32 and in INT8."""
     folder = write_task_checkpoint(tmp_path / "small", "roberta", "embed")

@@ -149,6 +149,7 @@ def test_the_same_is_not_exported_twice(models: Path, small_export: Export, caps
     assert [version.name for version in (models / "small").iterdir()] == ["1"]
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_that_is_left_out_leaves_no_weights(
     small_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,10 +96,10 @@ EVERY = [
 ]
 EVERY += [("electra", "embed", True), ("electra", "fill_mask", True), ("albert", "fill_mask", True)]
 OFTEN = {
-    *(("bert", task) for task in ("embed", "embed_tokens", "answer", "fill_mask")),
+    *(("bert", task) for task in ("embed", "answer", "fill_mask")),
     *((name, "classify") for name in ("roberta", "ernie", "mpnet", "albert", "deberta-v2", "modernbert")),
     *((name, "classify") for name in ("nomic_bert", "gte", "jina_bert for code")),
-    *((name, "fill_mask") for name in ("distilbert", "electra", "deberta-v2", "modernbert")),
+    *((name, "fill_mask") for name in ("distilbert", "electra", "modernbert")),
 }
 """A head of each family whose graph is built in another way; `long_texts_test` and `split_test` run what is left."""
 
