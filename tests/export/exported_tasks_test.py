@@ -19,6 +19,8 @@ from tests.support.server import Server
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("few_texts_of_pytorch")
+
 
 def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> None:
     """RoBERTa: a byte-level tokenizer, no segments, positions counted from the padding id, softmax over logits.
@@ -46,10 +48,12 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
     assert outputs["label"] == [ranked[0][1]]
 
 
-def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("precision", "off"), [("fp32", 1e-4), ("int8", 0.5)])
+def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, precision: str, off: float) -> None:
     """The same checkpoint for `embed_tokens`: RoBERTa's last hidden state, in fp32 and in INT8."""
     folder = write_task_checkpoint(tmp_path / "small", "roberta", "embed")
-    words = ["--task", "embed_tokens", "--precision", "fp32", "--precision", "int8", "--allow", "cosine_min"]
+    words = ["--task", "embed_tokens", "--precision", precision, "--allow", "cosine_min"]
     assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 0
     text = "The server's answer, été."
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
@@ -57,12 +61,11 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path) -> 
         wanted = (
             transformers.RobertaModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
         )
-    for precision, off in (("fp32", 1e-4), ("int8", 0.5)):
-        with Server(tmp_path / "models", "--precision", precision) as server:
-            reply = post_json(server.http, "/embed_all", json.dumps({"inputs": text}).encode())
-            assert reply.status == 200, reply.body
-            np.testing.assert_allclose(reply.json()[0], wanted, atol=off)
-            assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
+    with Server(tmp_path / "models", "--precision", precision) as server:
+        reply = post_json(server.http, "/embed_all", json.dumps({"inputs": text}).encode())
+        assert reply.status == 200, reply.body
+        np.testing.assert_allclose(reply.json()[0], wanted, atol=off)
+        assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
 
 
 def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_them(tmp_path: Path) -> None:

@@ -68,14 +68,17 @@ FIELDS: dict[str, Draw] = {
 }
 
 
+@pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize("case", FIELDS)
 def test_answers_are_those_of_the_library(case: str) -> None:
     """Whichever file of the folder says how texts become tokens, and where they are cut."""
     assert search.judged(FIELDS[case], 0, fused=False) == search.Verdict("same")
 
 
+@pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize(
-    "arguments", [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}]
+    "arguments",
+    [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}],
 )
 def test_arguments_of_sentence_transformers_reach_the_tokenizer(arguments: dict[str, Any]) -> None:
     """By their name of today and by the old one."""
@@ -91,6 +94,7 @@ def compare(checkpoint: Checkpoint) -> None:
     probes.check("checkpoint small", checkpoint.vocabulary, checkpoint.size("vocab_size"), checkpoint.max_length)
 
 
+@pytest.mark.usefixtures("whole_proof")
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -113,6 +117,7 @@ def test_a_difference_names_the_text_and_both_sides(
     assert " here, " in str(refusal.value)
 
 
+@pytest.mark.usefixtures("whole_proof")
 def test_another_side_than_transformers_names_the_setting(tmp_path: Path) -> None:
     """Cut at the other end, a text has other tokens."""
     checkpoint = opened(write(tmp_path / "small", EMBED | LEFT, 0))
@@ -121,6 +126,7 @@ def test_another_side_than_transformers_names_the_setting(tmp_path: Path) -> Non
         compare(replace(checkpoint, vocabulary=right))
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_the_end_that_a_request_names_wins_over_the_folders(tmp_path: Path) -> None:
     """On every protocol that can name one; where a request names none, and in bulk, the folder's own end is cut."""
     folder, long = write(tmp_path / "small", EMBED | LEFT, 0), " ".join(LETTERS * 4)

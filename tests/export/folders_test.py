@@ -7,12 +7,10 @@ A folder is a choice for each axis of `tests/support/folders/grammar.py`, drawn 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from export.checkpoint import unpickle, weights
-from export.texts import corpus
 from tests.support.checkpoints import edit_json
 from tests.support.folders import answering, grammar, search
 from tests.support.server import Server
@@ -27,8 +25,8 @@ _PARTS = [
     *(range(start, start + 15) for start in range(60, 150, 15)),
     *(range(start, start + 50) for start in range(150, 3000, 50)),
 ]
-_LONG, _ENDURANCE = 60, 150
-"""Seeds from which parts are long, and of hours; those between leave nothing out."""
+_LONG, _WHOLE, _ENDURANCE = 20, 60, 150
+"""Seeds from which parts are long, which leave nothing out, and which take hours and leave the same out."""
 
 
 def _marks(seeds: range) -> list[pytest.MarkDecorator]:
@@ -37,32 +35,23 @@ def _marks(seeds: range) -> list[pytest.MarkDecorator]:
     return [pytest.mark.long] if seeds.start >= _LONG else []
 
 
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes most of the time: imports of the process that reads pickles, and the exporter's texts."""
-    monkeypatch.setattr(weights, "unpickle", _unpickled)
-    short = [text for text in corpus.probes() if len(str(text)) < 200][::5]
-    monkeypatch.setattr(corpus, "probes", lambda: short)
-
-
-def _unpickled(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
-    with file.open("rb") as stream, target.open("wb") as out:
-        return unpickle.convert(stream, out, training=training)
-
-
 @pytest.mark.parametrize(
     "seeds", [pytest.param(part, id=f"{part.start}-{part.stop - 1}", marks=_marks(part)) for part in _PARTS]
 )
-def test_a_folder_is_answered_as_by_its_libraries(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+def test_a_folder_is_answered_as_by_its_libraries(request: pytest.FixtureRequest, seeds: range) -> None:
     """Every number within 1e-5, every text and label the same; a refusal names a field or a file, and has a reason."""
-    if not _LONG <= seeds.start < _ENDURANCE:
-        _hurry(monkeypatch)
-    findings, counts = search.search(seeds, fused=seeds.start >= _LONG)
+    if _WHOLE <= seeds.start < _ENDURANCE:
+        request.getfixturevalue("whole_proof")
+    else:
+        request.getfixturevalue("unpickled_here")
+    findings, counts = search.search(seeds, fused=seeds.start >= _WHOLE)
     assert not findings, "\n".join(map(str, findings))
     # A grammar of folders that nobody can load, or that are all refused, would show nothing.
     assert counts["same"] >= 0.5 * len(seeds), counts
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("whole_proof")
 def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
     """Folders of every task and many families, all of one server."""
     cases = [
@@ -76,9 +65,9 @@ def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
             assert verdict == search.Verdict("same"), case.name
 
 
+@pytest.mark.usefixtures("unpickled_here")
 def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that does not see one field is found out, and the folder is reduced to that field."""
-    _hurry(monkeypatch)
     export = search.export_graph
 
     def blind(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 ISLANDS = ("LayerNormalization", "Softmax", "ReduceSum", "ReduceMean")
 OVERFLOWING = 1000
+OFTEN = {"BertModel", "BertForMaskedLM", "MegatronBertForSequenceClassification", "DistilBertForQuestionAnswering"}
+"""Architectures that differ most."""
+EACH = pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long) for name in ARCHITECTURES]
+)
 
 
 def answers(path: Path, inputs: dict[str, NDArray[np.int32]]) -> list[NDArray[np.float32]]:
@@ -85,7 +90,7 @@ def types(path: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@EACH
 def test_every_product_is_fp16_and_every_island_fp32(model: Callable[..., Path], architecture: str) -> None:
     """Whatever the architecture: no product is left in FP32, no normalisation, softmax or sum is in fp16."""
     path = half_of(model(architecture))
@@ -101,7 +106,7 @@ def test_every_product_is_fp16_and_every_island_fp32(model: Callable[..., Path],
     assert {found[value.name] for value in loaded.output} == {TensorProto.FLOAT}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@EACH
 def test_answers_stay_close(model: Callable[..., Path], architecture: str) -> None:
     """With real fp16 rounding, each answer points where the fp32 graph's does."""
     path, inputs = model(architecture), batch()
@@ -111,7 +116,7 @@ def test_answers_stay_close(model: Callable[..., Path], architecture: str) -> No
         assert cosine(left, right).min() >= 0.9999
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@EACH
 def test_weights_that_overflow_plain_fp16_stay_finite(
     model: Callable[..., Path], tmp_path: Path, architecture: str
 ) -> None:
@@ -129,7 +134,7 @@ def test_weights_that_overflow_plain_fp16_stay_finite(
         assert cosine(left, right).mean() >= 0.999
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@EACH
 def test_no_activation_exceeds_its_proven_range(model: Callable[..., Path], tmp_path: Path, architecture: str) -> None:
     """Every float tensor of a run lies within what `ranges` says, and all products have a known range."""
     check_ranges(model(architecture), tmp_path / "open.onnx", batch())

@@ -1,16 +1,21 @@
-"""Checkpoints from the hub, by its own client: what is loaded when, and what it has against it."""
+"""Exports in processes of their own: from the hub, by its own client, and such as are ended before they end."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from export.cli.export import main
+from serving.errors import StartupError
+from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle
 from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
 from tests.support.fork_server import export_fork_server
@@ -20,6 +25,8 @@ from tests.support.tensor_bundles import write_google_bert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.support.fork_server import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 MODEL = "somebody/small"
@@ -83,7 +90,7 @@ def megatron(folder: Path) -> Path:
     return write_megatron(folder, 2, 3.0)
 
 
-@pytest.mark.parametrize("write", [google, megatron])
+@pytest.mark.parametrize("write", [google, pytest.param(megatron, marks=pytest.mark.long)])
 def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """Weights in another layout than Transformers' are loaded too."""
     with Hub(MODEL, write(tmp_path / "files"), tmp_path / "client") as hub:
@@ -141,3 +148,51 @@ def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
     """It is said so, where neither the client nor the repository has anything."""
     hub.down = True
     assert "the hub cannot be asked" in refused(export(hub, MODEL, "--out", str(tmp_path / "models")))
+
+
+@contextmanager
+def exporting_until(stage: str, folder: Path, out: Path, errors: Path) -> Iterator[ForkedProcess]:
+    """An export that has finished a stage and runs; its standard error goes to the file `errors`."""
+    with errors.open("w") as file:
+        words = ["export", str(folder), "--out", str(out)]
+        child = export_fork_server().start(words, os.environ, folder, errors=file.fileno())
+    assert child.stdout is not None
+    with child.stdout:
+        assert any(stage in line for line in child.stdout)
+        yield child
+
+
+@pytest.mark.parametrize(
+    ("number", "stage", "code"),
+    [
+        (signal.SIGTERM, "loading the weights", 143),
+        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.long),
+    ],
+)
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
+    """SIGTERM and SIGINT end the export with their exit codes, one line, and no file."""
+    folder = write_checkpoint(tmp_path / "small", positions=512, hidden_size=128)
+    with exporting_until(stage, folder, tmp_path / "models", tmp_path / "errors") as child:
+        child.send_signal(number)
+        assert child.wait(60) == code
+    assert (tmp_path / "errors").read_text() == f"bertserve export: interrupted by {number.name}\n"
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.usefixtures("few_texts_of_pytorch")
+@pytest.mark.parametrize(
+    "stage", [pytest.param("loading the weights", marks=pytest.mark.long), "comparing model.fp32.onnx"]
+)
+def test_what_a_killed_export_leaves_is_swept(tmp_path: Path, stage: str) -> None:
+    """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""
+    folder, out = write_checkpoint(tmp_path / "small", layers=1), tmp_path / "models"
+    with exporting_until(stage, folder, out, tmp_path / "errors") as child:
+        child.kill()
+        child.wait()
+    (leftover,) = (out / "small").iterdir()
+    assert leftover.name.startswith(".staging-")
+    with pytest.raises(StartupError, match="holds no model"):
+        Repository.open(out)
+    assert main([str(folder), "--out", str(out), "--precision", "fp32"]) == 0
+    assert [entry.name for entry in (out / "small").iterdir()] == ["1"]
+    assert Repository.open(out).models[0].version == "1"

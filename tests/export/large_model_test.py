@@ -126,6 +126,7 @@ def test_onnx_runtime_serves_it(models: Path, expected: NDArray[np.float32]) -> 
         np.testing.assert_allclose(served(server, IDS), expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_openvino_serves_it(models: Path, expected: NDArray[np.float32]) -> None:
     """It finds the weights by the graph's path; 8 bits leave the direction."""
     with Server(models, "--engine", "openvino") as server:
@@ -148,6 +149,7 @@ def test_the_same_is_not_exported_twice(models: Path, small_export: Export, caps
     assert [version.name for version in (models / "small").iterdir()] == ["1"]
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_that_is_left_out_leaves_no_weights(
     small_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

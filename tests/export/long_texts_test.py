@@ -65,7 +65,13 @@ def fused(checkpoint: Checkpoint, model: task_model.TaskModel, folder: Path) -> 
     return folder / "fused.onnx"
 
 
-@pytest.mark.parametrize("model_type", ANSWERS)
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(name, marks=pytest.mark.long if name == "bert with distances of queries" else [])
+        for name in ANSWERS
+    ],
+)
 def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: str) -> None:
     """One batch of 3 to 130 tokens, padded to the longest, is each text by itself, and so is PyTorch's own answer."""
     folder = write(tmp_path / "small", model_type, "embed_tokens")

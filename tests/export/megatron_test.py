@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import random
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
 from export.checkpoint import unpickle
-from export.checkpoint.layouts import megatron
 from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
@@ -47,22 +46,9 @@ def opened(folder: Path, task: Asked | None = None, case: Case | None = None) ->
     return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same reader without a process of its own, whose start takes seconds; the first test below has one."""
-
-    def read(file: Path, target: Path, *, training: bool) -> dict[str, Any]:
-        with file.open("rb") as stream, target.open("wb") as out:
-            answer = unpickle.convert(stream, out, training=training)
-        if "shapes" not in answer:
-            raise ExportError(str(answer))
-        return answer
-
-    monkeypatch.setattr(megatron, "unpickle", read)
-
-
+@pytest.mark.usefixtures("reader")
 def test_a_checkpoint_of_two_ranks_answers_as_they_do(tmp_path: Path) -> None:
-    """Its sizes, case and head are told by its own settings; each file is read in a confined process."""
+    """Its sizes, case and head are told by its own settings."""
     folder = write_megatron(tmp_path / "megatron", 2, 3.0)
     checkpoint = opened(folder)
     assert (checkpoint.task, checkpoint.family.model_type, checkpoint.heads) == ("fill_mask", "megatron-bert", 4)
@@ -76,7 +62,7 @@ def test_a_checkpoint_of_two_ranks_answers_as_they_do(tmp_path: Path) -> None:
     assert np.allclose(total[0], expected[position].logsumexp(0).item(), atol=1e-4)
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("unpickled_here")
 @pytest.mark.parametrize("version", [0, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_order_of_heads_and_number_of_ranks_is_put_together(tmp_path: Path, version: float, ranks: int) -> None:
@@ -88,7 +74,7 @@ def test_every_order_of_heads_and_number_of_ranks_is_put_together(tmp_path: Path
     assert np.allclose(found, forward(models, version, list(text.ids)).numpy(), atol=1e-4)
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("unpickled_here")
 def test_a_classifier_answers_as_the_ranks_do(tmp_path: Path) -> None:
     """With its pooler and as many labels as its head has rows."""
     checkpoint = opened(write_megatron(tmp_path / "megatron", 2, 2.0, "classify"))
@@ -99,7 +85,7 @@ def test_a_classifier_answers_as_the_ranks_do(tmp_path: Path) -> None:
     assert np.allclose(task_model.load(checkpoint).answer(text)[0], expected.numpy(), atol=1e-4)
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("unpickled_here")
 def test_a_release_without_settings_needs_its_heads_said(tmp_path: Path) -> None:
     """As NVIDIA's first ones are: sizes come from the tensors, the number of heads from a config.json."""
     folder = write_megatron(tmp_path / "megatron", 1, 0)
@@ -168,7 +154,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("unpickled_here")
 @pytest.mark.parametrize("name", SPOILED)
 def test_what_cannot_be_put_together_is_named(tmp_path: Path, name: str) -> None:
     """One sentence, before a model is made."""
@@ -179,15 +165,15 @@ def test_what_cannot_be_put_together_is_named(tmp_path: Path, name: str) -> None
         opened(folder)
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_case_is_told_by_the_training(tmp_path: Path) -> None:
-    """Whatever the vocabulary looks like."""
+def test_case_is_told_by_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the vocabulary looks like; the file is read in a confined process, as this one cannot."""
+    monkeypatch.delattr(unpickle, "convert")
     folder = write_megatron(tmp_path / "megatron", 1, 3.0, tokenizer_type="BertWordPieceCase")
     small, large = opened(folder, "embed_tokens").encode(["b", "B"])
     assert small != large
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("unpickled_here")
 def test_ranks_of_different_iterations_are_refused(tmp_path: Path) -> None:
     """When their tensors are read."""
     folder = write_megatron(tmp_path / "megatron", 2, 3.0)

@@ -170,9 +170,8 @@ def test_a_range_on_one_side_of_0_keeps_all_8_bits(tmp_path: Path) -> None:
     assert sum(node.op_type == "Add" for node in onnx.load(tmp_path / "made.onnx").graph.node) == 3
 
 
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if name == "distilbert" else pytest.mark.long) for name in sorted(STEMS)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", sorted(STEMS))
 def test_every_family_builds_for_a_t4(tmp_path: Path, model_type: str) -> None:
     """The quantised graph of every family parses and builds where there is no GPU."""
     made = quantised(tmp_path, write_task_checkpoint(tmp_path / "small", model_type, "classify"))
@@ -227,6 +226,7 @@ def test_a_node_builds_an_int8_engine_of_the_bundles_graph(
     assert (engine["precision"], engine["quantisation"]["activations"]) == ("int8", "static")
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No engine is built of it; the others of the bundle are written, and the exit code says that one is missing."""
     checkpoint = write_checkpoint(tmp_path / "small", layers=1)

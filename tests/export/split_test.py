@@ -1,7 +1,4 @@
-"""Models cut into parts: what the parts compute and hold, what their bundle proves, and how they are served.
-
-About 20 seconds of CPU, most of them for one export and two starts of a server.
-"""
+"""Models cut into parts: what the parts compute and hold, what their bundle proves, and how they are served."""
 
 from __future__ import annotations
 
@@ -94,7 +91,9 @@ def held(files: Sequence[Path], parts: int) -> list[int]:
     return [weights(path) + more for path, more in zip(files[:parts], lookups, strict=False)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name == "megatron-bert" else pytest.mark.long) for name in FAMILIES]
+)
 def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
     """To the bit, in two parts and in three, and none holds more than its share and a tenth of it."""
     task, settings = FAMILIES[family]
@@ -106,8 +105,15 @@ def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
         assert max(held(parts, count)) <= 1.11 * whole / count
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("count", "family"),
+    [
+        pytest.param(2, "bert", marks=pytest.mark.long),
+        (2, "modernbert"),
+        (3, "bert"),
+        pytest.param(3, "modernbert", marks=pytest.mark.long),
+    ],
+)
 def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Path, family: str, count: int) -> None:
     """To the bit, on both sides of the first piece's end too; layers are spread as if there were no table."""
     graph = fused(tmp_path, family, "embed", vocab_size=WORDS, num_hidden_layers=count)
@@ -130,7 +136,7 @@ def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
         cut(graph, 12)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "megatron-bert"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long), "megatron-bert"])
 def test_ranks_add_up_to_the_whole(tmp_path: Path, family: str) -> None:
     """Heads, columns and words of each rank; a rank holds its share of what is large and all of what is small."""
     graph = fused(tmp_path, family, "embed", vocab_size=4_000)
@@ -250,6 +256,7 @@ def parts_of(engine: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_ranks_serve_one_batch_together(tmp_path: Path) -> None:
     """Over a socket as in the export; a rank that is killed costs a restart too."""
     checkpoint = write_task_checkpoint(tmp_path / "small", "bert", "embed", vocab_size=4_000)

@@ -86,10 +86,7 @@ def test_every_target_builds(fp16: Path, tmp_path: Path, target: str) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(name, marks=() if name.startswith(("Distil", "Megatron")) else pytest.mark.long)
-        for name in ARCHITECTURES
-    ],
+    [pytest.param(name, marks=() if name.startswith("Megatron") else pytest.mark.long) for name in ARCHITECTURES],
 )
 def test_every_architecture_builds_for_a_t4(tmp_path: Path, architecture: str) -> None:
     """Each kind of encoder and of head parses and builds with its islands."""
@@ -117,6 +114,7 @@ def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
     assert shapes_of(made.engine.profiles[0], ["batch", "masks"]) == ((1, 1), (4, 1), (32, 16))
 
 
+@pytest.mark.long
 def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     """The demo model, with all its sequence buckets."""
     checkpoint = open_checkpoint(find("demo"), None, [].append)

@@ -271,12 +271,12 @@ def test_a_killed_export_leaves_no_half_model(bundle: Bundle, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.fixture(scope="module")
-def texts(models: Path) -> list[str]:
-    """Sixty texts of many lengths and languages, some longer than the model takes, and none at all."""
+@pytest.fixture(scope="module", params=[12, pytest.param(60, marks=pytest.mark.long)])
+def texts(request: pytest.FixtureRequest, models: Path) -> list[str]:
+    """Texts of many lengths and languages, some longer than the model takes, and none at all."""
     long = [words(models, MAX_LENGTH + 1), words(models, 1000), " ".join(sample(60))[:6000]]
     assert all(len(token_ids(models, text)) == MAX_LENGTH for text in long)
-    return [*sample(60), *long, ""]
+    return [*sample(request.param), *long, ""]
 
 
 def choose(repository: Path, work: Path, **parameters: str) -> Path:

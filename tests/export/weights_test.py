@@ -66,9 +66,9 @@ class Calls:
         return socket.create_connection, (("127.0.0.1", 9),)
 
 
-def test_pickled_shards_are_the_same_weights(folder: Path, good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two files of either format of PyTorch, in half precision, with their index; another process reads them."""
-    monkeypatch.delattr(unpickle, "convert")
+@pytest.mark.usefixtures("reader")
+def test_pickled_shards_are_the_same_weights(folder: Path, good: Path) -> None:
+    """Two files of either format of PyTorch, in half precision, with their index."""
     tensors = {name: tensor.half() for name, tensor in take_tensors(folder).items()}
     files = {"pytorch_model-1.bin": sorted(tensors)[::2], "pytorch_model-2.bin": sorted(tensors)[1::2]}
     for is_zip, (file, names) in enumerate(files.items()):

@@ -1,4 +1,4 @@
-"""What exports in tests do without: to ask ONNX Runtime's optimizer what it has been asked before, and most probes.
+"""What exports in tests do without: to ask ONNX Runtime's optimizer what it has been asked before, and most texts.
 
 The library's answer is kept in `build`, not ours, under a digest of all that it was given and of its version.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from export.texts.corpus import Text
 
 _KEPT = ROOT / "build" / "test-models" / "optimized"
-_probes = corpus.probes
+all_texts, all_probes = corpus.read, corpus.probes
 
 
 def before_forks() -> None:
@@ -34,9 +34,15 @@ def before_forks() -> None:
 
 
 @functools.cache
+def few_texts() -> list[Text]:
+    """Some, where it is not tested how an artifact compares with PyTorch."""
+    return all_texts()[::8]
+
+
+@functools.cache
 def few_probes() -> list[Text]:
     """Some short ones, where it is not tested what each text of `export/texts/probes.jsonl` tells."""
-    return [text for text in _probes() if len(str(text)) < 200][::5]
+    return [text for text in all_probes() if len(str(text)) < 200][::5]
 
 
 def keep_optimized() -> None:
