@@ -34,8 +34,8 @@ each_precision = pytest.mark.parametrize("precision", ["fp32", "int8"])
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Some, the longest among them."""
-    return sample(16)
+    """Some, two of the longest among them."""
+    return sample(16)[3:]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_int8_vectors_are_near_pytorchs(
 @each_transport
 def test_vectors_have_length_1(server: Server, transport: type[Transport], texts: list[str]) -> None:
     """Vectors are normalised unless a request says otherwise."""
-    vectors = embed(server, transport, texts[4:8])  # the longest and three others
+    vectors = embed(server, transport, texts[1:5])  # the longest and three others
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
