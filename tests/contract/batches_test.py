@@ -309,7 +309,7 @@ def completed(client: openai.OpenAI, batch_id: str) -> int:
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, kills: int) -> None:
     """Killed, or told to stop: what was accepted is there, and each line is answered once, in its order."""
-    total = 500 + 200 * kills
+    total = 250 + 200 * kills
     lines = [request_line(f"r-{n}", {"input": f"text {n % 7}", "encoding_format": "base64"}) for n in range(total)]
     where = ("--batch-dir", str(tmp_path / "kept"))
     with Server(models, *SLOW, *where) as server:

@@ -38,6 +38,7 @@ def test_the_keyboard_is_enough(tasks_server: Server, page: Page) -> None:
     assert [name for name in dict.fromkeys(reached) if name in wanted] == wanted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task", TASKS)
 def test_everything_has_a_name(tasks_server: Server, page: Page, task: str) -> None:
     """Whoever cannot see the page is told what each control, picture and table is."""
@@ -99,6 +100,7 @@ def test_all_text_can_be_read(tasks_server: Server, page: Page, dark: bool) -> N
         assert (found["page"] < 0.1) is dark
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_phone_shows_all_of_it(tasks_server: Server, page: Page, task: str) -> None:
     """At 360 pixels nothing lies outside, and what is touched is large enough to be hit."""

@@ -129,6 +129,7 @@ def test_words_are_put_in_place_of_masks(tasks_server: Server, page: Page) -> No
     assert pressed == [words[0][0], words[1][2]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task", TASKS)
 def test_an_example_is_one_click(tasks_server: Server, page: Page, task: str) -> None:
     """It fills the form and is answered, with the stages of its time, all in milliseconds from one on."""

@@ -76,7 +76,7 @@ WIRES = {"http": over_http, "grpc": over_grpc}
 @pytest.mark.parametrize(
     ("wire", "count"),
     [
-        ("http", FULL // 5),
+        ("http", FULL // 20),
         pytest.param("http", FULL, marks=pytest.mark.long),
         ("grpc", FULL // 20),
         pytest.param("grpc", FULL, marks=pytest.mark.long),
@@ -96,7 +96,7 @@ def test_row_52_every_answer_belongs_to_its_request(fake_server: Server, models:
 def test_row_52_on_the_real_engine(request: pytest.FixtureRequest, precision: str) -> None:
     """The same on the model itself, against the vectors that it answers to each text alone."""
     server = request.getfixturevalue(f"{precision}_server")
-    texts = [text[:200] for text in mixed(40, seed=2)]
+    texts = [text[:200] for text in mixed(20, seed=2)]
     with BOTH[0](server) as client:
         alone = np.concatenate([client.embed([text]).vectors for text in texts])
     for ask in WIRES.values():

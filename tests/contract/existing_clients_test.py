@@ -32,6 +32,8 @@ LIMIT_S = 120
 SAME_VECTOR = 0.9999
 SAME_SCORE = 1e-4
 SAME_ANSWER = 1e-3
+SLOW = {"chromadb", "haystack", "llama", "qdrant"}
+"""Families that ask by the clients of others, or just as they do, and import for seconds."""
 
 pytestmark = pytest.mark.skipif(
     not (INSTALLED / ".installed").exists(), reason="the clients are not installed here (see make clients)"
@@ -162,7 +164,11 @@ def check(kind: str, found: Any, expected: Any) -> None:
         assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=close)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.long if case.family in SLOW else ()) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_a_client(told: Callable[[str], dict[str, Any]], right: dict[str, Any], case: Case) -> None:
     """It gives what the model's own library gives; or it cannot, and shows words that say why."""
     if not case.is_here:

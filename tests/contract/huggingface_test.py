@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub.errors import HfHubHTTPError
 
 from tests.support.clients import get, metric, post_json
-from tests.support.server import Server
+from tests.support.server import Server, measured
 from tests.support.tasks import TinyModel, tiny_model, write_bundle
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def server(inference: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server of that model alone."""
     repository = tmp_path_factory.mktemp("inference")
     write_bundle(repository, inference, "nli")
-    with Server(repository) as running:
+    with Server(repository, *measured(repository)) as running:
         yield running
 
 
@@ -75,7 +75,7 @@ def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.
     repository = tmp_path_factory.mktemp("two")
     write_bundle(repository, tiny, "nli")
     pipeline = transformers.ZeroShotClassificationPipeline(model=tiny.model, tokenizer=tiny.tokenizer)
-    with Server(repository) as running:
+    with Server(repository, *measured(repository)) as running:
         found = ask(running, "/", {"inputs": TEXT, "parameters": {"candidate_labels": LABELS, "multi_label": True}})
     expected = pipeline(TEXT, LABELS, multi_label=True)
     assert [one["label"] for one in found] == expected["labels"]
@@ -167,7 +167,7 @@ def reranker(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPat
     """A server of a reranker alone."""
     repository = tmp_path_factory.mktemp("reranker")
     write_bundle(repository, tiny_models["rerank"])
-    with Server(repository) as running:
+    with Server(repository, *measured(repository)) as running:
         yield running
 
 

@@ -98,14 +98,19 @@ def test_logs_of_an_export_are_json_too(cold: tuple[Server, Server], checkpoint:
     assert any("made before" in message for message in messages)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
-    ],
-)
+def test_an_export_that_just_began_ends_with_the_server(checkpoint: Path, tmp_path: Path) -> None:
+    """Before it has imported what it needs; no port was opened."""
+    with Server(None, *options(checkpoint, tmp_path / "cache"), wait_ready=False) as server:
+        (export,) = wait_for(server.child_pids, "the export", 30)
+        server.signal(signal.SIGINT)
+        assert server.wait() == 130
+        wait_for(lambda: not is_running(export), "the end of the export", 30)
+        assert "bertserve serve: interrupted" in server.log
+    assert not bundles(tmp_path / "cache")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_an_interrupted_export_leaves_nothing(
     checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

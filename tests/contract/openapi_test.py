@@ -110,18 +110,13 @@ def test_every_error_says_when_it_comes(document: dict[str, Any]) -> None:
     assert embed["424"]["description"] == "The model is for another task."
 
 
-def test_the_page_fits_a_phone(tasks_server: Server, page: Page) -> None:
-    """With a route opened, whose tables are wide."""
+def test_the_page_fits_a_phone_and_leads_back_to_the_console(tasks_server: Server, page: Page) -> None:
+    """With a route opened, whose tables are wide; the way back stands above all that Swagger draws."""
     page.open(f"http://{tasks_server.http}/docs")
     page.wait("document.querySelectorAll('.opblock').length > 40", "the routes")
     page.click(".opblock-summary-control")
     page.wait("document.querySelector('.responses-table')", "the route")
     fits_a_phone(page)
-
-
-def test_the_way_back_to_the_console(tasks_server: Server, page: Page) -> None:
-    """From the documentation's page, above all that Swagger draws."""
-    page.open(f"http://{tasks_server.http}/docs")
-    page.wait("document.querySelectorAll('.opblock').length > 40", "the routes")
+    page.look()
     page.click("body > p a")
     page.wait("location.pathname === '/' && !document.getElementById('main')?.hidden", "the console")

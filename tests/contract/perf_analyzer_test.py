@@ -38,11 +38,11 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def analyzed(fp32_server: Server) -> Server:
+def analyzed(fake_server: Server) -> Server:
     """The server, where the program can be run."""
     if reason := obstacle():
         pytest.skip(reason)
-    return fp32_server
+    return fake_server
 
 
 MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -60,7 +60,13 @@ MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+SHORT = ("http", "http-json", "grpc", "grpc-streaming")
+"""Each wire, the other form of tensors, and a stream."""
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode in SHORT else pytest.mark.long) for mode in MODES]
+)
 def test_perf_analyzer(analyzed: Server, mode: str) -> None:
     """It ends well, no request fails, and the requests that it shows as the server's are those of our metrics."""
     wire, data, options = MODES[mode]

@@ -12,7 +12,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.support.clients import get, post_json
-from tests.support.server import Server
+from tests.support.server import Server, measured
 from tests.support.skips import excused
 from tests.support.tasks import write_bundle
 
@@ -39,7 +39,7 @@ def server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathF
     write_bundle(repository, tiny, "default", prompts={"query": PROMPTS["query"]}, default_prompt="query")
     write_bundle(repository, tiny, "plain")
     write_bundle(repository, tiny_models["classify"])
-    with Server(repository) as running:
+    with Server(repository, *measured(repository)) as running:
         yield running
 
 

@@ -304,7 +304,9 @@ def test_probe_port_has_no_docs(fake_server: Server) -> None:
     assert get(fake_server.metrics, "/docs").status == 404
 
 
-@pytest.mark.parametrize(("path", "shown"), [("/", "bertserve"), ("/docs", "/v1/embeddings")])
+@pytest.mark.parametrize(
+    ("path", "shown"), [("/", "bertserve"), pytest.param("/docs", "/v1/embeddings", marks=pytest.mark.long)]
+)
 def test_pages_render(fake_server: Server, page: Page, path: str, shown: str) -> None:
     """A browser shows the page."""
     page.open(f"http://{fake_server.http}{path}")

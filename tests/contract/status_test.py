@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from tests.support.clients import Tei, get, http_call, post_json
@@ -70,11 +71,12 @@ def test_the_status_is_told_without_costs(fake_server: Server) -> None:
     assert reply.json().keys() == whole.keys()
 
 
-def test_costs_are_measured_once_for_a_node(models: Path, tmp_path: Path) -> None:
+def test_costs_are_measured_once_for_a_node(tasks_repository: Path, tmp_path: Path) -> None:
     """The second start finds them in the cache, and predicts with the very same numbers."""
+    shutil.copytree(tasks_repository / "embed", tmp_path / "models" / "embed")
     tables = []
     for words in ("costs measured", "costs known from before"):
-        with Server(models, "--cache-dir", str(tmp_path)) as server:
+        with Server(tmp_path / "models", "--cache-dir", str(tmp_path / "cache")) as server:
             server.wait_logged(words)
             wait_for(lambda: list(tmp_path.rglob("costs.*.json")), "the file")
             (model,) = get(server.http, "/status").json()["models"]

@@ -67,6 +67,7 @@ def test_stsb_fp32(fp32_server: Server) -> None:
     assert score(fp32_server) == pytest.approx(PUBLISHED, abs=FP32_TOLERANCE)
 
 
+@pytest.mark.long
 @needs_data
 def test_stsb_int8(int8_server: Server) -> None:
     """Served in INT8 it loses at most half a point."""

@@ -177,6 +177,7 @@ def test_it_ends_at_the_signal_of_kubernetes(confined: Confined) -> None:
     assert confined.process.wait(20) == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_while_it_starts(models: Path, number: signal.Signals, code: int, delay_s: float) -> None:

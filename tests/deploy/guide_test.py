@@ -89,7 +89,7 @@ def test_the_example_renders(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     (tmp_path / "my-cluster").mkdir()
     (tmp_path / "my-cluster" / "kustomization.yaml").write_text(example)
-    found = yaml.safe_load(render(tmp_path / "my-cluster"))
+    found = yaml.safe_load(render(tmp_path / "my-cluster", within=tmp_path))
     kinds = {manifest["kind"] for manifest in found}
     assert {"Deployment", "ScaledObject", "ServiceMonitor", "PrometheusRule"} <= kinds
     (pod,) = pods(found)
@@ -115,7 +115,7 @@ def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> 
         "components": [f"../deploy/kubernetes/components/{component}"],
     }
     (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
-    found = yaml.safe_load(render(tmp_path / "mine"))
+    found = yaml.safe_load(render(tmp_path / "mine", within=tmp_path))
     for version in (OLDEST, NEWEST):
         for manifest in found:
             assert kubernetes_validate.validate(manifest, version, strict=True) == version

@@ -101,7 +101,11 @@ def test_it_brings_its_pages(installed: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "export", "verify", "inspect", "build", "load", "simulate", "size", "doctor"]
+    "command",
+    [
+        *("serve", "export", "load", "simulate", "size"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("verify", "inspect", "build", "doctor")),
+    ],
 )
 def test_every_command_explains_itself(programs: Path, elsewhere: Path, command: str) -> None:
     """`--help` needs nothing that the environment lacks."""
@@ -128,7 +132,7 @@ def test_an_export_says_what_to_install(programs: Path, elsewhere: Path, tmp_pat
 
 def test_the_simulator_brings_its_tables(programs: Path, elsewhere: Path) -> None:
     """NVIDIA's published costs are found, and its page with its style is written."""
-    words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--rate", "50", "--slo-p99-ms", "100")
+    words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--rate", "50", "--slo-p99-ms", "100", "--duration", "5")
     done = run(programs / "bertserve", "simulate", *words, "--out", "page.html", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "<style>" in (elsewhere / "page.html").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from serving.host import available_cpus
+from tests.support.fork_server import fork_server
 from tests.support.models import ROOT
 from tests.support.server import environment, refused_start
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 FREE = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
-def doctor(*options: str) -> subprocess.CompletedProcess[str]:
-    """The command."""
+def doctor(*options: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    """The command; `cold`: in a Python that is started anew, as a shell does."""
+    if not cold:
+        return fork_server().run(["doctor", *options], environment(), ROOT, 60)
     command = [sys.executable, "bertserve.py", "doctor", *options]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
@@ -32,7 +35,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]
 
 def test_a_machine_that_can_serve(models: Path, tmp_path: Path) -> None:
     """One screen, exit code 0, and nothing is changed."""
-    done = doctor("--models", str(models), "--cache-dir", str(tmp_path), *FREE)
+    done = doctor("--models", str(models), "--cache-dir", str(tmp_path), *FREE, cold=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == "`bertserve serve` would start"

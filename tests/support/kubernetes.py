@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import yaml
 
-from tests.support.models import ROOT
+from tests.support.models import ROOT, kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
@@ -27,6 +29,7 @@ _KUSTOMIZE = ROOT / "build" / "kustomize" / "kustomize"
 _LEAST = 4
 """Of kustomize; before that there were no components worth the name (kubectl 1.20 has 2.0)."""
 
+_RENDERED = "manifests.json"
 _VERSION = re.compile(r"Kustomize Version: v(\d+)")
 
 Manifest = dict[str, Any]
@@ -52,26 +55,47 @@ def obstacle() -> str | None:
     return None if renderers() else "neither kustomize nor a current kubectl here (see make kustomize)"
 
 
-@functools.cache
-def render(path: Path, renderer: str = "") -> str:
+def render(path: Path, renderer: str = "", *, within: Path = ROOT / "deploy") -> str:
     """What a renderer makes of a directory, as canonical JSON; without a name, of the first renderer there is.
+
+    It is asked once for each state of the files and of itself, and its answer is kept, as it takes a second of CPU.
+
+    Args:
+        path: The directory.
+        renderer: Its name.
+        within: The folder in which all files lie of which the directory speaks.
 
     Raises:
         AssertionError: It refuses, or warns of something.
     """
     command = renderers()[renderer or next(iter(renderers()))]
+    program = Path(command[0]).stat()
+    key = hashlib.sha256(repr((command[1:], program.st_size, program.st_mtime_ns, path.relative_to(within))).encode())
+    for file in sorted(file for file in within.rglob("*") if file.is_file()):
+        key.update(repr((str(file.relative_to(within)), file.read_bytes())).encode())
+    folder = kept(f"rendered-{key.hexdigest()[:16]}", partial(_render, command, path))
+    return (folder / _RENDERED).read_text(encoding="utf-8")
+
+
+def _render(command: tuple[str, ...], path: Path, folder: Path) -> None:
     # Relative, so that `kustomize` cannot tell where the checkout lies.
     words = [*command, os.path.relpath(path, ROOT)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return json.dumps([found for found in yaml.safe_load_all(done.stdout) if found], sort_keys=True)
+    found = json.dumps([found for found in yaml.safe_load_all(done.stdout) if found], sort_keys=True)
+    (folder / _RENDERED).write_text(found, encoding="utf-8")
 
 
 def manifests(overlay: str) -> list[Manifest]:
     """What applying an overlay would send."""
-    found: list[Manifest] = json.loads(render(KUBERNETES / "overlays" / overlay))
+    found: list[Manifest] = json.loads(_rendered(overlay))
     return found
+
+
+@functools.cache
+def _rendered(overlay: str) -> str:
+    return render(KUBERNETES / "overlays" / overlay)
 
 
 def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:

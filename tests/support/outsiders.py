@@ -185,7 +185,7 @@ OUTSIDERS = {
     "Kubernetes": Outsider(
         tests=("tests/deploy/manifests_test.py",),
         # The jobs' words are parsed by the commands that they start.
-        paths=("deploy/containers", "deploy/kubernetes", "deploy/monitoring", "export/cli", "loadtest/cli.py"),
+        paths=("deploy", "export/cli", "loadtest/cli.py"),
         beside=("charts", "loadtest", *_SERVER),
     ),
     "Prometheus": Outsider(
@@ -193,6 +193,26 @@ OUTSIDERS = {
         paths=("deploy/monitoring", "docs/alerts.md", "serving/errors.py", "serving/telemetry"),
         runs=("serving.cli",),
         beside=_SERVER,
+    ),
+    "PyTorch at a start": Outsider(
+        tests=tuple(
+            f"tests/contract/model_id_test.py::{name}"
+            for name in (
+                "test_two_cold_starts_export_once",
+                "test_a_warm_start_exports_nothing",
+                "test_logs_of_an_export_are_json_too",
+            )
+        ),
+        # An export in a process of its own; what it makes is tested without a server.
+        paths=(
+            "bertserve.py",
+            "export/cli",
+            "serving/models",
+            "serving/rollout/model_export.py",
+            "serving/settings.py",
+        ),
+        runs=("export.cli.export", "serving.cli"),
+        beside=("charts", "export", "serving"),
     ),
     "TensorRT": Outsider(
         tests=("tests/export/tensorrt_test.py",),
