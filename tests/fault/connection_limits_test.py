@@ -100,9 +100,9 @@ def open_files(pid: int) -> int:
 @pytest.mark.parametrize(
     ("port", "first"),
     [
-        ("http", b""),
+        pytest.param("http", b"", marks=pytest.mark.long),
         ("http", ASKED),
-        ("grpc", b""),
+        pytest.param("grpc", b"", marks=pytest.mark.long),
         ("grpc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)),
     ],
 )
@@ -143,7 +143,9 @@ def test_the_soft_limit_of_files_is_raised(models: Path) -> None:
     assert 2000 < limit < 3000
 
 
-@pytest.mark.parametrize(("files", "options"), [(400, ["--max-connections", "5000"]), (64, [])])
+@pytest.mark.parametrize(
+    ("files", "options"), [(400, ["--max-connections", "5000"]), pytest.param(64, [], marks=pytest.mark.long)]
+)
 def test_a_bound_that_the_limit_of_files_does_not_allow_is_refused(
     models: Path, files: int, options: list[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from export.cli.export import main
 from serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,9 +91,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "no bytes": (lambda f, _c: (f / WEIGHTS).write_bytes(b""), "is damaged"),
 }
+SHORT = ("pytorch_model.bin", "pickled under the other name", "index of a pickled file", "header beyond the file")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", in_short(CASES, *SHORT))
 def test_row_65_weights_that_could_run_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

@@ -324,6 +324,7 @@ def test_row_08_a_message_that_does_not_arrive(hurried: RawHttp2) -> None:
     assert elapsed(started) < 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("said", [b"", http2.PREFACE[:10], http2.PREFACE], ids=["nothing", "half", "preface"])
 def test_row_08_a_connection_that_does_not_begin(impatient_server: Server, said: bytes) -> None:
     """Silence in place of the preface or SETTINGS is closed."""

@@ -343,6 +343,7 @@ def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
     assert not is_running(engine)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port", "--metrics-port"])
 def test_row_61_port_in_use(models: Path, option: str) -> None:
     """A port that is taken ends the start at once with one line that names it, and exit code 1."""

@@ -42,7 +42,7 @@ def writing_to(models: Path, output: int, *options: str) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.long)])
 def test_row_60_the_log_pipe_is_closed(models: Path, form: str) -> None:
     """Every request is answered, the lines are counted as lost, and the end is a good one."""
     reader, writer = os.pipe()
