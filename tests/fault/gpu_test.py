@@ -151,7 +151,7 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
         pytest.param(
             {"ort_falls_back": True, "gpus": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
             {"ort-cuda": "ONNX Runtime runs it on CPUExecutionProvider and not on the GPU"},
-            id="a library that falls back in silence",
+            id="a library that falls back in silence", marks=pytest.mark.long,
         ),
     ],
 )  # fmt: skip
@@ -174,6 +174,7 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
             assert {name for name in found if f"not the engine {name}: " in server.log} == found.keys() & ON_A_GPU
 
 
+@pytest.mark.long
 def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
     """Nobody compared the TensorRT engine with PyTorch: the next one serves, and the reason says what to do."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", unproven=["sm75"])
@@ -376,6 +377,7 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
         assert config == f"{reason}; {lost}"
 
 
+@pytest.mark.long
 def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
     """Before it loads anything: else the one that serves would be the one that runs out of memory."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base")
