@@ -198,6 +198,7 @@ def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int,
     np.testing.assert_allclose(answers, alone(backend, FP32, texts), atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(
     specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
-from tests.support.http2 import RawHttp2
+from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
 
@@ -103,7 +103,7 @@ def open_files(pid: int) -> int:
         pytest.param("http", b"", marks=pytest.mark.long),
         ("http", ASKED),
         pytest.param("grpc", b"", marks=pytest.mark.long),
-        ("grpc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)),
+        pytest.param("grpc", PREFACE + frame(SETTINGS, 0, 0), marks=pytest.mark.long),
     ],
 )
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:

@@ -381,6 +381,7 @@ def test_row_45_engine_dies_of_a_text(faulty_server: Server, models: Path, trans
     sing(faulty_server, models)
 
 
+@pytest.mark.sampled(1)
 @both
 def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: type[Transport]) -> None:
     """A batch that does not end costs its requests 503; the engine is replaced."""

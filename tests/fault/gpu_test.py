@@ -194,7 +194,7 @@ def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) ->
 
 
 @without_gpu
-@pytest.mark.parametrize("engine", ["tensorrt", "ort-cuda"])
+@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.long)])
 def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine: str) -> None:
     """Row 50, on this very machine with its real libraries: no fallback, one line, exit code 1."""
     done = refused_start("--models", str(models), "--engine", engine)

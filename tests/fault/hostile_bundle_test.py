@@ -683,7 +683,7 @@ def bundle(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / "models" / NAME / "1")
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: Path, case: str) -> None:
     """One line names what is wrong, in a process that has no engine to run it with."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.cli.export import main
+from export.texts import corpus
 from serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
+from tests.support.lean_exports import few_probes, keep_optimized
 from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
@@ -117,8 +119,12 @@ def test_the_canary_sings(tmp_path: Path) -> None:
     assert (tmp_path / "canary").exists()
 
 
-def test_row_65_code_that_a_checkpoint_brings_is_never_imported(tmp_path: Path) -> None:
+def test_row_65_code_that_a_checkpoint_brings_is_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pickled weights, a model's and a package's Python files lie beside good weights and are left alone."""
+    keep_optimized()
+    monkeypatch.setattr(corpus, "probes", few_probes)
     folder, canary = write_checkpoint(tmp_path / "small"), tmp_path / "canary"
     evil = f"import os\nos.mkdir({str(canary)!r})\n"
     for name in ("modeling_evil.py", "__init__.py", "transformers.py", "torch.py", "sitecustomize.py"):

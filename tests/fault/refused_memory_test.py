@@ -128,7 +128,9 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
     assert after - before < MOST_GROWTH or refuse(BODIES) - after < MOST_GROWTH, "what leaks grows each time"
 
 
-@pytest.mark.parametrize("sent", [1 << 20, None], ids=["in its body", "behind it"])
+@pytest.mark.parametrize(
+    "sent", [pytest.param(1 << 20, id="in its body", marks=pytest.mark.long), pytest.param(None, id="behind it")]
+)
 def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int | None) -> None:
     """In the middle of a body, or before their answer.
 

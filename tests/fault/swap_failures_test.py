@@ -101,6 +101,7 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf
         assert served(server) == version
 
 
+@pytest.mark.long
 def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
     """After its last try a version counts as refused and waits for a change, which begins anew."""
     with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
@@ -168,6 +169,7 @@ def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_
         assert load(running, own_shelf.add()).status == 200
 
 
+@pytest.mark.long
 def test_a_swap_that_began_before_another_was_rolled_back(tmp_path: Path) -> None:
     """What it would bring back has been given up with its engine: it is to be asked for once more."""
     for name in ("one", "two"):

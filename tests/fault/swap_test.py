@@ -285,6 +285,7 @@ def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Sh
         running.process.kill()  # the request that hangs has half a minute yet
 
 
+@pytest.mark.long
 def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
     """What was queued for the version before is answered by it, and the next swap waits for that."""
     with (
@@ -316,6 +317,7 @@ def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     assert served(server) == versions[-1]
 
 
+@pytest.mark.long
 def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: Shelf) -> None:
     """A swap changes what would be served; only a load call takes the model into service again."""
     with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
@@ -406,6 +408,7 @@ def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
         busy.process.kill()
 
 
+@pytest.mark.long
 def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple[Server, int, int]) -> None:
     """And has a turn now and then whatever happens, so that it comes to an end."""
     server, _, second = warming
@@ -415,6 +418,7 @@ def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple
     wait_for(lambda: not is_stopped(second), "the end of the pauses")
 
 
+@pytest.mark.long
 def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Server, int, int]) -> None:
     """Not even one that is stopped when the server is killed."""
     server, *pids = warming
