@@ -82,7 +82,9 @@ def libraries_of(points: Sequence[CostPoint]) -> dict[int, str]:
     return {point.tokens: point.library for point in points}
 
 
-@pytest.mark.parametrize("libraries", [MIXED, ["openvino"] * 3, ["onnxruntime"] * 3])
+@pytest.mark.parametrize(
+    "libraries", [MIXED, *(pytest.param([name] * 3, marks=pytest.mark.long) for name in ("openvino", "onnxruntime"))]
+)
 def test_every_lane_computes_a_length_by_the_library_of_its_bucket(
     spec: ModelSpec, answers: dict[str, dict[int, Array]], libraries: list[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:
         backend.runner(0).run(Batch(ONLY, [text(16), text(17)]))
 
 
+@pytest.mark.long
 def test_what_a_start_has_chosen_the_next_one_keeps(spec: ModelSpec) -> None:
     """Every cost names its library, one for a bucket on all lanes."""
     _, first = prepare(Load("cpu", [spec], threads=2))
@@ -147,9 +150,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[int], bool
 @pytest.mark.parametrize(
     ("border", "libraries"),
     [
-        (0, ["openvino"] * 4),
+        pytest.param(0, ["openvino"] * 4, marks=pytest.mark.long),
         (32, ["onnxruntime", "onnxruntime", "onnxruntime", "openvino"]),
-        (64, ["onnxruntime"] * 4),
+        pytest.param(64, ["onnxruntime"] * 4, marks=pytest.mark.long),
     ],
 )
 def test_the_border_between_the_libraries_is_where_the_faster_one_changes(
@@ -227,6 +230,7 @@ def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Pat
         assert told(server) == chosen
 
 
+@pytest.mark.long
 def test_onnx_runtime_serves_on_where_the_engine_dies_too_often(repository: Path) -> None:
     """Where `auto` chose it: the server is ready, and `/status` says why."""
     with Server(repository, "--engine-crash-limit", "1") as server:

@@ -32,6 +32,7 @@ from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.exports import opened
 from tests.support.gpus import without_gpu
+from tests.support.short_form import in_short
 from tests.support.simulated.cuda.bindings import driver as simulated
 from tests.support.simulated_gpus import Bench
 from tests.support.simulated_nccl import Library
@@ -56,7 +57,7 @@ SMALL = {"vocab_size": 4_000}
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=in_short(TASKS, "embed"))
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, ModelSpec]:
     """A tiny model: whole, and by the number of its ranks."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -177,7 +178,7 @@ def cosine(left: NDArray[Any], right: NDArray[Any]) -> float:
     return float(one @ other) / lengths if lengths else float(np.array_equal(one, other))
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_answers_are_those_of_the_whole(
     machine: Callable[[int], Cards], models: dict[int, ModelSpec], count: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ def receive(stream: bytes, most: int, spin_s: float = 0.0) -> list[tuple[Kind, i
             del payload
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("spin_s", [0.0, 10.0])
 @pytest.mark.parametrize("most", range(1, len(STREAM) + 1))
 def test_pieces_of_any_size_are_the_same_frames(most: int, spin_s: float) -> None:
@@ -68,6 +69,7 @@ def test_a_stream_may_end_between_frames(whole: int) -> None:
     assert len(receive(STREAM[: EDGES[whole]], most=7)) == whole
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("at", sorted(set(range(len(STREAM))) - set(EDGES)))
 def test_a_stream_that_ends_inside_a_frame_is_an_error(at: int) -> None:
     """Wherever it is cut."""
@@ -76,7 +78,7 @@ def test_a_stream_that_ends_inside_a_frame_is_an_error(at: int) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=3), st.lists(st.booleans(), max_size=17))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 def test_results_of_any_shape_cross(shapes: list[list[int]], finite: list[bool]) -> None:
     """No arrays, arrays without a number, arrays of no dimension; read as they were written."""
     arrays = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in shapes]

@@ -21,7 +21,7 @@ def vector(ids: list[int], types: list[int] | None = None) -> bytes:
 
 
 @given(ids, st.data())
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 def test_every_change_of_ids_changes_the_answer(given_ids: list[int], data: st.DataObject) -> None:
     """One id another, two ids exchanged, one too few or too many: a mixed-up answer is always seen."""
     at, other = (data.draw(st.integers(0, len(given_ids) - 1)) for _ in range(2))
@@ -34,7 +34,7 @@ def test_every_change_of_ids_changes_the_answer(given_ids: list[int], data: st.D
 
 
 @given(ids, ids)
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 def test_two_texts_have_two_answers(one: list[int], other: list[int]) -> None:
     """However little they differ."""
     assume(one != other)
@@ -42,7 +42,7 @@ def test_two_texts_have_two_answers(one: list[int], other: list[int]) -> None:
 
 
 @given(ids, st.data())
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 def test_segments_count(given_ids: list[int], data: st.DataObject) -> None:
     """No segments are all zero; any other ones change the answer."""
     types = data.draw(st.lists(st.integers(0, 1), min_size=len(given_ids), max_size=len(given_ids)))
@@ -50,7 +50,7 @@ def test_segments_count(given_ids: list[int], data: st.DataObject) -> None:
 
 
 @given(ids)
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 def test_an_answer_is_finite_and_never_zero(given_ids: list[int]) -> None:
     """It can be scaled like a real one."""
     values = np.frombuffer(vector(given_ids), np.float32)

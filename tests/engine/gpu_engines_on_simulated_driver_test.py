@@ -86,6 +86,7 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[Task, ModelSpec], task: Task, engine: str) -> None:
@@ -96,6 +97,7 @@ def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[Task, ModelS
         assert same(run(gpu, *batch), run(cpu, *batch)), lengths
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_larger_than_the_largest_shape_runs_in_parts(
     bench: Bench, specs: dict[Task, ModelSpec], engine: str
@@ -106,6 +108,7 @@ def test_what_is_larger_than_the_largest_shape_runs_in_parts(
         assert same(run(gpu, *batch), run(cpu, *batch)), task
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_several_models_share_a_card(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
     """Each answers as it does alone, in turns; they have one lane, and one scratch memory."""
@@ -118,6 +121,7 @@ def test_several_models_share_a_card(bench: Bench, specs: dict[Task, ModelSpec],
             assert same(gpu.runner(0).run(batch).arrays, cpu.runner(0).run(batch).arrays)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_captured_size_has_a_graph_and_uses_it(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
     """In each bucket, up to the tokens of a batch; a run is one launch, or one annotated run, and no new memory."""
@@ -144,6 +148,7 @@ def test_every_captured_size_has_a_graph_and_uses_it(bench: Bench, specs: dict[T
     assert bench.machine.used == used
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_graph_answers_as_the_work_that_it_was_made_of(
     bench: Bench, specs: dict[Task, ModelSpec], engine: str
@@ -157,6 +162,7 @@ def test_a_graph_answers_as_the_work_that_it_was_made_of(
     assert all(np.array_equal(left, right) for left, right in zip(replayed, queued, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_graphs_have_a_bound_and_the_rest_runs_without(
     bench: Bench, specs: dict[Task, ModelSpec], engine: str, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +176,7 @@ def test_graphs_have_a_bound_and_the_rest_runs_without(
     assert set(bench.ort.InferenceSession.runs) <= {"-1"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_that_is_not_batch_invariant_is_not_batched(
     bench: Bench, specs: dict[Task, ModelSpec], engine: str
@@ -194,6 +201,7 @@ def test_a_failure_that_passes_costs_one_batch(bench: Bench, specs: dict[Task, M
     run(gpu, *texts(9))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("status", [2, 214, 700, 719])
 def test_a_failure_that_stays_loses_the_device(

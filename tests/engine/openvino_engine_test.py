@@ -12,11 +12,6 @@ import numpy as np
 import onnx
 import pytest
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.graph import optimize, task_model
-from export.precision import int8
-from export.precision import openvino as export_openvino
 from serving import host
 from serving.engine.base import LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
@@ -52,6 +47,13 @@ def specs(models: Path, encoded: Sequence[EncodedText]) -> list[ModelSpec]:
     fp32 = Repository.open(models, "fp32").models[0].spec()
 
     def quantise(folder: Path) -> None:
+        # PyTorch is slow to import, and most runs find what an earlier one has made.
+        from export.checkpoint.reader import open_checkpoint  # noqa: PLC0415
+        from export.checkpoint.source import find  # noqa: PLC0415
+        from export.graph import optimize, task_model  # noqa: PLC0415
+        from export.precision import int8  # noqa: PLC0415
+        from export.precision import openvino as export_openvino  # noqa: PLC0415
+
         checkpoint = open_checkpoint(find("demo"), None, [].append)
         task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
         cuts = int8.cuts_of(folder / "raw.onnx", fp32, encoded, lambda _done, _total: None)
@@ -69,11 +71,17 @@ def specs(models: Path, encoded: Sequence[EncodedText]) -> list[ModelSpec]:
     ]
 
 
+def hardly_warm(patched: pytest.MonkeyPatch) -> None:
+    """Has one shape warmed up, and one lone length of four have a graph of its own."""
+    patched.setattr(engine, "warm_up", lambda lanes, _lengths, warm_up=engine.warm_up: warm_up(lanes, [8]))
+    patched.setattr(engine, "_ALONE", engine._ALONE[:1])
+
+
 @pytest.fixture(scope="module")
 def backend(specs: list[ModelSpec]) -> OpenVinoBackend:
     """All on two cores; shapes that nobody warmed up only take longer."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine, "_WARM_TOKENS", 16)
+        hardly_warm(patched)
         return engine.OpenVinoBackend(specs, threads=2)
 
 
@@ -92,6 +100,7 @@ def test_without_vnni_numbers_are_rounded_as_with_it(
     backend: OpenVinoBackend, specs: list[ModelSpec], encoded: Sequence[EncodedText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And multiplied in fp32, which loses nothing: no operator computes with 8-bit integers."""
+    hardly_warm(monkeypatch)
     monkeypatch.setattr(host, "saturates", lambda: True)
     (model,) = engine.load(specs[STATIC], [1])
     facts = [operator.get_rt_info() for operator in model._request.get_compiled_model().get_runtime_model().get_ops()]
@@ -180,7 +189,7 @@ def test_batches_have_few_numbers_of_tokens(backend: OpenVinoBackend) -> None:
     assert len(totals) < 60
 
 
-@pytest.mark.parametrize(("rows", "length"), [(5, 256), (3, 200), (40, 16)])
+@pytest.mark.parametrize(("rows", "length"), [pytest.param(5, 256, marks=pytest.mark.long), (3, 200), (40, 16)])
 def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int, length: int) -> None:
     """Each text has its own answer in its place, whichever part it is in."""
     texts = [EncodedText(array("i", [1 + row, *range(2, 1 + length)])) for row in range(rows)]
@@ -189,8 +198,12 @@ def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int,
     np.testing.assert_allclose(answers, alone(backend, FP32, texts), atol=1e-4)
 
 
-def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(specs: list[ModelSpec]) -> None:
+@pytest.mark.long
+def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(
+    specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And each lane gives the same answer."""
+    hardly_warm(monkeypatch)
     lonely = engine.OpenVinoBackend([msgspec.structs.replace(specs[0], batch_invariant=False)], threads=2)
     assert list(lonely.lanes()) == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
     answers = [alone(lonely, FP32, tokens(5, 9), lane) for lane in range(3)]

@@ -383,8 +383,8 @@ async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
     """Its process is killed and the slot is told, however often it would die; nothing waits for it for ever."""
     before, slot = children(), Listener()
     load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "hang"))
-    await soon(Supervisor(load, slot, start_limit_s=3.0).run())
-    assert await slot.next("failed") == "the engine was not ready within 3 s"
+    await soon(Supervisor(load, slot, start_limit_s=1.0).run())
+    assert await slot.next("failed") == "the engine was not ready within 1 s"
     assert slot.crashed
     assert children() == before
 
@@ -393,8 +393,8 @@ async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
 async def test_another_start_has_the_time_that_is_left() -> None:
     """Deaths do not add to it; a start that succeeds gives the next one its own."""
     slot, load = Listener(), Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
-    await soon(Supervisor(load, slot, crash_limit=1_000_000, start_limit_s=3.0).run())
-    assert await slot.next("failed") == "the engine was not ready within 3 s"
+    await soon(Supervisor(load, slot, crash_limit=1_000_000, start_limit_s=1.0).run())
+    assert await slot.next("failed") == "the engine was not ready within 1 s"
 
 
 @asynchronous

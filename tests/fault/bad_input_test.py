@@ -54,6 +54,7 @@ def post(server: Server, family: str, body: bytes) -> int:
     return reply.status
 
 
+@pytest.mark.sampled(10)
 @each_route
 @pytest.mark.parametrize(
     "spoil",
@@ -76,6 +77,7 @@ def test_row_16_bad_json(fake_server: Server, family: str, spoil: Callable[[byte
     assert post(fake_server, family, spoil(body_of(family, b'"x"'))) == STATUS["malformed"][family]
 
 
+@pytest.mark.sampled(6)
 @each_route
 @pytest.mark.parametrize(
     "recode",
@@ -118,6 +120,7 @@ def test_row_17_not_utf8_in_a_binary_tensor(fake_server: Server) -> None:
     assert http_call(fake_server.http, "POST", ROUTES["v2"], head + blob, headers).status == 400
 
 
+@pytest.mark.sampled(4)
 @each_route
 @pytest.mark.parametrize("literal", [rb'"\ud800"', rb'"\udc00 x"', rb'"\ud800\ud800"', rb'"\uD83D"'])
 def test_row_18_lone_surrogate(fake_server: Server, family: str, literal: bytes) -> None:
@@ -131,6 +134,7 @@ def test_row_18_surrogate_pair(fake_server: Server, family: str) -> None:
     assert post(fake_server, family, body_of(family, rb'"\ud83d\ude00"')) == 200
 
 
+@pytest.mark.sampled(9)
 @each_route
 @pytest.mark.parametrize(
     "literal",
@@ -142,6 +146,7 @@ def test_row_19_numbers_that_are_none(fake_server: Server, family: str, literal:
     assert post(fake_server, family, body_of(family, literal)) in {400, 422}
 
 
+@pytest.mark.sampled(4)
 @each_route
 @pytest.mark.parametrize("depth", [100, 100_000])
 @pytest.mark.parametrize("brackets", [b"[]", b'{"x":}'], ids=["lists", "objects"])
@@ -171,6 +176,7 @@ def test_row_21_malformed_protobuf(fake_server: Server, group: bytes) -> None:
     assert "Error" not in refused.value.text
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FIELD)
 @pytest.mark.parametrize(
     "change",
@@ -190,6 +196,7 @@ def test_row_22_schema(fake_server: Server, family: str, change: dict[str, objec
     assert post(fake_server, family, body) == STATUS["invalid"][family]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", FIELD)
 @pytest.mark.parametrize(
     "value", [None, 5, True, {}, {"texts": "x"}, [None], ["x", None], ["x", 5], [["x"]], [[1.5]]], ids=str
@@ -199,6 +206,7 @@ def test_row_22_inputs_of_a_wrong_type(fake_server: Server, family: str, value: 
     assert post(fake_server, family, json.dumps({FIELD[family]: value}).encode()) == STATUS["invalid"][family]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FIELD)
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'"x"', b"5", b"null"])
 def test_row_22_missing_inputs(fake_server: Server, family: str, body: bytes) -> None:
@@ -209,6 +217,7 @@ def test_row_22_missing_inputs(fake_server: Server, family: str, body: bytes) ->
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["x"]}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "message",
     [
@@ -269,6 +278,7 @@ def test_row_22_grpc_bytes_tensor(fake_server: Server, blob: bytes) -> None:
     assert refused.value.status == "INVALID_ARGUMENT"
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -326,6 +336,7 @@ def test_row_24_no_inputs(fake_server: Server, transport: type[Transport]) -> No
     assert refused.value.status == STATUS["empty"][client.family]
 
 
+@pytest.mark.sampled(6)
 @each_transport
 @pytest.mark.parametrize("text", ["", " ", "\t\r\n", "\u3000"], ids=["empty", "blank", "white", "ideographic"])
 def test_row_25_empty_text(fake_server: Server, models: Path, transport: type[Transport], text: str) -> None:
@@ -338,6 +349,7 @@ def test_row_25_empty_text(fake_server: Server, models: Path, transport: type[Tr
 MOST = {"tei": 32, "openai": 2048, "v2": 128, "grpc": 128}
 
 
+@pytest.mark.sampled(3)
 @each_transport
 def test_row_26_most_inputs(fake_server: Server, models: Path, transport: type[Transport]) -> None:
     """As many inputs as the route takes are answered, each with its own vector."""
@@ -356,6 +368,7 @@ def test_row_26_too_many_inputs(fake_server: Server, transport: type[Transport])
     assert str(MOST[client.family]) in refused.value.text
 
 
+@pytest.mark.sampled(3)
 @each_transport
 def test_row_27_most_characters(fake_server: Server, transport: type[Transport]) -> None:
     """A text of 32 characters for each token of the model is still read."""
@@ -363,6 +376,7 @@ def test_row_27_most_characters(fake_server: Server, transport: type[Transport])
         assert client.embed(["x" * CHARACTERS_PER_TOKEN * MAX_LENGTH]).vectors.shape[0] == 1
 
 
+@pytest.mark.sampled(2)
 @each_transport
 def test_row_27_too_many_characters(fake_server: Server, models: Path, transport: type[Transport]) -> None:
     """A text of megabytes is cut, told, and fails no neighbour; where nothing may be cut it is refused unread."""
@@ -384,6 +398,7 @@ def truncated_tokens(headers: dict[str, str]) -> int:
     return int(headers.get("x-truncated-tokens") or headers["bertserve-truncated-tokens"])
 
 
+@pytest.mark.sampled(6)
 @each_transport
 @pytest.mark.parametrize(("tokens", "cut"), [(MAX_LENGTH, 0), (MAX_LENGTH + 1, 1), (400, 400 - MAX_LENGTH)])
 def test_row_28_truncation_is_exact_and_reported(
@@ -400,6 +415,7 @@ def test_row_28_truncation_is_exact_and_reported(
 NOT_OPENAI = [kind for kind in TRANSPORTS if kind.family != "openai"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("transport", NOT_OPENAI, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("tokens", "fits"), [(MAX_LENGTH, True), (MAX_LENGTH + 1, False), (400, False)])
 def test_row_28_truncation_can_be_refused(
@@ -437,6 +453,7 @@ ODD = {
 }
 
 
+@pytest.mark.sampled(20)
 @each_transport
 @pytest.mark.parametrize("kind", ODD)
 def test_row_29_odd_text(fake_server: Server, models: Path, transport: type[Transport], kind: str) -> None:
@@ -447,6 +464,7 @@ def test_row_29_odd_text(fake_server: Server, models: Path, transport: type[Tran
     np.testing.assert_allclose(answer.vectors, fake_answers(models, texts), atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @each_transport
 def test_row_29_100_000_combining_marks(fake_server: Server, models: Path, transport: type[Transport]) -> None:
     """A letter with 100,000 marks is the letter, as it is with one."""
@@ -455,6 +473,7 @@ def test_row_29_100_000_combining_marks(fake_server: Server, models: Path, trans
     np.testing.assert_allclose(answer.vectors, fake_answers(models, ["e\u0301"]), atol=1e-5)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FIELD)
 @pytest.mark.parametrize(
     "ids", [[-1], [30_522], [2**31], [2**63], [10**30], [101] * (MAX_LENGTH - 1)], ids=lambda v: str(v)[:30]
@@ -491,6 +510,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:20]))
 def test_row_32_unknown_model_grpc(fake_server: Server, name: str) -> None:
     """A name that is not exactly a served model's is NOT_FOUND and not repeated."""
@@ -503,6 +523,7 @@ def test_row_32_unknown_model_grpc(fake_server: Server, name: str) -> None:
     assert name == "" or name not in refused.value.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", ["2", "0", "01", "-1", "latest", "../1", "1 "])
 def test_row_32_unknown_version_grpc(fake_server: Server, version: str) -> None:
     """A version that is not exactly the served one is NOT_FOUND."""
@@ -514,6 +535,7 @@ def test_row_32_unknown_version_grpc(fake_server: Server, version: str) -> None:
     assert refused.value.status == "NOT_FOUND"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "path",
     [
@@ -534,6 +556,7 @@ def test_row_32_unknown_model_metadata(fake_server: Server, path: str) -> None:
     assert get(fake_server.http, f"/v2/models/{path}/ready").status in {400, 404}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("path", ["/embed", f"/v2/models/{NAME}/infer", "/livez", "/no/such/path"])
 @pytest.mark.parametrize(
     "identity",

@@ -88,7 +88,7 @@ def test_inflated_bodies_are_bounded(narrow_server: Server) -> None:
 
 def test_a_pipeline_that_waits_is_bounded(serve: Callable[..., Server]) -> None:
     """What lies behind a request that waits counts, and is parsed a little at a time."""
-    server = serve(*FAKE, "--fake-ms", "1000", "--buffer-limit-mb", "16")
+    server = serve(*FAKE, "--fake-ms", "100", "--buffer-limit-mb", "16")
     request = HEAD + b"Content-Length: 20\r\n\r\n" + b'{"inputs": "a text"}'
     with RawConnection(server.http) as connection:
         connection.send(request * 1500)

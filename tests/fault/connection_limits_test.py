@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
-from tests.support.http2 import RawHttp2
+from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
 
@@ -100,10 +100,10 @@ def open_files(pid: int) -> int:
 @pytest.mark.parametrize(
     ("port", "first"),
     [
-        ("http", b""),
+        pytest.param("http", b"", marks=pytest.mark.long),
         ("http", ASKED),
-        ("grpc", b""),
-        ("grpc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)),
+        pytest.param("grpc", b"", marks=pytest.mark.long),
+        pytest.param("grpc", PREFACE + frame(SETTINGS, 0, 0), marks=pytest.mark.long),
     ],
 )
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:
@@ -143,7 +143,9 @@ def test_the_soft_limit_of_files_is_raised(models: Path) -> None:
     assert 2000 < limit < 3000
 
 
-@pytest.mark.parametrize(("files", "options"), [(400, ["--max-connections", "5000"]), (64, [])])
+@pytest.mark.parametrize(
+    ("files", "options"), [(400, ["--max-connections", "5000"]), pytest.param(64, [], marks=pytest.mark.long)]
+)
 def test_a_bound_that_the_limit_of_files_does_not_allow_is_refused(
     models: Path, files: int, options: list[str]
 ) -> None:

@@ -335,6 +335,7 @@ def test_row_45_engine_killed_under_load(
     assert metric(server, "bertserve_engine_restarts_total") == 1
 
 
+@pytest.mark.long
 def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
     """The real engine is ready again within 5 s of a kill, and answers as before."""
     server = serve("--precision", "int8", *MEASURED)
@@ -351,10 +352,12 @@ def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
 
 def test_row_45_refusals_while_the_engine_restarts(serve: Callable[..., Server]) -> None:
     """Meanwhile the server lives, is not ready, and refuses at once with `Retry-After`."""
-    server = serve(*FAKE, "--fake-ms", "150")  # warm-up takes about 1 s
+    server = serve(*FAKE)
     engine = server.engine_pid()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
+    again = wait_for(lambda: next(iter(set(server.engine_pids()) - {engine}), None), "another engine process")
+    os.kill(again, signal.SIGSTOP)
     wait_for(lambda: not ready(server), "readiness to fall")
     assert get(server.metrics, "/livez").status == 200
     reply = post_json(server.http, "/embed", b'{"inputs": "now?"}')
@@ -363,6 +366,7 @@ def test_row_45_refusals_while_the_engine_restarts(serve: Callable[..., Server])
     with Grpc(server) as client, pytest.raises(Refused) as refused:
         client.embed(["now?"])
     assert refused.value.status == "UNAVAILABLE"
+    os.kill(again, signal.SIGCONT)
     wait_for(lambda: ready(server), "a new engine", 4 * READY_AGAIN_S)
 
 
@@ -377,6 +381,7 @@ def test_row_45_engine_dies_of_a_text(faulty_server: Server, models: Path, trans
     sing(faulty_server, models)
 
 
+@pytest.mark.sampled(1)
 @both
 def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: type[Transport]) -> None:
     """A batch that does not end costs its requests 503; the engine is replaced."""
@@ -424,7 +429,7 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
     assert metric(server, "bertserve_non_finite_outputs_total") == 2
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own_shelf: Shelf, cores: int) -> None:
     """Narrow lanes give way to the server, by as much as is asked for; without any the whole engine does."""
     options = measured(own_shelf.root, "--precision", "fp32", "--threads", str(cores))
@@ -439,6 +444,7 @@ def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own
     assert found.count(urgent) == len(threads) - less
 
 
+@pytest.mark.long
 def test_an_engine_that_hangs_while_it_is_started_again_ends_the_server(models: Path) -> None:
     """It is warming and alive for as long as a start may take; then one line says why, and it exits for another one."""
     with faulty(models, "--engine-start-s", "8") as server:

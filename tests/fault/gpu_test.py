@@ -131,27 +131,27 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
         pytest.param(
             {"gpus": [{**T4, "name": "H200", "capability": [9, 0]}]}, "ort-cuda", "ready",
             {"tensorrt": "holds nothing that the engine tensorrt on sm90 runs (it is for cpu, cuda, sm75)"},
-            id="another compute capability",
+            id="another compute capability", marks=pytest.mark.long,
         ),
         pytest.param(
             {"gpus": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
             {"tensorrt": "Tesla T4 number 0 has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
-            id="too little memory",
+            id="too little memory", marks=pytest.mark.long,
         ),
         pytest.param(
             {"init": 803}, "ort-cpu", "degraded",
             {"tensorrt": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "ort-cuda": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
-            id="a broken driver",
+            id="a broken driver", marks=pytest.mark.long,
         ),
         pytest.param(
             {"init": 100}, "ort-cpu", "ready",
             {"tensorrt": "the NVIDIA driver shows no GPU", "ort-cuda": "the NVIDIA driver shows no GPU"},
-            id="no GPU",
+            id="no GPU", marks=pytest.mark.long,
         ),
         pytest.param(
             {"ort_falls_back": True, "gpus": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
             {"ort-cuda": "ONNX Runtime runs it on CPUExecutionProvider and not on the GPU"},
-            id="a library that falls back in silence",
+            id="a library that falls back in silence", marks=pytest.mark.long,
         ),
     ],
 )  # fmt: skip
@@ -174,6 +174,7 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
             assert {name for name in found if f"not the engine {name}: " in server.log} == found.keys() & ON_A_GPU
 
 
+@pytest.mark.long
 def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
     """Nobody compared the TensorRT engine with PyTorch: the next one serves, and the reason says what to do."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", unproven=["sm75"])
@@ -193,7 +194,7 @@ def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) ->
 
 
 @without_gpu
-@pytest.mark.parametrize("engine", ["tensorrt", "ort-cuda"])
+@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.long)])
 def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine: str) -> None:
     """Row 50, on this very machine with its real libraries: no fallback, one line, exit code 1."""
     done = refused_start("--models", str(models), "--engine", engine)
@@ -204,6 +205,7 @@ def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     """Row 66, where the operator wants this engine and no other."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
@@ -212,6 +214,7 @@ def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     assert "is no engine for this GPU" in done.stderr
 
 
+@pytest.mark.long
 def test_compiled_kernels_are_kept_for_the_next_start(models: Path, tmp_path: Path) -> None:
     """In the node's cache, under its rules; the second start finds them, and leaves nothing beside them."""
     for _ in range(2):
@@ -266,7 +269,7 @@ def test_an_error_that_passes_costs_one_batch(faulty: Faulty) -> None:
     assert get(faulty.server.metrics, "/readyz").status == 200
 
 
-@pytest.mark.parametrize(("fault", "row"), [("700", 47), ("2", 48)])
+@pytest.mark.parametrize(("fault", "row"), [pytest.param("700", 47, marks=pytest.mark.long), ("2", 48)])
 def test_an_error_that_stays_ends_the_engine_process(faulty: Faulty, fault: str, row: int) -> None:
     """A sticky error, and memory that is full: 503, and a process that has forgotten it takes over."""
     before = faulty.server.engine_pid()
@@ -327,6 +330,7 @@ def test_a_crash_loop_falls_back_to_the_cpu_where_that_is_allowed(models: Path, 
         assert get(server.metrics, "/livez").status == 200
 
 
+@pytest.mark.long
 def test_a_crash_loop_ends_the_server_where_it_is_not(models: Path) -> None:
     """Row 49: FAILED, exit code 1, and the reason in the last line."""
     with Server(models, *measured(models), env=machine()) as server:
@@ -352,6 +356,7 @@ def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.n
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs again", 30)
 
 
+@pytest.mark.long
 def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
     gpus = [{**T4, "memory": 200 << 20}, T4, T4]
@@ -372,6 +377,7 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
         assert config == f"{reason}; {lost}"
 
 
+@pytest.mark.long
 def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
     """Before it loads anything: else the one that serves would be the one that runs out of memory."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base")

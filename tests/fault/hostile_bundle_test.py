@@ -40,6 +40,7 @@ from tests.support.poison import (
     tiny_model,
 )
 from tests.support.server import refused_start
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -682,6 +683,7 @@ def bundle(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / "models" / NAME / "1")
 
 
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: Path, case: str) -> None:
     """One line names what is wrong, in a process that has no engine to run it with."""
@@ -743,7 +745,7 @@ UNFIT: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("case", in_short(UNFIT, "unknown-operator"))
 def test_a_graph_that_only_an_engine_can_refuse(bundle: Path, case: str) -> None:
     """A graph that does not load ends the start in one line too."""
     graph(UNFIT[case])(bundle)
@@ -807,7 +809,7 @@ def swapped(data: bytes, draw: st.DataObject) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_any_damage_is_refused_or_changes_nothing(
     originals: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -233,6 +233,7 @@ def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
     assert elapsed(started) < 8
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
     """Once the buffers are full it is not read either, and is cut off after `body_timeout_s`."""
     server = serve(*FAKE, "--body-timeout-s", "1")
@@ -323,6 +324,7 @@ def test_row_08_a_message_that_does_not_arrive(hurried: RawHttp2) -> None:
     assert elapsed(started) < 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("said", [b"", http2.PREFACE[:10], http2.PREFACE], ids=["nothing", "half", "preface"])
 def test_row_08_a_connection_that_does_not_begin(impatient_server: Server, said: bytes) -> None:
     """Silence in place of the preface or SETTINGS is closed."""

@@ -302,6 +302,7 @@ def test_row_58_sigint_has_no_lame_duck(serve: Callable[..., Server]) -> None:
     assert server.wait(PROMPTLY_S) == 0
 
 
+@pytest.mark.long
 def test_row_58_second_signal_ends_the_drain(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
     """A second signal during the drain does not make it longer than its limit."""
     server, _ = stopped_engine
@@ -334,6 +335,7 @@ def test_row_59_server_killed(serve: Callable[..., Server]) -> None:
     wait_for(lambda: not is_running(engine), "the engine to end", PROMPTLY_S)
 
 
+@pytest.mark.long
 def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
     """The same when it ends properly."""
     server = serve(*FAKE)
@@ -343,6 +345,7 @@ def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
     assert not is_running(engine)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port", "--metrics-port"])
 def test_row_61_port_in_use(models: Path, option: str) -> None:
     """A port that is taken ends the start at once with one line that names it, and exit code 1."""

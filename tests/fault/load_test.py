@@ -76,7 +76,10 @@ def test_a_stall_shows_in_the_open_loop_and_hides_in_the_closed_one(serve: Calla
     assert percentile(times, 99) < result.latency.percentile_ms(99)
 
 
-@pytest.mark.parametrize(("protocol", "reason"), [("http", "429 Too Many Requests"), ("grpc", "RESOURCE_EXHAUSTED")])
+@pytest.mark.parametrize(
+    ("protocol", "reason"),
+    [pytest.param("http", "429 Too Many Requests", marks=pytest.mark.long), ("grpc", "RESOURCE_EXHAUSTED")],
+)
 def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, reason: str) -> None:
     """A server that sheds what it cannot carry shows as offered, answered and refused requests that add up."""
     result = measured(target_of(narrow_server, protocol), EVEN.lasting(1))
@@ -88,7 +91,11 @@ def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, rea
 
 @pytest.mark.parametrize(
     ("protocol", "reason"),
-    [("http", "504 Gateway Timeout"), ("v2", "504 Gateway Timeout"), ("grpc", "DEADLINE_EXCEEDED")],
+    [
+        ("http", "504 Gateway Timeout"),
+        pytest.param("v2", "504 Gateway Timeout", marks=pytest.mark.long),
+        pytest.param("grpc", "DEADLINE_EXCEEDED", marks=pytest.mark.long),
+    ],
 )
 def test_requests_carry_a_deadline(narrow_server: Server, protocol: str, reason: str) -> None:
     """Over every protocol the server reads it: what it cannot answer in time it refuses."""
@@ -98,7 +105,7 @@ def test_requests_carry_a_deadline(narrow_server: Server, protocol: str, reason:
     assert result.failed == result.offered
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.long)])
 def test_a_run_has_the_server_s_own_stages(fake_server: Server, protocol: str) -> None:
     """Over both protocols every stage is told, and the compute stage is not the network's."""
     result = measured(target_of(fake_server, protocol), EVEN.lasting(0.5))
@@ -118,7 +125,9 @@ def test_texts_have_the_lengths_that_were_asked_for(fake_server: Server) -> None
             assert len(set(kind.texts)) > len(kind.texts) / 2
 
 
-@pytest.mark.parametrize(("slo", "code"), [("p99=10s,errors=0%", HELD), ("p50=1us", MISSED)])
+@pytest.mark.parametrize(
+    ("slo", "code"), [pytest.param("p99=10s,errors=0%", HELD, marks=pytest.mark.long), ("p50=1us", MISSED)]
+)
 def test_the_exit_code_is_the_verdict(fake_server: Server, tmp_path: Path, slo: str, code: int) -> None:
     """A held objective ends in 0, a missed one in 1, and both leave their report."""
     words = ["--target", fake_server.http, "--duration", "0.5", "--slo", slo, "--out", str(tmp_path)]

@@ -26,8 +26,7 @@ SHORT = {
     *("test_row_05_body_declared_is_refused_before_it_is_sent", "test_row_08_slow_body", "test_row_08_idle_connection"),
     *("test_row_06_a_million_chunks", "test_row_08_silent_connection", "test_row_13_http_client_vanishes_while_queued"),
     *("test_a_call", "test_a_call_in_single_bytes", "test_calls_side_by_side", "test_large_calls_side_by_side"),
-    *("test_a_reply_larger_than_the_window", "test_a_client_that_does_not_read"),
-    *("test_row_55_requests_under_way_are_finished", "test_row_57_requests_past_the_drain_limit"),
+    *("test_a_reply_larger_than_the_window", "test_row_55_requests_under_way_are_finished"),
 }
 LEFT_OUT = {
     # They speak plainly by intention, or look at another port or at a process.

@@ -30,7 +30,7 @@ TEXT = "a text of nine words is eleven tokens long"
 """More than half of a batch's budget, so that each is a batch of its own."""
 
 QUEUED = 12
-FULL_S, SHORT_S = 60.0, 3.0
+FULL_S, SHORT_S = 60.0, 1.5
 
 both = pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
 every = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
@@ -81,6 +81,7 @@ def accepted_texts(server: Server) -> float:
     return sampled["bertserve_batch_size_sum"] + sampled["bertserve_queue_texts"]
 
 
+@pytest.mark.sampled(2)
 @every
 def test_row_35_a_predicted_miss_is_refused_at_once(busy_server: Server, transport: type[Transport]) -> None:
     """Not left to wait for its deadline: it is refused while those before it still wait; every route has the rule."""
@@ -136,6 +137,7 @@ def test_row_36_a_deadline_shorter_than_a_batch(slow_server: Server, transport: 
     assert batched_texts(slow_server) == before
 
 
+@pytest.mark.sampled(2)
 @every
 def test_row_36_hopeless_is_hopeless_also_under_load(busy_server: Server, transport: type[Transport]) -> None:
     """Coming back later would not help, so that it is no overload."""
@@ -212,6 +214,7 @@ def load(multiple: float, lasting_s: float) -> Scenario:
     return dataclasses.replace(EVEN, phases=phases, rate=multiple * CAPACITY, arrivals="poisson")
 
 
+@pytest.mark.sampled(1)
 @protocols
 @seconds
 def test_row_39_ten_times_the_capacity(quick_server: Server, protocol: str, lasting_s: float) -> None:
@@ -230,6 +233,7 @@ def test_row_39_ten_times_the_capacity(quick_server: Server, protocol: str, last
     assert ask(quick_server, TEXT) == 200
 
 
+@pytest.mark.sampled(1)
 @protocols
 def test_row_40_a_spike_leaves_nothing_behind(quick_server: Server, protocol: str) -> None:
     """A second of five times the capacity; then requests are answered as before."""

@@ -121,7 +121,7 @@ def restart(server: Server, other: Server, http: DelayingProxy, wire: DelayingPr
 
 
 @pytest.mark.parametrize("restarts", [pytest.param(2, id="few"), pytest.param(20, id="many", marks=pytest.mark.long)])
-@pytest.mark.parametrize("lame_duck_s", ["0", "0.5"])
+@pytest.mark.parametrize("lame_duck_s", ["0", pytest.param("0.5", marks=pytest.mark.long)])
 def test_row_55_restarts_a_round_trip_away(
     models: Path,
     clients: tuple[Server, DelayingProxy, DelayingProxy, list[Steady]],

@@ -69,7 +69,7 @@ def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> No
     found = {}
     for kind in ("deadline", "fifo"):
         server = serve(*options, "--scheduling", kind)
-        phases = (Phase(1.5, 1, 1),)
+        phases = (Phase(0.8, 1, 1),)
         drive(target_of(server, "http"), WORKLOAD, phases, 300.0, 5)
         found[kind] = get(server.metrics, "/status").json()["admission"]
     assert found["deadline"]["refusals"]["predicted_late"] > 100

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from serving.rollout.unserved import TRIES
 from tests.support.clients import HttpConnection, RawConnection, get, metric, post_json
 from tests.support.models import NAME
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 LOAD = f"/v2/repository/models/{NAME}/load"
 
 
+@pytest.mark.long
 def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
     """By itself, and nothing counts as refused; versions that are removed are forgotten."""
     with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
@@ -54,6 +57,7 @@ def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
         wait_for(lambda: version + 1 not in index(watching), "no word of it")
 
 
+@pytest.mark.long
 def test_what_is_tried_again_says_when(own_shelf: Shelf) -> None:
     """In the index, and to whoever asked for it."""
     with (
@@ -80,6 +84,7 @@ def limit_files(server: Server, more: int) -> tuple[int, int]:
     return before
 
 
+@pytest.mark.long
 def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf) -> None:
     """They are the server's own trouble: the call may be repeated, and the reason names no file."""
     with Server(own_shelf.root, *FAKE, *CONTROLLED) as server, HttpConnection(server.http) as connection:
@@ -96,6 +101,7 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf
         assert served(server) == version
 
 
+@pytest.mark.long
 def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
     """After its last try a version counts as refused and waits for a change, which begins anew."""
     with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
@@ -163,6 +169,7 @@ def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_
         assert load(running, own_shelf.add()).status == 200
 
 
+@pytest.mark.long
 def test_a_swap_that_began_before_another_was_rolled_back(tmp_path: Path) -> None:
     """What it would bring back has been given up with its engine: it is to be asked for once more."""
     for name in ("one", "two"):

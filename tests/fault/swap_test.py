@@ -19,6 +19,7 @@ from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, p
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import FAKE, Server, is_running, measured
+from tests.support.short_form import in_short
 from tests.support.stopping import is_stopped
 from tests.support.versions import (
     BODY,
@@ -82,6 +83,7 @@ def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Sh
     assert metric(server, "bertserve_model_version", model=NAME) == version
 
 
+@pytest.mark.long
 def test_a_version_that_appears_is_served(own_shelf: Shelf) -> None:
     """Where the repository is watched, over every protocol, and two in a row."""
     with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
@@ -164,7 +166,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", in_short(BROKEN, "a byte changed", "no manifest", "no graph"))
 def test_a_version_that_fails_verification_never_serves(server: Server, shelf: Shelf, name: str) -> None:
     """The call, the index, the log and a counter say so, with the reason and no path; what serves serves on."""
     spoil, reason = BROKEN[name]
@@ -263,6 +265,7 @@ def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shel
         wait_served(watching, third)  # and not the second
 
 
+@pytest.mark.long
 def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Shelf) -> None:
     """What it waits for is the drain of the version before; if that serves again meanwhile, it is replaced itself."""
     options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
@@ -282,10 +285,11 @@ def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Sh
         running.process.kill()  # the request that hangs has half a minute yet
 
 
+@pytest.mark.long
 def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
     """What was queued for the version before is answered by it, and the next swap waits for that."""
     with (
-        Server(own_shelf.root, *FAKE, *CONTROLLED, "--fake-ms", "300", "--max-batch-tokens", "16") as slow,
+        Server(own_shelf.root, *FAKE, *CONTROLLED, "--fake-ms", "100", "--max-batch-tokens", "16") as slow,
         ThreadPoolExecutor(8) as pool,
     ):
         body = b'{"inputs": "server server server server server server"}'
@@ -313,6 +317,7 @@ def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     assert served(server) == versions[-1]
 
 
+@pytest.mark.long
 def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: Shelf) -> None:
     """A swap changes what would be served; only a load call takes the model into service again."""
     with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
@@ -371,6 +376,7 @@ def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: S
     assert outcome(server, "refused") == refused
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
     """The swap waits until requests are served again, and then goes on."""
     with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
@@ -402,6 +408,7 @@ def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
         busy.process.kill()
 
 
+@pytest.mark.long
 def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple[Server, int, int]) -> None:
     """And has a turn now and then whatever happens, so that it comes to an end."""
     server, _, second = warming
@@ -411,6 +418,7 @@ def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple
     wait_for(lambda: not is_stopped(second), "the end of the pauses")
 
 
+@pytest.mark.long
 def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Server, int, int]) -> None:
     """Not even one that is stopped when the server is killed."""
     server, *pids = warming
@@ -419,6 +427,7 @@ def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Serve
     wait_for(lambda: not any(map(is_running, pids)), "the end of both engines")
 
 
+@pytest.mark.long
 def test_row_58_sigterm_during_a_swap(warming: tuple[Server, int, int]) -> None:
     """The version that was to come is given up, and the exit code is 0."""
     server, *pids = warming

@@ -15,6 +15,7 @@ import pytest
 from loadtest.benchmarks.hostile.attacks import ATTACKS
 from loadtest.benchmarks.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MOST_MB, Plan, trial
 from tests.support.clients import get
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from loadtest.benchmarks.hostile.polite import Polite
@@ -32,6 +33,13 @@ NOISE_MB = 10
 MOST_DESCRIPTORS = 1_300
 MOST_LINES = 60
 
+FEW = (
+    *("HTTP: refusals in pipelines", "HTTP: chunks of one byte", "HTTP: slow headers", "gRPC: gzip bombs of 4 KB"),
+    *("gRPC: cancelled calls of 2 MB", "gRPC: windows of one byte", "gRPC: references to a dynamic field"),
+    *("gRPC: CONTINUATION", "gRPC: rapid reset"),
+)
+"""Those of every change, one of each kind; others are in `tests/fault` one by one."""
+
 
 def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> None:
     """That an attack does nothing."""
@@ -48,7 +56,7 @@ def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     assert max(found["polite"]["during"][wire]["work_max_ms"] for wire in ("http", "grpc")) < MOST_WORK_MS, shown
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", in_short(ATTACKS, *FEW))
 def test_an_attack(attacked: Server, victim: Victim, polite: Polite, attacker: Child, name: str) -> None:
     """A moment of it leaves nothing behind and holds nobody up."""
     check(victim, polite, attacker, name, SHORT)

@@ -128,6 +128,7 @@ def test_reasons_are_unique() -> None:
     assert len(set(reasons)) == len(reasons)
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/models/m/infer", "/v2", "/livez", "/unknown"])
 def test_every_error_has_a_body_on_every_path(kind: type[BertserveError], path: str) -> None:

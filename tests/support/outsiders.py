@@ -215,9 +215,21 @@ OUTSIDERS = {
         beside=("charts", "export", "serving"),
     ),
     "TensorRT": Outsider(
-        tests=("tests/export/tensorrt_test.py",),
-        # What makes the graphs that it parses, and what orders the builds.
-        paths=("export/engines", "export/graph", "export/precision"),
+        tests=(
+            "tests/export/tensorrt_test.py",
+            *(
+                f"tests/fault/engine_build_test.py::{name}"
+                for name in (
+                    "test_a_first_start_serves_while_it_builds_and_changes_over",
+                    "test_what_was_built_is_proven_and_serves_the_next_start",
+                    "test_an_engine_that_ends_soon_after_gives_way_to_the_one_before",
+                    "test_a_server_that_ends_ends_its_build",
+                )
+            ),
+        ),
+        # What makes the graphs that it parses, what orders the builds, and what takes them over.
+        paths=("export/engines", "export/graph", "export/precision", "serving/rollout"),
+        runs=("serving.cli",),
         beside=("bertserve.py", "charts", "export", "serving"),
     ),
     "compatibility": Outsider(
