@@ -57,8 +57,9 @@ def test_what_was_foretold_is_searched_around_and_kept(
     out.write_text(json.dumps({"cells": [1]}))
     points = tuple(CostPoint(LaneKind.WIDE.value, tokens, 1, 1e4) for tokens in (8, 64))
     monkeypatch.setattr(carried, "costs_here", lambda *_: Costs("extrapolated", points, 0.1, (), batched=False))
+    monkeypatch.setattr(carried, "_NARROW", 1.2)
     monkeypatch.setattr(carried, "_command", lambda *words: [sys.executable, "-c", LOAD, *words])
-    words = ["--capacity", "--encoder", str(tmp_path / "tiny"), "--precision", "fp32", "--lengths", "8-40"]
+    words = ["--capacity", "--encoder", str(tmp_path / "tiny"), "--precision", "fp32", "--lengths", "8,40"]
     benchmark.main(
         [*words, "--slo", "p90=100ms", "--probe-s", "0.5", "--keep", str(tmp_path / "kept"), "--out", str(out)]
     )
@@ -66,7 +67,7 @@ def test_what_was_foretold_is_searched_around_and_kept(
     [found] = content["capacities"]
     assert content["cells"] == [1]
     # A text takes 10 ms, and one in ten may wait for nine others.
-    assert 60 < found["foretold_per_s"] < 100
+    assert 50 < found["foretold_per_s"] < 100
     [point] = found["runs"]
     assert point["rate"] == pytest.approx(0.75 * found["foretold_per_s"], abs=0.01)
     assert (point["duration"], point["texts"]) == (0.5, 200)
