@@ -107,7 +107,7 @@ def page(text: str, store: Store) -> str:
     Raises:
         ExportError: A table has no place there.
     """
-    made = {
+    made: dict[str, Callable[[], str]] = {
         "heads": _heads,
         "settings": _settings,
         "files": _files,
