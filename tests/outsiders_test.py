@@ -350,9 +350,15 @@ def test_a_run_that_was_ended_is_resumed(project: Project) -> None:
     assert "2 passed" in (said := project.run(resume))
     assert "resumed: 3 tests have passed before" in said
     assert not file.exists()
-    assert "2 failed" in project.run(resume, "-p", "xdist", "--numprocesses", "2", FAULT="bad")
-    assert "2 passed" in (said := project.run(resume, "-p", "xdist", "--numprocesses", "2"))
-    assert "resumed: 3 tests have passed before" in said
     project.run(resume, STOP="1")
     project.write("changed")
     assert EVERY_TEST in project.run(resume)
+
+
+@pytest.mark.long
+def test_a_run_of_several_processes_is_resumed(project: Project) -> None:
+    """As one of a single process."""
+    words = (f"--resume={project.cache / 'resumed'}", "-p", "xdist", "--numprocesses", "2")
+    assert "2 failed" in project.run(*words, FAULT="bad")
+    assert "2 passed" in (said := project.run(*words))
+    assert "resumed: 3 tests have passed before" in said

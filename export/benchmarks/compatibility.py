@@ -107,18 +107,18 @@ def page(text: str, store: Store) -> str:
     Raises:
         ExportError: A table has no place there.
     """
-    made = {
-        "heads": _heads(),
-        "settings": _settings(),
-        "files": _files(),
-        "speed": _speed(store),
-        "agreement": _agreement(store),
-        "models": _models(store),
+    made: dict[str, Callable[[], str]] = {
+        "heads": _heads,
+        "settings": _settings,
+        "files": _files,
+        "speed": partial(_speed, store),
+        "agreement": partial(_agreement, store),
+        "models": partial(_models, store),
     }
     places = [match["name"] for match in _BLOCK.finditer(text)]
     if sorted(places) != sorted(made):
         raise ExportError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
-    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]}\n\n{match['end']}", text)
+    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]()}\n\n{match['end']}", text)
 
 
 def _heads() -> str:
@@ -262,7 +262,7 @@ def _models(store: Store) -> str:
     sizes = store.steps.get("fp32 bytes", {})
     rows = []
     for model in asked_for.read():
-        found = asked_for.verdict(model)
+        found = asked_for.verdicts()[model.name]
         size = f"{sizes[model.name] / _MIB:,.0f}" if sizes.get(model.name) else "-"
         refused = found.get("refused", "").partition(";")[0]
         answers = f"refused: {refused}" if refused else found["answers"]

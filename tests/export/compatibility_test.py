@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import statistics
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from export.benchmarks import asked_for
-from export.benchmarks.compatibility import Store, main, page
+from export.benchmarks.compatibility import Store, facts, main, page
+from export.benchmarks.random_checkpoints import SMALL
 from export.checkpoint.families import FAMILIES
 from export.errors import ExportError
 from export.recipe import FORMS
+from export.texts import corpus
+from serving.engine.base import InlineEngine
+from serving.engine.fake import FakeBackend
+from serving.records import EncodedText
+from tests.support.lean_exports import few_probes
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from serving.records import Batch, BatchOutput
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = ("heads", "settings", "files", "speed", "agreement", "models")
@@ -31,17 +41,27 @@ def run(folder: Path, *words: str) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with the figures of one family and one of its other tasks."""
+    """A page with the published figures of one family, and with those of one of its other tasks, measured here."""
     folder = tmp_path_factory.mktemp("compatibility")
     (folder / "page.md").write_text(PAGE)
-    assert run(folder, "--only", "bert", "--only", "bert tag") == 0
+    published = Store.read(DOCS / "benchmarks" / "compatibility.json").steps["bert"]
+    Store(folder / "figures.json", facts(SMALL)).keep("bert", published)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpus, "probes", few_probes)
+        assert run(folder, "--only", "bert tag") == 0
     return folder
 
 
 @pytest.fixture
-def step(folder: Path) -> Any:
+def steps(folder: Path) -> Any:
+    """The figures by their step."""
+    return json.loads((folder / "figures.json").read_text())["steps"]
+
+
+@pytest.fixture
+def step(steps: Any) -> Any:
     """The family's figures."""
-    return json.loads((folder / "figures.json").read_text())["steps"]["bert"]
+    return steps["bert"]
 
 
 def rows(folder: Path, heading: str) -> list[list[str]]:
@@ -52,9 +72,8 @@ def rows(folder: Path, heading: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in table]
 
 
-def test_every_form_is_made_compared_and_timed_in_turns(step: Any) -> None:
+def check_forms(forms: Any) -> None:
     """Figures of a real export: fp32 answers as PyTorch, the others nearly so, and INT8 takes a third of the bytes."""
-    forms = step["forms"]
     assert forms.keys() == FORMS.keys()
     assert 0 < forms["fp32"]["max_abs_difference"] < 1e-5
     for form in ("fp16", "int8", "int8-openvino"):
@@ -63,10 +82,52 @@ def test_every_form_is_made_compared_and_timed_in_turns(step: Any) -> None:
         assert forms[form]["invariant"]
         assert forms[form]["broken"] == []
     assert forms["int8"]["size_bytes"] < forms["fp32"]["size_bytes"] / 3
+
+
+def test_every_form_is_made_and_compared(steps: Any) -> None:
+    """Of another task than the family's first; nothing is timed there."""
+    check_forms(steps["bert tag"]["forms"])
+    assert steps["bert tag"].keys() == {"forms", "cpu_s"}
+
+
+@pytest.mark.long
+def test_every_form_is_made_compared_and_timed_in_turns(tmp_path: Path) -> None:
+    """A family's own step has a figure of each round, and the engine for the T4 or what stands against it."""
+    (tmp_path / "page.md").write_text(PAGE)
+    assert run(tmp_path, "--only", "bert") == 0
+    step = Store.read(tmp_path / "figures.json").steps["bert"]
+    check_forms(step["forms"])
     for by_form in step["texts_per_s"].values():
         assert by_form.keys() == {"fp32", "int8", "int8-openvino"}
         assert all(len(rates) == 3 and min(rates) > 0 for rates in by_form.values())
     assert len(step["t4"].keys() & {"size_bytes", "obstacle"}) == 1
+
+
+def test_forms_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a block at each length in every round, in one order and then in the other."""
+    from export.benchmarks import compatibility_runs  # noqa: PLC0415  brings PyTorch
+
+    monkeypatch.setattr(compatibility_runs, "_BLOCK_S", 1e-6)
+    blocks: list[str] = []
+
+    class Told(FakeBackend):
+        def __init__(self, form: str) -> None:
+            super().__init__([model_spec(max_length=128)], 1)
+            self.form = form
+
+        def run(self, batch: Batch) -> BatchOutput:
+            blocks.append(f"{self.form} {len(batch.texts[0].ids)}")
+            return super().run(batch)
+
+    engines = {form: InlineEngine(Told(form)) for form in ("fp32", "int8")}
+    text = EncodedText(array("i", [101, 7, 102]))
+    found = compatibility_runs.texts_per_s(engines, [text], 2)
+    assert found.keys() == {"32", "128"}
+    for by_form in found.values():
+        assert by_form.keys() == engines.keys()
+        assert all(len(rates) == 2 and min(rates) > 0 for rates in by_form.values())
+    turns = ["int8 32", "fp32 32", "int8 128", "fp32 128", "fp32 32", "int8 32", "fp32 128", "int8 128"]
+    assert blocks[-len(turns) :] == turns
 
 
 def test_the_tables_tell_the_figures(folder: Path, step: Any) -> None:

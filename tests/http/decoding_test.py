@@ -219,21 +219,21 @@ def assert_no_echo(kind: type[msgspec.Struct], data: bytes) -> None:
             assert isinstance(error, InvalidRequest)  # noqa: PT017  likewise
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
 @given(value=st.dictionaries(keys, values, max_size=6) | values)
 @settings(derandomize=True, max_examples=400, deadline=None)
-def test_no_refusal_repeats_what_was_received(kind: type[msgspec.Struct], value: Any) -> None:
+def test_no_refusal_repeats_what_was_received(value: Any) -> None:
     """Neither a key nor a value: logs and error pages must not carry other people's texts."""
-    assert_no_echo(kind, json.dumps(value).encode())
+    for kind in MESSAGES:
+        assert_no_echo(kind, json.dumps(value).encode())
 
 
 @pytest.mark.endurance
-@pytest.mark.parametrize("kind", MESSAGES)
 @given(value=st.dictionaries(keys, values, max_size=6) | values)
 @settings(derandomize=True, max_examples=20_000, deadline=None)
-def test_no_refusal_repeats_what_was_received_at_full_size(kind: type[msgspec.Struct], value: Any) -> None:
+def test_no_refusal_repeats_what_was_received_at_full_size(value: Any) -> None:
     """The same, many more times."""
-    assert_no_echo(kind, json.dumps(value).encode())
+    for kind in MESSAGES:
+        assert_no_echo(kind, json.dumps(value).encode())
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

@@ -36,6 +36,12 @@ def demo(config: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(config))
 
 
+@pytest.fixture(scope="module")
+def shared(demo: Tokenizer) -> WordpieceCache:
+    """A cache that goes on from text to text, as a server's does: making one reads the whole vocabulary."""
+    return _cache(demo)
+
+
 def _cache(tokenizer: Tokenizer) -> WordpieceCache:
     cache = wordpiece_cache_for(tokenizer)
     assert cache is not None
@@ -43,16 +49,18 @@ def _cache(tokenizer: Tokenizer) -> WordpieceCache:
 
 
 @given(text=st.text(st.sampled_from(string.printable + "éß日\x00\x7f\u2019\u00a0")))
-def test_any_text_is_encoded_as_by_the_tokenizer_or_not_at_all(demo: Tokenizer, text: str) -> None:
+def test_any_text_is_encoded_as_by_the_tokenizer_or_not_at_all(
+    demo: Tokenizer, shared: WordpieceCache, text: str
+) -> None:
     """Blanks, marks, capitals and characters beyond ASCII in any order."""
-    ids = _cache(demo).encode(text)
+    ids = shared.encode(text)
     assert ids is None or list(ids) == demo.encode(text).ids
 
 
 @given(text=st.text(st.sampled_from(string.ascii_letters + string.digits + string.punctuation.replace("[", "") + " ")))
-def test_plain_text_needs_no_tokenizer(demo: Tokenizer, text: str) -> None:
+def test_plain_text_needs_no_tokenizer(demo: Tokenizer, shared: WordpieceCache, text: str) -> None:
     """All of ASCII but the first character of the added tokens."""
-    ids = _cache(demo).encode(text)
+    ids = shared.encode(text)
     assert ids is not None
     assert list(ids) == demo.encode(text).ids
 

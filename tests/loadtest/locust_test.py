@@ -49,6 +49,7 @@ def against(server: Server, *options: str) -> subprocess.CompletedProcess[str]:
     return locust(*("--host", f"http://{server.http}", "--grpc-target", server.grpc, "--model", NAME), *options)
 
 
+@pytest.mark.long
 def test_one_user_sees_hundredths_of_milliseconds(fake_server: Server) -> None:
     """A user who asks over HTTP: p50 and p99 in steps of 0.01 ms, exit code 0 while they are held."""
     ended = against(fake_server, "-u", "1", "-t", "3s", "--slo-p50-ms", "10000", "--slo-p99-ms", "10000")
@@ -71,6 +72,7 @@ def test_workers_keep_the_steps(fake_server: Server) -> None:
     options = ("--protocol", "both", "--processes", "2", "-u", "4", "-r", "4", "-t", "3s")
     ended = against(fake_server, *options, "--slo-p50-ms", "10000")
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "SLO p50 at most 10000 ms: held" in ended.stdout
     assert LATENCY.search(ended.stdout)
     for name in ("POST /embed", "gRPC ModelInfer"):
         assert re.search(rf"^{name}: p50 .*, 0 failed$", ended.stdout, re.MULTILINE), ended.stdout
@@ -97,7 +99,11 @@ def test_a_server_that_is_not_there_is_exit_code_1() -> None:
     ("options", "told"),
     [
         (("--slo-p50-ms", "soon"), "argument --slo-p50-ms: 'soon' is no time in milliseconds above 0"),
-        (("--scenario", "stedy"), "argument --scenario: there is no scenario 'stedy' (did you mean steady?)"),
+        pytest.param(
+            ("--scenario", "stedy"),
+            "argument --scenario: there is no scenario 'stedy' (did you mean steady?)",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_bad_setting_is_one_clear_line(options: tuple[str, str], told: str) -> None:

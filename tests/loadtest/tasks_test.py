@@ -38,7 +38,13 @@ def test_every_task_is_answered_over_every_protocol(tasks_server: Server, protoc
 
 
 @pytest.mark.parametrize(
-    ("protocol", "task"), [("http", "tag"), ("cohere-v2", "rerank"), ("v2", "fill_mask"), ("grpc", "answer")]
+    ("protocol", "task"),
+    [
+        ("http", "tag"),
+        pytest.param("cohere-v2", "rerank", marks=pytest.mark.long),
+        pytest.param("v2", "fill_mask", marks=pytest.mark.long),
+        ("grpc", "answer"),
+    ],
 )
 def test_a_model_s_own_task_is_measured(
     tasks_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], protocol: str, task: str

@@ -1,15 +1,18 @@
-"""About 30 seconds: an export, a server and a search."""
+"""What is measured, in full: about 30 seconds for an export, a server and a search."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sizing import benchmark
-from sizing.carried import _texts as texts_of
+from serving.engine.base import LaneKind
+from serving.scheduling.cost import CostPoint
+from sizing import benchmark, carried
+from sizing.costs import Costs
 from sizing.lengths import Lengths
 from sizing.plan import Load, Objective
 from tests.support.models import NAME
@@ -28,6 +31,51 @@ TINY = {
 }
 
 
+LOAD = """
+import json, sys
+from pathlib import Path
+from loadtest.cli import parser
+given = parser().parse_args(sys.argv[2:])
+assert sys.argv[1] == "load" and given.find_capacity and given.slo
+texts = Path(given.texts).read_text().splitlines()
+point = {"held": True, "rate": given.rate, "duration": given.duration, "texts": len(texts), "target": given.target}
+report = {"capacity_per_s": 50.0, "confidence": "sure", "points": [point]}
+(Path(given.out) / "report.json").write_text(json.dumps(report))
+"""
+"""In the place of `bertserve load`: takes its words, and says that a server carries 50 texts a second."""
+
+
+def test_what_was_foretold_is_searched_around_and_kept(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real server of an export that is there already; the load generator's search has tests of its own."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "tiny-fp32").symlink_to(models)
+    out = tmp_path / "figures.json"
+    out.write_text(json.dumps({"cells": [1]}))
+    points = tuple(CostPoint(LaneKind.WIDE.value, tokens, 1, 1e4) for tokens in (8, 64))
+    monkeypatch.setattr(carried, "costs_here", lambda *_: Costs("extrapolated", points, 0.1, (), batched=False))
+    monkeypatch.setattr(carried, "_NARROW", 1.2)
+    monkeypatch.setattr(carried, "_command", lambda *words: [sys.executable, "-c", LOAD, *words])
+    words = ["--capacity", "--encoder", str(tmp_path / "tiny"), "--precision", "fp32", "--lengths", "8,40"]
+    benchmark.main(
+        [*words, "--slo", "p90=100ms", "--probe-s", "0.5", "--keep", str(tmp_path / "kept"), "--out", str(out)]
+    )
+    content = json.loads(out.read_text())
+    [found] = content["capacities"]
+    assert content["cells"] == [1]
+    # A text takes 10 ms, and one in ten may wait for nine others.
+    assert 50 < found["foretold_per_s"] < 100
+    [point] = found["runs"]
+    assert point["rate"] == pytest.approx(0.75 * found["foretold_per_s"], abs=0.01)
+    assert (point["duration"], point["texts"]) == (0.5, 200)
+    assert (found["measured_per_s"], found["confidence"]) == (50, "sure")
+    assert f"| 50.0 | {found['foretold_per_s'] / 50:.2f} | sure |" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_what_a_server_carries_is_foretold_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By three of five layers, and by the server with all of them under the load generator; the ratio is told."""
     (tmp_path / "tiny").mkdir()
@@ -52,7 +100,7 @@ def test_what_a_server_carries_is_foretold_and_measured(tmp_path: Path, capsys: 
 def test_texts_have_the_lengths_of_the_mix(models: Path) -> None:
     """As many of each as the mix has it, and not sorted."""
     load = Load(1.0, Lengths({8: 3.0, 32: 1.0}, ""), Objective(99, 100))
-    texts = texts_of(models, load)
+    texts = carried._texts(models, load)
     words = [len(text.split()) > 12 for text in texts]
     assert Counter(words) == {False: 150, True: 50}
     assert any(words[:100])

@@ -126,6 +126,7 @@ def test_more_load_needs_more_replicas_and_one_less_would_break() -> None:
     assert not replica.holds(900 / (counts[900, 40] - 1))
 
 
+@pytest.mark.usefixtures("rough")
 def test_weights_that_do_not_fit_are_split() -> None:
     """Over as many devices as hold them; where one fits, over none."""
     table = read_candidates(None)
@@ -148,6 +149,7 @@ def test_a_pipeline_answers_every_text_although_one_takes_nearly_the_objective()
     assert 9000 < run.p99_ms < 10_000
 
 
+@pytest.mark.usefixtures("rough")
 def test_the_command_answers_for_programs_and_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """Every figure of a row, the cheapest row, and what is not known."""
     words = ("bert-base", "--lengths", "8:70,128:30", "--rate", "500", "--slo", "p99=30ms", "--on", "t4", "--json")

@@ -62,7 +62,7 @@ def test_the_error_bars_hold_the_truth() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"model_type": "albert", "embedding_size": 16}],
+    [{}, pytest.param({"model_type": "albert", "embedding_size": 16}, marks=pytest.mark.long)],
     ids=["bert", "albert"],
 )
 def test_a_configuration_is_measured_here(

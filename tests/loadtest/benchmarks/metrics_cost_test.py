@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(("kind", "counted"), [(BertServer, 1), (SilentServer, 0)])
+@pytest.mark.parametrize(("kind", "counted"), [pytest.param(BertServer, 1, marks=pytest.mark.long), (SilentServer, 0)])
 def test_only_the_server_as_it_is_records(models: Path, kind: type[BertServer], counted: int) -> None:
     """Both answer."""
     with kind(models, "fp32", 1) as server:

@@ -47,7 +47,11 @@ def lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    # Offline is asked below too, and of a server that hangs up all but the offline one.
+    [pytest.param(name, marks=[pytest.mark.long] * (name in {"multi-stream", "offline"})) for name in SCENARIOS],
+)
 def test_every_scenario_runs_in_both_modes_and_is_tested(
     fake_server: Server, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], scenario: str
 ) -> None:
