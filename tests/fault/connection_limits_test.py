@@ -253,6 +253,7 @@ def test_probes_have_places_of_their_own(models: Path) -> None:
         assert metric(server, "bertserve_connections_displaced_total", ports="probes") > 0
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_be_started_for_lack_of_descriptors_is_started_later(models: Path) -> None:
     """The server lives on and says why it waits; when there are descriptors again, it serves."""
     with Server(models, *FAKE) as server, HttpConnection(server.metrics) as probe:

@@ -63,6 +63,7 @@ def test_the_very_requests_of_a_run_are_simulated(serve: Callable[..., Server]) 
     assert told["compute_ms"] >= 20
 
 
+@pytest.mark.long
 def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> None:
     """Far more than a deadline allows: ours refuses at once; first come, first served lets everybody wait in vain."""
     options = (*SLOW, "--default-timeout-ms", "200", "--max-batch-tokens", "16")

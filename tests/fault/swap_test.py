@@ -205,6 +205,7 @@ def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf
     assert version not in index(server)  # what is not there needs no reason
 
 
+@pytest.mark.long
 def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
     """And not before: a watching server does not load the same damage over and over."""
     with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
@@ -305,6 +306,7 @@ def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
         assert "is drained after" in slow.log
 
 
+@pytest.mark.long
 def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     """Swaps follow one another, and who asks for what is served already is answered at once."""
     versions = [shelf.add(), shelf.add()]
