@@ -8,7 +8,6 @@ import torch
 from export.checkpoint import unpickle, weights
 from export.checkpoint.layouts import megatron
 from export.errors import ExportError
-from export.proof.reference_libraries import load
 from export.texts import corpus
 from tests.support.exports import Export, export_small
 from tests.support.lean_exports import all_probes, all_texts, few_probes, few_texts, keep_optimized
@@ -69,6 +68,7 @@ def probes(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def unpickled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of pickles without a confined process of its own, whose start takes seconds."""
+    from export.proof.reference_libraries import load  # noqa: PLC0415  needs the libraries to be imported
 
     def read(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
         with file.open("rb") as stream, target.open("wb") as out:
