@@ -210,10 +210,17 @@ def test_size_limit_itself(tokenizer: TextTokenizer) -> None:
     assert tokenizer.sizes_bytes(["x" * 8192]) == [8192]
 
 
+@functools.cache
+def short(models: Path, kind: str) -> TextTokenizer:
+    """Ours for texts of 16 tokens, once for all examples: making one reads the whole vocabulary."""
+    whole = library(models) if kind == "wordpiece" else trained(kind)
+    return TextTokenizer(whole, max_length=16, vocab_size=30_522)
+
+
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=4))
 def test_any_text(models: Path, texts: list[str]) -> None:
     """Whatever the text, it becomes at most the model's length of its vocabulary's ids, between [CLS] and [SEP]."""
-    made = TextTokenizer(library(models), max_length=16, vocab_size=30_522)
+    made = short(models, "wordpiece")
     encoded = made.encode(texts, truncate=True)
     for text, given_text in zip(encoded, texts, strict=True):
         assert 2 <= len(text.ids) <= 16
@@ -259,7 +266,7 @@ def trained(kind: str) -> Tokenizer:
 def test_a_long_text_is_cut_as_if_it_were_read_whole(models: Path, kind: str, truncate: Truncate, text: str) -> None:
     """What is kept of it are the first, or last, tokens of the whole, though not all of it is read."""
     whole = library(models) if kind == "wordpiece" else trained(kind)
-    made = TextTokenizer(whole, max_length=16, vocab_size=30_522)
+    made = short(models, kind)
     ids = whole.encode(text, add_special_tokens=False).ids
     room = 16 - len(made.frame)
     kept = ids[-room:] if truncate == "left" else ids[:room]

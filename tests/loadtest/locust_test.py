@@ -60,9 +60,11 @@ def test_one_user_sees_hundredths_of_milliseconds(fake_server: Server) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_a_missed_objective_is_exit_code_1(fake_server: Server) -> None:
+def test_a_missed_objective_is_exit_code_1(fake_server: Server, tmp_path: Path) -> None:
     """What a pipeline goes by: nothing answers within 0.01 ms."""
-    ended = against(fake_server, "-u", "1", "-t", "3s", "--slo-p50-ms", "0.01")
+    scenario = tmp_path / "short.toml"
+    scenario.write_text(SCENARIO)
+    ended = against(fake_server, "--scenario", str(scenario), "--slo-p50-ms", "0.01")
     assert "SLO p50 at most 0.01 ms: MISSED with" in ended.stdout
     assert ended.returncode == 1
 

@@ -85,15 +85,25 @@ def test_batches_are_tried_only_where_the_server_may_batch() -> None:
     assert ways(batch_invariant=True) == ("wide", "narrow", "wide8", "narrow2", "narrow8")
 
 
-def test_every_way_is_measured(models: Path) -> None:
+EVERY_WAY = [("default", "wide"), *(("served", way) for way in ways(batch_invariant=True))]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([("default", "wide"), ("served", "narrow8")], id="few"),
+        pytest.param(EVERY_WAY, id="every", marks=pytest.mark.long),
+    ],
+)
+def test_every_way_is_measured(models: Path, asked: list[tuple[str, str]]) -> None:
     """A real artifact runs in every way, and its vector has length 1."""
     bundle = find_bundle(models, "fp32")
     texts = make_texts(bundle.path, 8, 32)
     engine = RawEngine()
     engine.open(str(bundle.artifact), list(bundle.inputs), 2, 2, {"8": [text.ids for text in texts]})
     assert np.linalg.norm(engine.vector(8)) == pytest.approx(1, abs=1e-5)
-    for options, way in [("default", "wide"), *(("served", way) for way in ways(batch_invariant=True))]:
-        sample = engine.measure(options, way, 8, 0.01, 0.2)
+    for options, way in asked:
+        sample = engine.measure(options, way, 8, 0.01, 0.5)
         assert sample["requests"] > 0
         assert 0 < sample["p50_ms"] <= sample["p99_ms"]
     assert engine.drain([[101, 102], [101, 2003, 102], [101] * 9], 8) > 0
