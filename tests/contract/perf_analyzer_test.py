@@ -77,7 +77,7 @@ def test_perf_analyzer(analyzed: Server, mode: str) -> None:
         *("-m", NAME + (".tokens" if data == "tokens" else ""), "-i", wire, "-u", getattr(analyzed, wire)),
         *(("--input-data", str(DATA / f"{data}.json")) if data else ()),
         # One window of so many requests is enough: this is about answers, not about stable times.
-        *("--measurement-mode", "count_windows", "--measurement-request-count", "30", "-s", "999", "-r", "3"),
+        *("--measurement-mode", "count_windows", "--measurement-request-count", "30", "-s", "1000000", "-r", "3"),
         *options,
     )
     assert done.returncode == 0, done.stdout + done.stderr
