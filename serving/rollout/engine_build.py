@@ -1,6 +1,6 @@
 """Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own.
 
-The process has idle priority and ends with the server: `python -m serving.rollout.engine_build ARGUMENTS` becomes it.
+The process has idle priority and ends with the server: `python -m serving.rollout.engine_build PID ARGUMENTS` becomes it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EngineBuilder:
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
             options = [str(bundle), "--cache-dir", str(self._cache)]
             options += [] if self._precision == "auto" else ["--precision", self._precision]
-            command = [sys.executable, "-P", "-m", "serving.rollout.engine_build", *options]
+            command = [sys.executable, "-P", "-m", "serving.rollout.engine_build", str(os.getpid()), *options]
             with subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -105,9 +105,16 @@ class EngineBuilder:
                 os.killpg(process.pid, number)
 
 
-def become(arguments: list[str]) -> None:
-    """Turns this process into `bertserve build`; does not return."""
+def end_with(parent: str) -> None:
+    """Lets this process end with the one of this id; ends it now where that has ended before it could ask for that."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        sys.exit(os.EX_TEMPFAIL)
+
+
+def become(parent: str, *arguments: str) -> None:
+    """Turns this process, a child of `parent`, into `bertserve build`; does not return."""
+    end_with(parent)
     os.nice(_LEAST_NICE)
     with contextlib.suppress(OSError):  # not every sandbox has the file
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
@@ -117,4 +124,4 @@ def become(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    become(sys.argv[1:])
+    become(*sys.argv[1:])

@@ -1,14 +1,13 @@
 """`bertserve serve --model-id`: exports a model into the cache where it is not there yet, by `bertserve export`.
 
 That runs in a process of its own, so that the server never holds PyTorch, and ends with the server: `python -m
-serving.rollout.model_export ARGUMENTS` becomes it. Its `--if-changed` finds what is there, and of several starts at
+serving.rollout.model_export PID ARGUMENTS` becomes it. Its `--if-changed` finds what is there, and of several starts at
 once lets one do the work.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import logging
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving import host
-from serving.engine.process.__main__ import PR_SET_PDEATHSIG
 from serving.errors import StartupError
 from serving.models.node_cache import libraries_of
+from serving.rollout.engine_build import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +72,7 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
     as_json = settings.log_format == "json"
     with subprocess.Popen(
         # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-        [sys.executable, "-P", "-m", __name__, *options],
+        [sys.executable, "-P", "-m", __name__, str(os.getpid()), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if as_json else None,
         text=True,
@@ -136,11 +135,11 @@ def _end(process: subprocess.Popen[str]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def become(arguments: list[str]) -> None:
-    """Turns this process into `bertserve export`; does not return."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def become(parent: str, *arguments: str) -> None:
+    """Turns this process, a child of `parent`, into `bertserve export`; does not return."""
+    end_with(parent)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "export", *arguments])  # noqa: S606  wants no shell
 
 
 if __name__ == "__main__":
-    become(sys.argv[1:])
+    become(*sys.argv[1:])

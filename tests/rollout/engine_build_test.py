@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -107,3 +108,12 @@ signal.pause()
         builder.close()
         with pytest.raises(EngineFailed):
             build.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("module", ["engine_build", "model_export"])
+def test_a_server_that_has_ended_already_starts_none(module: str) -> None:
+    """A process that its server did not live to see begin would go on for minutes, and keep what it makes."""
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    command = [sys.executable, "-P", "-m", f"serving.rollout.{module}", gone.stdout.decode().strip(), "--help"]
+    begun = subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S)
+    assert (begun.returncode, begun.stdout) == (os.EX_TEMPFAIL, b"")
