@@ -1,6 +1,7 @@
 """Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own.
 
-The process has idle priority and ends with the server: `python -m serving.rollout.engine_build PID ARGUMENTS` becomes it.
+The process has idle priority and ends with the server: `python -m serving.rollout.engine_build PID ARGUMENTS` becomes
+it.
 """
 
 from __future__ import annotations
