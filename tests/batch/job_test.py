@@ -113,6 +113,7 @@ def written_here(out: Path, told: Path, models: Path) -> None:
         store.conclude()
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_goes_on(
     cluster: RayNode, docs: Path, tasks_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
