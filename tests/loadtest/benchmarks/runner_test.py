@@ -193,7 +193,7 @@ def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.C
 def test_a_short_run_measures_everything(models: Path, tmp_path: Path) -> None:
     """One short round over a real server fills every table and writes both files."""
     out = tmp_path / "figures" / "bench.json"
-    words = ["server", "--models", str(models), "--rounds", "1", "--seconds", "0.2", "--tokens", "8", "--out", str(out)]
+    words = ["server", "--models", str(models), "--rounds", "1", "--seconds", "1", "--tokens", "8", "--out", str(out)]
     assert main(BENCHMARKS, words) == 0
     store = Store.read(out)
     samples = Samples.of(store)
