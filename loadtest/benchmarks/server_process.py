@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import resource
 import socket
 import subprocess
@@ -219,12 +220,14 @@ def few_descriptors() -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [int(opened.getsockname()[1]) for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
+    """Ports that nobody listens on now, below those that systems give to connections, which could take one first."""
+    ports: list[int] = []
+    for port in random.sample(range(10_000, 20_000), 1_000):
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise BenchError(f"fewer than {count} free ports between 10000 and 20000")
 
 
 def _answers(port: int, path: str) -> bool:
