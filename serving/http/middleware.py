@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from serving.http.api import refuse
 from serving.http.asgi import head_of, headers_of, response_of
 from serving.http.exchange import HttpReply
+from serving.http.replies import ANY
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
-_ANY = "*"
 _PREFLIGHT = HttpReply(
     b"",
     content_type=b"text/plain; charset=utf-8",
@@ -56,7 +56,7 @@ def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None)
     the console does (DNS rebinding). Only the header Host tells them apart.
     """
     names = settings.host_names
-    if _ANY in names or not (names or (keys is None and _is_loopback(opened.getsockname()[0]))):
+    if ANY in names or not (names or (keys is None and _is_loopback(opened.getsockname()[0]))):
         return None
     return names
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 NO_CONTENT = 204
 _BODILESS = {NO_CONTENT, NOT_MODIFIED}
 
-_ANY = "*"
+ANY = "*"
+"""Of a setting that lists names: every one."""
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
@@ -61,7 +62,7 @@ def _cors_lines(origins: Collection[str], origin: bytes | None) -> bytes:
     Never that credentials may be sent: what a browser keeps for this server, such as a client's certificate, is not
     lent to pages.
     """
-    if _ANY in origins:
+    if ANY in origins:
         origin = b"*"
     elif origin is None or origin.decode("latin-1") not in origins:
         return b"vary: origin\r\n"

@@ -216,7 +216,7 @@ def _passed_over(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> I
     """The parameters of a request, which are read already, and of its tensors that are passed over."""
     maps = [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
     maps += [(OUTPUT, output.parameters) for output in request.outputs if output.parameters]
-    passed = REQUEST.passed_over(parameters)
+    passed = REQUEST.passed_over(parameters) if parameters else None
     for level, of_tensor in maps:
         values = _values(of_tensor)
         if level is INPUT:
