@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clients import metric
 from tests.support.models import NAME, ROOT
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from tests.support.server import Server
@@ -64,9 +65,7 @@ SHORT = ("http", "http-json", "grpc", "grpc-streaming")
 """Each wire, the other form of tensors, and a stream."""
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=() if mode in SHORT else pytest.mark.long) for mode in MODES]
-)
+@pytest.mark.parametrize("mode", in_short(MODES, *SHORT))
 def test_perf_analyzer(analyzed: Server, mode: str) -> None:
     """It ends well, no request fails, and the requests that it shows as the server's are those of our metrics."""
     wire, data, options = MODES[mode]

@@ -19,6 +19,7 @@ from export.precision import emulation, half
 from export.proof.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
 from tests.support.graphs import ARCHITECTURES, PRODUCTS, batch, check_ranges, write_fill_mask_graph, write_graph
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,7 @@ ISLANDS = ("LayerNormalization", "Softmax", "ReduceSum", "ReduceMean")
 OVERFLOWING = 1000
 OFTEN = {"BertModel", "BertForMaskedLM", "MegatronBertForSequenceClassification", "DistilBertForQuestionAnswering"}
 """Architectures that differ most."""
-EACH = pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long) for name in ARCHITECTURES]
-)
+EACH = pytest.mark.parametrize("architecture", in_short(ARCHITECTURES, *OFTEN))
 
 
 def answers(path: Path, inputs: dict[str, NDArray[np.int32]]) -> list[NDArray[np.float32]]:

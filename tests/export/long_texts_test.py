@@ -15,6 +15,7 @@ from serving.records import EncodedText
 from tests.support import own_forms
 from tests.support.checkpoints import HEADS, vocabulary, write_task_checkpoint
 from tests.support.exports import answers_together, opened
+from tests.support.short_form import but_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,13 +66,7 @@ def fused(checkpoint: Checkpoint, model: task_model.TaskModel, folder: Path) -> 
     return folder / "fused.onnx"
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        pytest.param(name, marks=pytest.mark.long if name == "bert with distances of queries" else [])
-        for name in ANSWERS
-    ],
-)
+@pytest.mark.parametrize("model_type", but_long(ANSWERS, "bert with distances of queries"))
 def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: str) -> None:
     """One batch of 3 to 130 tokens, padded to the longest, is each text by itself, and so is PyTorch's own answer."""
     folder = write(tmp_path / "small", model_type, "embed_tokens")

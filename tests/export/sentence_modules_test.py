@@ -27,6 +27,7 @@ from serving.records import EmbedOptions
 from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_modules
 from tests.support.exports import answers_together
 from tests.support.graphs import check_ranges
+from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ SHORT = {"all-together", "dense-layer-norm-dense", "normalize-dense"}
 """Between them they have every module and way to pool."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else pytest.mark.long) for n in PIPELINES])
+@pytest.mark.parametrize("name", in_short(PIPELINES, *SHORT))
 def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name: str) -> None:
     """Whatever the order: fp32 to the last digits, and of length 1 only where the folder says so; fp16 and INT8 too."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")

@@ -27,6 +27,7 @@ from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.exports import opened
 from tests.support.server import Server, is_running
+from tests.support.short_form import in_short
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -91,9 +92,7 @@ def held(files: Sequence[Path], parts: int) -> list[int]:
     return [weights(path) + more for path, more in zip(files[:parts], lookups, strict=False)]
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name == "megatron-bert" else pytest.mark.long) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", in_short(FAMILIES, "megatron-bert"))
 def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
     """To the bit, in two parts and in three, and none holds more than its share and a tenth of it."""
     task, settings = FAMILIES[family]

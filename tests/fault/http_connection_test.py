@@ -115,7 +115,7 @@ def test_a_body_that_is_too_large_gets_no_leave(fake_server: Server) -> None:
 
 def test_leave_is_given_behind_a_reply_that_is_due(serve: Callable[..., Server]) -> None:
     """It comes after that reply, and the time for the body begins with it."""
-    server = serve(*FAKE, "--engine-hang-s", "60", "--body-timeout-s", "0.5")
+    server = serve(*FAKE, "--body-timeout-s", "0.5")
     engine = server.engine_pid()
     assert engine is not None
     stop(engine)
@@ -209,7 +209,7 @@ def test_a_client_that_ends_in_the_middle_is_let_go(fake_server: Server) -> None
 
 def test_a_client_that_has_left_is_told_from_one_that_has_said_all(serve: Callable[..., Server]) -> None:
     """Both send the same; one reads an interim reply and its answer, nothing computes for the other."""
-    server = serve(*FAKE, "--threads", "1", "--max-batch-tokens", "16", "--engine-hang-s", "60")
+    server = serve(*FAKE, "--threads", "1", "--max-batch-tokens", "16")
     engine = server.engine_pid()
     assert engine is not None
     stop(engine)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
+
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t].*", re.MULTILINE)
 
 
@@ -90,6 +91,11 @@ def modules(name: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
+def _of(file: str, *tests: str) -> tuple[str, ...]:
+    """Some tests of a file."""
+    return tuple(f"{file}::{test}" for test in tests)
+
+
 _SERVER = ("bertserve.py", "serving", "export")
 """The server and the exporter of its models. Hundreds of tests of every run hold that it starts, computes and answers;
 the subject of an outsider is the code that deals with other people's software."""
@@ -161,14 +167,12 @@ OUTSIDERS = {
     "Triton": Outsider(
         tests=(
             "tests/contract/perf_analyzer_test.py",
-            *(
-                f"tests/export/triton_repository_test.py::{name}"
-                for name in (
-                    "test_triton_answers_what_our_server_answers",
-                    "test_concurrent_texts_keep_their_vectors",
-                    "test_one_bad_request_is_refused_by_itself",
-                    "test_a_wrong_choice_keeps_the_text_model_from_being_ready",
-                )
+            *_of(
+                "tests/export/triton_repository_test.py",
+                "test_triton_answers_what_our_server_answers",
+                "test_concurrent_texts_keep_their_vectors",
+                "test_one_bad_request_is_refused_by_itself",
+                "test_a_wrong_choice_keeps_the_text_model_from_being_ready",
             ),
         ),
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
@@ -195,13 +199,11 @@ OUTSIDERS = {
         beside=_SERVER,
     ),
     "PyTorch at a start": Outsider(
-        tests=tuple(
-            f"tests/contract/model_id_test.py::{name}"
-            for name in (
-                "test_two_cold_starts_export_once",
-                "test_a_warm_start_exports_nothing",
-                "test_logs_of_an_export_are_json_too",
-            )
+        tests=_of(
+            "tests/contract/model_id_test.py",
+            "test_two_cold_starts_export_once",
+            "test_a_warm_start_exports_nothing",
+            "test_logs_of_an_export_are_json_too",
         ),
         # An export in a process of its own; what it makes is tested without a server.
         paths=(
@@ -217,14 +219,12 @@ OUTSIDERS = {
     "TensorRT": Outsider(
         tests=(
             "tests/export/tensorrt_test.py",
-            *(
-                f"tests/fault/engine_build_test.py::{name}"
-                for name in (
-                    "test_a_first_start_serves_while_it_builds_and_changes_over",
-                    "test_what_was_built_is_proven_and_serves_the_next_start",
-                    "test_an_engine_that_ends_soon_after_gives_way_to_the_one_before",
-                    "test_a_server_that_ends_ends_its_build",
-                )
+            *_of(
+                "tests/fault/engine_build_test.py",
+                "test_a_first_start_serves_while_it_builds_and_changes_over",
+                "test_what_was_built_is_proven_and_serves_the_next_start",
+                "test_an_engine_that_ends_soon_after_gives_way_to_the_one_before",
+                "test_a_server_that_ends_ends_its_build",
             ),
         ),
         # What makes the graphs that it parses, what orders the builds, and what takes them over.
