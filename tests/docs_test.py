@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -73,6 +74,12 @@ def test_the_readme_names_commands_that_exist() -> None:
         shown = {after for before, after in pairwise(words) if before == "make" and re.fullmatch(r"[a-z-]+", after)}
         assert {"run", "test"} <= shown
         assert shown <= targets
+
+
+def test_a_clone_holds_no_link() -> None:
+    """One that leads nowhere stood in the place of `models/`, so that the README's first command failed."""
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+    assert [line for line in listed.stdout.splitlines() if line.startswith("120000 ")] == []
 
 
 def test_the_readme_is_short() -> None:
