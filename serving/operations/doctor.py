@@ -165,7 +165,7 @@ def _memory(topic: str, proc: Path) -> Finding:
 def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
     topic = "GPU"
     gpus = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
-    driver = re.search(r"Module\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
+    driver = re.search(r"Module(?: for \S+)?\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
     if not gpus:
         why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
         yield Finding(topic, "GPUs", f"none ({why})")

@@ -139,6 +139,8 @@ def difference(read: Reading, replies: list[Reply], alone: Alone) -> str:
             return ""  # whichever of two reasons there is to refuse it
         if (reply.status, its_own) != (status, True):
             return f"{reply.status} for {status}" if its_own else "the answer to another request"
+    if len(replies) == len(read.requests) and replies and replies[-1].closes:
+        return ""  # nothing is answered behind `Connection: close` (RFC 9112, 9.6)
     return _difference_behind(read, replies[len(read.requests) :])
 
 

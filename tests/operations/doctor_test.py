@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
+OPEN_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\n"
 INFORMATION = "Model: \t\t Tesla T4\nIRQ:   \t\t 36\nGPU UUID: \t GPU-8f3b\nBus Location: \t 0000:00:1e.0\n"
 
 
@@ -71,19 +72,20 @@ def test_a_driver_without_a_card(tmp_path: Path) -> None:
     assert finding.value == "none (the driver is there and no GPU)"
 
 
-def test_cards_driver_and_libraries(tmp_path: Path) -> None:
-    """As the driver tells them, and what is found beside it."""
+@pytest.mark.parametrize(("version", "driver"), [(VERSION, "535.104.05"), (OPEN_VERSION, "580.159.04")])
+def test_cards_driver_and_libraries(tmp_path: Path, version: str, driver: str) -> None:
+    """As the driver tells them, with closed and with open modules, and what is found beside it."""
     for bus in ("0000:00:1e.0", "0000:00:1f.0"):
         (tmp_path / "driver/nvidia/gpus" / bus).mkdir(parents=True)
         (tmp_path / "driver/nvidia/gpus" / bus / "information").write_text(INFORMATION)
-    (tmp_path / "driver/nvidia/version").write_text(VERSION)
+    (tmp_path / "driver/nvidia/version").write_text(version)
     folder = tmp_path / "lib" / "x86_64-linux-gnu"
     folder.mkdir(parents=True)
     for name in ("libcuda.so.1", "libnvinfer.so.10", "libother.so.1"):
         (folder / name).touch()
     found = named(gpus(tmp_path, [tmp_path / "lib"]))
     assert found["GPUs"].value == "Tesla T4, Tesla T4"
-    assert found["driver"].value == "535.104.05"
+    assert found["driver"].value == driver
     assert "libcuda.so.1, libnvinfer.so.10" in found["libraries"].value
     assert "libother" not in found["libraries"].value
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from serving.engine.base import verified
-from serving.engine.cpu.ort import LOAD_ERRORS, RUN_ERRORS, VERSION, check_tensors, session_options
+from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors, session_options
 from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, ProgramError, lengths_for, shapes_for
 from serving.errors import BundleError
 
@@ -59,6 +59,7 @@ def preload() -> None:
     if PROVIDER not in ort.get_available_providers():
         raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
     ort.preload_dlls()
+    ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session warns of a plugin that this provider is not
 
 
 def load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:

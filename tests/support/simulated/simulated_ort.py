@@ -85,4 +85,5 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
         IOBinding=Binding,
         get_available_providers=lambda: [CUDA, CPU],
         preload_dlls=lambda: None,
+        set_default_logger_severity=ort.set_default_logger_severity,
     )
