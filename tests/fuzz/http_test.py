@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SIDE_BY_SIDE = 25
 _PART = 5000
 
-_REFUSALS = {400, 413, 431, 501, 505}
+_REFUSALS = {400, 413, 421, 431, 501, 505}
 """What is said to bytes that are no request here; the connection ends with it."""
 
 _METHODS = rb"GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|CONNECT|PATCH"
@@ -42,7 +42,7 @@ _MOST_FIELDS = 100
 
 _STRICTER = {
     # RFC 9112, 2.2, lets servers take LF alone, and requests were smuggled so.
-    "CRLF ends a line": rb"(?<!\r)\n",
+    "CRLF ends a line": rb"(?<!\r)\n|\r(?!\n)",
     "no control character is in a field, DEL neither: RFC 9110, 5.5": rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]",
     "a folded line is obsolete: RFC 9112, 5.2": rb"\r\n[ \t]",
     "a method is one that a standard has": rb"\A(?!(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|CONNECT|PATCH) )",
@@ -51,12 +51,14 @@ _STRICTER = {
     "a percent sign is followed by two digits: RFC 3986, 2.1": rb"\A\S+ +\S*%(?![0-9a-fA-F]{2})",
     "a Host has no space and no user: RFC 9112, 3.2": rb"(?i)\r\nhost:[^\r]*(?:[^\w.:\[\]\r\t -]|\S[ \t]+\S)",
     "a Host's port is a number: RFC 9112, 3.2": rb"(?i)\r\nhost:[^\r]*:[^\r:\]]*[^\r\d\]:]",
+    "a Host in a domain is another server: SECURITY.md": rb"(?i)\r\nhost:[ \t]*(?:[^\r\ta-z ]|[^\r]*\.)",
     "a version is 1.0 or 1.1: RFC 9112, 2.3": rb"\A[^\r\n]*HTTP/(?!1\.[01]\r)",
     "a length comes once: RFC 9110, 8.6": rb"(?i)content-length:(?:[^\r]*,|(?s:.*)content-length:)",
     "a body has a length or chunks: RFC 9112, 6.1": rb"(?i)content-length:(?s:.*)transfer-enc",
     "a body has chunks or a length: RFC 9112, 6.1": rb"(?i)transfer-enc(?s:.*)content-length:",
     "what is no list comes once: RFC 9110, 5.3": rb"(?i)\n(content-type|x-[a-z-]*): *([^\r]*)\r(?s:.*)\n\1:(?! *\2\r)",
     "an extension of a chunk has a name: RFC 9112, 7.1.1": rb"\r\n[0-9a-fA-F]+[^\r\n]*;\r\n",
+    "its name is a token: RFC 9112, 7.1.1": rb"\r\n[0-9a-fA-F]+;[^\r\n=]*[^\w!#$%&'*+.^`|~;=\r\n-]",
     "the size of a chunk is digits alone: RFC 9112, 7.1": rb"\r\n[0-9a-fA-F]+[ \t]",
     "HTTP/1.0 has no chunks: RFC 9112, 6.1": rb"(?i)\A[^\r]*HTTP/1\.0\r(?s:.*)transfer-encoding",
 }
@@ -73,6 +75,9 @@ _SOONER = {"llhttp takes Proxy-Connection for Connection": rb"(?i)\r\nproxy-conn
 
 _NODE_TAKES_MORE = {
     "Node checks no Host": rb"(?i)host:",
+    "Node takes HTTP/0.9 and 2.0": rb"HTTP/(?:0\.9|2\.0)\r",
+    "Node takes two types of one body": rb"(?i)\ncontent-type:(?s:.*)\ncontent-type:",
+    "Node takes chunks of HTTP/1.0": rb"(?i)HTTP/1\.0\r(?s:.*)transfer-encoding",
     "Node has no limit of the number of fields": rb"(?:[^\r]*\r\n){100}",
 }
 _NODE_TAKES_LESS = {
@@ -139,13 +144,13 @@ def difference(read: Reading, replies: list[Reply], alone: Alone) -> str:
             return ""  # whichever of two reasons there is to refuse it
         if (reply.status, its_own) != (status, True):
             return f"{reply.status} for {status}" if its_own else "the answer to another request"
-    if len(replies) == len(read.requests) and replies and replies[-1].closes:
-        return ""  # nothing is answered behind `Connection: close` (RFC 9112, 9.6)
     return _difference_behind(read, replies[len(read.requests) :])
 
 
 def _difference_behind(read: Reading, replies: list[Reply]) -> str:
     """The same of what follows the last request, which is no request for h11."""
+    if len(replies) == 1 and replies[0].closes and read.rest.startswith(b"CONNECT "):
+        return ""  # h11 waits for a body, which has no meaning there: RFC 9110, 9.3.6
     if replies and (len(replies) > 1 or replies[0].status not in _REFUSALS):
         return "" if _told(_LOOSER, read.error.encode()) else "looser: " + read.error[:60]
     sooner = bool(read.requests) and _told(_SOONER, read.requests[-1].sent)

@@ -213,13 +213,16 @@ class Reply:
     closes: bool
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
 def replies_in(data: bytes, methods: list[bytes]) -> list[Reply]:
     """The replies in what a server has sent, to requests with these methods, and to what is none behind them.
 
     Raises:
         h11.RemoteProtocolError: They are none.
     """
-    if not data:
+    if data in {b"", CONTINUE}:  # the latter to a request whose body never came
         return []
     if methods:
         reply, rest = _reply_in(data, to_head=methods[0] == b"HEAD")
