@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
             foreign[place] = rule
             together = 1.0
     model = content.get("model") or {}
-    words = model.get("vocab") or ()
-    tokens = [word if isinstance(word, str) else word[0] for word in words]
-    tokens += [token.get("content", "") for token in content.get("added_tokens") or ()]
-    if max(map(len, tokens), default=0) > _LONGEST_TOKEN or model.get("max_input_chars_per_word", 0) > _LONGEST_WORD:
+    words = model.get("vocab") or {}
+    tokens = words if isinstance(words, dict) else [word if isinstance(word, str) else word[0] for word in words]
+    added = [token.get("content", "") for token in content.get("added_tokens") or ()]
+    longest = max(map(len, chain(tokens, added)), default=0)
+    if longest > _LONGEST_TOKEN or model.get("max_input_chars_per_word", 0) > _LONGEST_WORD:
         foreign["model"] = model
     post = content.get("post_processor") or {}
     steps = post.get("processors", [post])

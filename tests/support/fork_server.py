@@ -8,11 +8,13 @@ shell would.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -22,17 +24,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from serving.cli import BEFORE_IMPORTS
+from serving.engine.process import __main__ as engine_process
+from serving.engine.process import remote_engine
 from serving.settings import _parser
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SERVING = (
     "bertserve",
@@ -53,6 +58,9 @@ EXPORTING = (
     "transformers.models.bert.modeling_bert",
     "tests.support.lean_exports",
 )
+ENGINE = "forked-engine"
+"""The name of a forked engine's process, whose command line is the fork server's."""
+
 _MESSAGE_BYTES = 1 << 17
 _START_LIMIT_S = 60.0
 
@@ -285,6 +293,54 @@ def _search(path: str) -> None:
     sys.path[1:1] = added  # behind the program's own directory
 
 
+class _EngineForks:
+    """In place of `subprocess`: the fake engine's process is forked from its server, which has imported all of it."""
+
+    DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
+
+    class Popen:
+        def __init__(self, command: Sequence[str], pass_fds: Sequence[int], stdin: int) -> None:
+            assert (command[2:4], stdin) == (["-m", "serving.engine.process"], subprocess.DEVNULL)
+            self.returncode: int | None = None
+            self._lock = threading.Lock()
+            self.pid = os.fork()
+            if not self.pid:
+                _become_engine(pass_fds)
+
+        def poll(self) -> int | None:
+            with self._lock:
+                if self.returncode is None:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                    self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            return self.returncode
+
+        def wait(self, timeout: float) -> int:
+            end = time.monotonic() + timeout
+            while (status := self.poll()) is None:
+                if time.monotonic() > end:
+                    raise subprocess.TimeoutExpired("the engine", timeout)
+                time.sleep(0.005)
+            return status
+
+        def kill(self) -> None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become_engine(descriptors: Sequence[int]) -> NoReturn:
+    """Makes of this copy of a server the process that `python -m serving.engine.process` is."""
+    try:
+        signal.set_wakeup_fd(-1)
+        asyncio._set_running_loop(None)
+        kept = sorted((0, 1, 2, *descriptors, os.sysconf("SC_OPEN_MAX")))
+        for one, other in itertools.pairwise(kept):
+            os.closerange(one + 1, other)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        Path("/proc/self/comm").write_text(ENGINE, encoding="ascii")
+        engine_process.main(list(descriptors))
+    finally:
+        os._exit(1)
+
+
 def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str, limits: list[int]) -> int:
     """Makes of this copy of the fork server a process that was started with these words, and runs it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -300,6 +356,8 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
     # The hub's client reads the environment when it is imported.
     for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
         del sys.modules[name]
+    if ("--engine", "fake") in itertools.pairwise(words):
+        remote_engine.subprocess = _EngineForks()  # type: ignore[assignment]
     sys.argv = ["bertserve.py", *words]
     from bertserve import main  # noqa: PLC0415  long imported
 

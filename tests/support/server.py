@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.support.certificates import Secured
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import ENGINE, fork_server
 from tests.support.models import ROOT, demo_repository, light_repository
 from tests.support.waiting import wait_for
 
@@ -244,7 +244,7 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """The ids of all engine processes: during a swap, and after it, there are two."""
-        return [pid for pid in child_pids(self.pid) if "serving.engine.process" in _command_line(pid)]
+        return [pid for pid in child_pids(self.pid) if _is_engine(pid)]
 
     def child_pids(self) -> list[int]:
         """The ids of all processes that it has started and that run."""
@@ -345,8 +345,9 @@ def child_pids(pid: int) -> list[int]:
     return found
 
 
-def _command_line(pid: int) -> str:
+def _is_engine(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        files = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "comm")]
     except OSError:
-        return ""
+        return False
+    return b"serving.engine.process" in files[0] or files[1].decode().strip() == ENGINE
