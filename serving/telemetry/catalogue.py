@@ -27,16 +27,26 @@ class Metric(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-_MODEL = {"model": "a model of the repository", "version": "its version"}
+_SERVED = "a model of the repository"
+_MODEL = {"model": _SERVED, "version": "its version"}
 _FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+_PROTOCOL = "`http`, `grpc`"
 
 REQUESTS = Metric(
-    "bertserve_requests_total", "counter", "Requests by outcome.", {"reason": "`ok`, or the reason of an error"}
+    "bertserve_requests_total",
+    "counter",
+    "Requests by outcome.",
+    {
+        "reason": "`ok`, or the reason of an error",
+        "model": f"{_SERVED}; empty if the request was refused before its model was known",
+        "protocol": f"{_PROTOCOL}, or `batch` for a line of `/v1/batches` that was answered",
+    },
 )
 REQUEST_SECONDS = Metric(
     "bertserve_request_seconds",
     "histogram",
     "Time from a request's arrival to its answer, of those answered. This and the next three leave out bulk work.",
+    {"model": _SERVED, "protocol": _PROTOCOL},
 )
 TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Time to tokenise a request.")
 QUEUE_SECONDS = Metric(
@@ -200,7 +210,7 @@ SWAPS = Metric(
     },
 )
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
-CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})
+CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": _PROTOCOL})
 BUFFERS = Metric(
     "bertserve_buffer_bytes",
     "gauge",
