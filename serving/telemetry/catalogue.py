@@ -209,6 +209,17 @@ SWAPS = Metric(
         " `rolled_back` because the engine of the new one ended"
     },
 )
+RELOADS = Metric(
+    "bertserve_last_reload_successful",
+    "gauge",
+    "0 while files that changed cannot be used and what they held before stays in use, else 1.",
+    {"files": "`API keys`, `certificates`"},
+)
+CERTIFICATE = Metric(
+    "bertserve_certificate_expiry_timestamp_seconds",
+    "gauge",
+    "When the certificate in use ends, in seconds since 1970; 0 without TLS.",
+)
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
 CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": _PROTOCOL})
 BUFFERS = Metric(
@@ -262,7 +273,7 @@ SERVER: Sequence[Metric] = (
     *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
-    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, BUFFERS, BUFFER_REFUSALS),
+    *(MODEL, UNPROVEN, VERSION, SWAPS, RELOADS, CERTIFICATE, BUILD, BUFFERS, BUFFER_REFUSALS),
     *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
     *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
 )

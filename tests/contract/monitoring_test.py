@@ -123,8 +123,8 @@ def test_every_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     """How urgent it is, what has happened, and where a runbook is, which is there."""
     assert alert["labels"]["severity"] in {"page", "ticket"}
     notes = alert["annotations"]
-    assert set(notes) == {"summary", "description", "runbook"}
-    page, _, section = notes["runbook"].partition("#")
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    page, _, section = notes["runbook_url"].removeprefix("https://bertserve.example/").partition("#")
     headings = re.findall(r"^## (.+)$", (ROOT / page).read_text(), re.MULTILINE)
     assert section in {heading.lower() for heading in headings}
     assert alert["alert"].lower() == section

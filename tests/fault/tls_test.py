@@ -21,6 +21,7 @@ from tests.support.clients import (
     RawConnection,
     get,
     grpc_raw,
+    metric,
 )
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.models import NAME
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 FAKE = ("--engine", "fake", "--precision", "fp32", "--header-timeout-s", "1", "--body-timeout-s", "1.5")
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
+EXPIRY, RELOADED = "bertserve_certificate_expiry_timestamp_seconds", "bertserve_last_reload_successful"
 CHECK = "/grpc.health.v1.Health/Check"
 
 
@@ -89,6 +91,14 @@ def refuses(address: str, context: ssl.SSLContext, session: ssl.SSLSession | Non
             return not connection.recv(1)
     except (ssl.SSLError, ConnectionError):
         return True
+
+
+def expiry(address: str, certificates: Certificates) -> float:
+    """When the certificate that a server shows ends, as OpenSSL's client reads it."""
+    with handshake(address, certificates.context()) as connection:
+        shown = connection.getpeercert()
+        assert shown
+        return ssl.cert_time_to_seconds(str(shown["notAfter"]))
 
 
 def serial(address: str, certificates: Certificates) -> str:
@@ -277,8 +287,10 @@ def test_grpcio_without_a_certificate(mutual_server: Server, mutual: Certificate
 
 def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Path) -> None:
     """New connections see the new certificate, on both ports; those that are open go on."""
-    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after")
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
+    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after", not_after=soon)
     server = serve(*FAKE, tls=before)
+    assert metric(server, EXPIRY) == expiry(server.http, before) > soon.timestamp() + 1
     old = Certificates.__new__(Certificates)
     old.__dict__.update(before.__dict__, ca=shutil.copyfile(before.ca, tmp_path / "ca-before"))
     first = serial(server.http, before)
@@ -289,6 +301,7 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         after.ca.replace(before.ca)
         wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
         assert serial(server.http, before) == serial(server.grpc, before) != first
+        assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
         assert refuses(server.http, old.context())
         assert http.call("GET", "/livez").status == 200
         connection.call(1, b"", CHECK)
@@ -305,9 +318,12 @@ def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: P
     server.wait_logged("not the key of the certificate")
     before.cert.write_text("nonsense", encoding="utf-8")
     server.wait_logged("no certificate in PEM")
+    assert metric(server, RELOADED, files="certificates") == 0
+    assert metric(server, EXPIRY) == expiry(server.http, before)
     assert serial(server.http, before) == serial(server.grpc, before) == first
     shutil.copyfile(after.cert, before.cert)
     server.wait_logged("certificates: read again")
+    assert metric(server, RELOADED, files="certificates") == 1
     after.ca.replace(before.ca)
     assert serial(server.http, before) != first
     assert "Traceback" not in server.log
