@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import shutil
 import socket
@@ -22,6 +23,7 @@ from tests.support.clients import (
     get,
     grpc_raw,
     metric,
+    post_json,
 )
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.models import NAME
@@ -237,12 +239,36 @@ def test_row_08_a_trickled_handshake(server: Server) -> None:
 )
 @pytest.mark.parametrize("port", ["http", "grpc"])
 def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes) -> None:
-    """Nobody who speaks plainly is answered, and the log stays as it is."""
+    """Nobody who speaks plainly gets more than a sentence, and that over HTTP alone; the log stays as it is."""
     log = server.log
     with RawConnection(str(getattr(server, port))) as connection:
         connection.send(data)
-        assert b"HTTP/1.1" not in connection.read_to_end()
+        received = connection.read_to_end()
+    assert received.startswith(b"HTTP/1.1 400 ") == (port == "http" and data[:1].isalpha())
+    assert received.count(b"HTTP/1.1") <= 1
     assert server.log == log
+
+
+@pytest.mark.parametrize("kind", ["server", "mutual_server"])
+def test_plain_http_on_the_tls_port_is_told_so(request: pytest.FixtureRequest, kind: str) -> None:
+    """With the status that nginx gives; a body that is still on its way does not cost the client its reply."""
+    address = str(request.getfixturevalue(kind).http)
+    for reply in (get(address, "/livez"), post_json(address, "/embed", b" " * 1_000_000)):
+        assert reply.status == 400
+        assert "https://" in reply.json()["error"]["message"]
+    assert get(request.getfixturevalue(kind).http, "/livez").status == 200
+
+
+def test_many_who_speak_plainly_take_no_place_for_long(server: Server) -> None:
+    """Each is told or closed, and TLS goes on."""
+    plain = [RawConnection(str(server.http)) for _ in range(40)]
+    with contextlib.ExitStack() as stack:
+        for connection in plain:
+            stack.enter_context(connection).send(LIVEZ)
+        statuses = {connection.status() for connection in plain}
+    assert statuses <= {400, 0}
+    assert 400 in statuses
+    assert get(server.http, "/livez").status == 200
 
 
 # Certificates of clients.
