@@ -63,6 +63,8 @@ _ANSWERED = "ok"
 """The outcome of a request that got its answer."""
 
 _PROTOCOLS = ("http", "grpc")
+_BATCH = "batch"
+"""Of requests that are lines of a file."""
 
 _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
 """The outcomes that each model has from the start. What clients do wrong shows once one does it."""
@@ -205,7 +207,7 @@ class Metrics:
     def _histogram(self, metric: Metric, buckets: Sequence[float]) -> Histogram:
         return Histograms(metric, self.registry, buckets).by_labels[()]
 
-    def answered(self, outcome: Outcome[Any], protocol: str = "batch") -> None:
+    def answered(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
         """Counts an answer; `protocol` is how it was sent, if not in a file of `/v1/batches`."""
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1
@@ -300,6 +302,8 @@ class Metrics:
         """
         for source in product([model.name for model in repository.models], _PROTOCOLS):
             self._requests[source], self._request[source]  # both are there from now on
+        for model in repository.models:
+            self._requests[model.name, _BATCH] = Counter({_ANSWERED: 0})  # errors of lines are counted by the jobs
         self.read(
             catalogue.MODEL,
             lambda: {
