@@ -39,7 +39,7 @@ REQUESTS = Metric(
     {
         "reason": "`ok`, or the reason of an error",
         "model": f"{_SERVED}; empty if the request was refused before its model was known",
-        "protocol": f"{_PROTOCOL}, or `batch` for a line of `/v1/batches` that was answered",
+        "protocol": f"{_PROTOCOL}, or `batch` for each part of a line of `/v1/batches` that was answered",
     },
 )
 REQUEST_SECONDS = Metric(

@@ -64,7 +64,7 @@ _ANSWERED = "ok"
 
 _PROTOCOLS = ("http", "grpc")
 _BATCH = "batch"
-"""Of requests that are lines of a file."""
+"""Of parts of the lines of a file; errors of lines are counted by the jobs."""
 
 _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
 """The outcomes that each model has from the start. What clients do wrong shows once one does it."""
@@ -303,7 +303,7 @@ class Metrics:
         for source in product([model.name for model in repository.models], _PROTOCOLS):
             self._requests[source], self._request[source]  # both are there from now on
         for model in repository.models:
-            self._requests[model.name, _BATCH] = Counter({_ANSWERED: 0})  # errors of lines are counted by the jobs
+            self._requests[model.name, _BATCH] = Counter({_ANSWERED: 0})
         self.read(
             catalogue.MODEL,
             lambda: {
