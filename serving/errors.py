@@ -210,8 +210,9 @@ class NonFiniteOutput(InternalError, reason="non_finite_output"):
     """The engine answered NaN or infinity; such numbers are never sent."""
 
 
-def reasons() -> list[str]:
-    kinds: list[type[BertserveError]] = [BertserveError]
+def reasons(root: type[BertserveError] = BertserveError) -> list[str]:
+    """The reasons of an error and of all kinds of it."""
+    kinds = [root]
     for kind in kinds:
         kinds += kind.__subclasses__()
     return sorted({kind.reason for kind in kinds})

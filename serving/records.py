@@ -572,7 +572,8 @@ class RequestTrace(msgspec.Struct):
         status: HTTP's status, or the name of gRPC's.
         reason: `ok`, or the reason of its error.
         error_status: The HTTP status of its error, whatever the transport; 0 without an error.
-        model: This and what follows are set only where there was an answer.
+        model: The one that the request is for, once that is known.
+        version: This and what follows are set only where there was an answer.
         outcomes: The answers, to be counted once they are sent.
     """
 

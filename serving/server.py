@@ -20,7 +20,7 @@ from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.apis.openai_lines import EmbeddingLines
 from serving.http.app import App
 from serving.http.listener import HttpListener
-from serving.http.middleware import known_hosts
+from serving.http.middleware import is_loopback, known_hosts
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
@@ -179,7 +179,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         await http.renew()
         await grpc.renew()
 
-    keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew)
+    keys, tls = _keys(settings, files, keys_changed, ports), _tls(settings, files, renew, metrics)
     record_error, budget = Refusals(metrics, log_writer.limit).refused, BufferBudget.of(settings)
     jobs = Jobs.open(settings)
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs)
@@ -329,8 +329,13 @@ def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
     return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
 
 
-def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None]) -> ApiKeys | None:
+def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None], ports: Ports) -> ApiKeys | None:
     if settings.api_keys_file is None:
+        if settings.tls_client_ca_file is None and not is_loopback(ports.http.getsockname()[0]):
+            log.warning(
+                "--host %s without --api-keys-file: everybody who reaches the HTTP or gRPC port may use the models",
+                settings.host,
+            )
         return None
     keys = ApiKeys(settings.api_keys_file)
 
@@ -342,13 +347,23 @@ def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None]) -> 
     return keys
 
 
-def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[None]]) -> Tls | None:
+def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[None]], metrics: Metrics) -> Tls | None:
+    expiry = 0.0
+    metrics.read(catalogue.CERTIFICATE, lambda: expiry)
+    metrics.read(catalogue.RELOADS, files.states)
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None or key is None:
         return None
     goodbye_s = max(LEAST_GOODBYE_S, settings.body_timeout_s)
     tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
-    files.add("certificates", tls.paths, renew)
+    expiry = tls.expires_at()
+
+    async def reload() -> None:
+        nonlocal expiry
+        await renew()
+        expiry = tls.expires_at()
+
+    files.add("certificates", tls.paths, reload)
     return tls
 
 

@@ -157,7 +157,7 @@ class Call(msgspec.Struct, eq=False):
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
         """Counts an error that does not end the call, of the message that has this id and this trace."""
         request_id = self.request_id(message_id)
-        self.environment.record_error(error, request_id)
+        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.failed(error.reason, error.http_status, error.grpc_code)
             trace.request_id = request_id
@@ -225,8 +225,8 @@ class Call(msgspec.Struct, eq=False):
         self.waited_s = 0.0
         self._end_later()
         self.connection.flush()
-        self.environment.record_error(error, request_id)
         trace = trace or self.trace or self.begin_trace(0)
+        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.request_id = request_id
             self.tell(trace, 0, error)

@@ -181,12 +181,12 @@ class Api:
         if request.ended:
             return
         request.ended = True
-        error = reply.error
+        error, trace = reply.error, request.trace
         if error is not None:
-            self.record_error(error, request.request_id)
+            self.record_error(error, request.request_id, "http", trace.model if trace else "")
         if self.observer is None:
             return
-        trace = request.trace or _trace(request.route, request, self.observer)
+        trace = trace or _trace(request.route, request, self.observer)
         if error is not None:
             trace.failed(error.reason, error.http_status, error.http_status)
         if request.stream is not None:

@@ -6,7 +6,7 @@ import asyncio
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from serving.errors import NotReady
+from serving.errors import MalformedRequest, NotReady
 from serving.http.connection import HttpConnection, HttpPort, Limits
 from serving.http.exchange import error_reply
 from serving.net.acceptor import Acceptor
@@ -30,12 +30,22 @@ _ON_THE_WAY_S = 0.25
 has no means to tell a client of that, so one that asks at that moment loses its request (RFC 9112, 9.5): the lame duck
 is there for all clients to be told before."""
 
-_FULL = error_reply("", NotReady("all connections of the server are taken; try again", retry_after_s=1), "")
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
-    % (*(_FULL.content_type, len(_FULL.body), _FULL.head, _FULL.body),)
+
+def _last_reply(status: bytes, error: BertserveError) -> bytes:
+    """An error as the bytes of a reply, behind which the connection ends."""
+    reply = error_reply("", error, "")
+    head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
+    return head % (status, reply.content_type, len(reply.body), reply.head, reply.body)
+
+
+_REFUSAL = _last_reply(
+    b"503 Service Unavailable", NotReady("all connections of the server are taken; try again", retry_after_s=1)
 )
 """What a connection is told for which there is no place."""
+
+_PLAIN = _last_reply(
+    b"400 Bad Request", MalformedRequest("a plain HTTP request was sent to a port that speaks TLS; use https://")
+)
 
 
 class HttpListener:
@@ -65,7 +75,7 @@ class HttpListener:
         """
         self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget, hosts)
         self._keep_alive_s = settings.keep_alive_s
-        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL)
+        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL, plain=_PLAIN)
         if places is not None:
             places.follow(self._connections)
         self._clock: asyncio.TimerHandle | None = None

@@ -56,7 +56,7 @@ def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None)
     the console does (DNS rebinding). Only the header Host tells them apart.
     """
     names = settings.host_names
-    if ANY in names or not (names or (keys is None and _is_loopback(opened.getsockname()[0]))):
+    if ANY in names or not (names or (keys is None and is_loopback(opened.getsockname()[0]))):
         return None
     return names
 
@@ -69,12 +69,12 @@ def is_known_host(host: bytes, names: Collection[str]) -> bool:
     """
     name = host.decode("latin-1").lower()
     name = name[: name.index("]") + 1] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
-    if name in names or name == "localhost" or _is_loopback(name.strip("[]")):
+    if name in names or name == "localhost" or is_loopback(name.strip("[]")):
         return True
     return not names and "." not in name and (not name or name[0].isalpha())
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -46,7 +46,7 @@ class AnswerCounts(Protocol):
     def totals(self) -> Mapping[tuple[str, str], Totals]:
         """What each model has answered, by its name and version."""
 
-    def answered(self, outcome: Outcome[Any]) -> None: ...
+    def answered(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
 
     def batches(self, model: ServedModel) -> int: ...
 
@@ -143,6 +143,8 @@ class Pipeline:
             raise self._lifecycle.refusal()
         task: Task[Any, A] = TASKS[type(request.options)]
         model = self._repository.find(request.model, request.version, task.name)
+        if trace is not None:
+            trace.model = model.name
         _check_count(request)
         task.check(request.options, model.manifest)
         prompted = model.with_prompt_apart if task.prompt_apart else model.prompted

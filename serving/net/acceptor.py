@@ -247,6 +247,7 @@ class Acceptor:
     Args:
         places: What its connections take places of; without it there is no bound.
         refusal: What a connection for which there is no place is told, without TLS.
+        plain: What a client is told that sends a request where it should begin TLS; empty: nothing.
     """
 
     def __init__(
@@ -258,6 +259,7 @@ class Acceptor:
         *,
         places: Places | None = None,
         refusal: bytes = b"",
+        plain: bytes = b"",
     ) -> None:
         self._socket = opened
         self._connection = connection
@@ -265,6 +267,7 @@ class Acceptor:
         self._protocol = protocol
         self._places = places
         self._refusal = refusal if tls is None else b""
+        self._plain = plain
         self._context: ssl.SSLContext | None = None
         self._opening: set[_Accepted] = set()
         self._refused: set[_Refused] = set()
@@ -343,6 +346,12 @@ class Acceptor:
         """Makes a connection of a socket; over TLS that takes as long as the client's handshake."""
         tls = self._tls
         try:
+            if tls is not None and self._plain and await _speaks_plainly(accepted, tls.handshake_s):
+                if len(self._refused) >= _REFUSALS:
+                    accepted.close()
+                else:
+                    await self._tell_refused(accepted, _Refused(self._refused, self._plain))
+                return
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._connection,
                 accepted,
@@ -388,6 +397,22 @@ class Acceptor:
             self._places.make_room()
         loop.remove_reader(self._socket)
         loop.call_later(_PAUSE_S, self._listen)
+
+
+async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
+    """Waits for a client's first byte: whether it begins the name of a method, as no handshake does.
+
+    Raises:
+        TimeoutError: It does not come.
+    """
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(accepted, came.set)
+    try:
+        async with asyncio.timeout(wait_s):
+            await came.wait()
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK).isupper()
 
 
 def _nothing() -> None:

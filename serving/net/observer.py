@@ -20,7 +20,7 @@ class RequestObserver:
     """
 
     def __init__(
-        self, answered: Callable[[Outcome[Any]], None], sinks: Sequence[Callable[[RequestTrace], None]]
+        self, answered: Callable[[Outcome[Any], str], None], sinks: Sequence[Callable[[RequestTrace], None]]
     ) -> None:
         self._answered = answered
         self._sinks = sinks
@@ -38,6 +38,6 @@ class RequestObserver:
         outcomes = trace.let_go() if self.detailed else trace.outcomes
         if trace.reason == "ok":
             for outcome in outcomes:
-                self._answered(outcome)
+                self._answered(outcome, trace.protocol)
         for sink in self._sinks:
             sink(trace)

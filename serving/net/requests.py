@@ -16,8 +16,8 @@ from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RecordError = Callable[[BertserveError, str], None]
-"""Called with each error that a client gets, and the id of its request."""
+RecordError = Callable[[BertserveError, str, str, str], None]
+"""Called with each error that a client gets, the id of its request, the protocol, and the model or an empty name."""
 
 COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 """Encodings of bodies, as zlib's `wbits`; `deflate` is zlib's format, as HTTP and gRPC mean it."""

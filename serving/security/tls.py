@@ -7,6 +7,7 @@ changes, all is made anew: certificates that are trusted no more are refused at 
 from __future__ import annotations
 
 import ssl
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # typeshed leaves it out
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,11 @@ class Tls:
     @property
     def paths(self) -> list[Path]:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
+
+    def expires_at(self) -> float:
+        """When the server's certificate ends, in seconds since 1970."""
+        # The module's public part shows certificates of authorities and of peers alone.
+        return float(ssl.cert_time_to_seconds(_test_decode_cert(str(self.certificate))["notAfter"]))
 
     def context(self, protocol: str) -> ssl.SSLContext:
         """A context for a server that speaks one protocol, as ALPN names it; raises CredentialsError."""

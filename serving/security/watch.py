@@ -32,11 +32,16 @@ class _Watched:
     reload: Callable[[], Awaitable[None]]
     used: _Signature
     seen: _Signature
+    good: bool = True
 
 
 class FileWatch:
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
+
+    def states(self) -> dict[str, float]:
+        """For each group of files 1, or 0 where what is there now cannot be used."""
+        return {"API keys": 1.0, "certificates": 1.0} | {one.what: float(one.good) for one in self._watched}
 
     def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[None]]) -> None:
         """Watches files that are read together and have been read just now; `what` is their name in the log.
@@ -58,12 +63,13 @@ async def _look(watched: _Watched) -> None:
     before, watched.seen = watched.seen, _signature(watched.paths)
     if watched.seen == watched.used or watched.seen != before:
         return
-    watched.used = watched.seen
+    watched.used, watched.good = watched.seen, False
     try:
         await watched.reload()
     except (CredentialsError, OSError) as error:
         log.error("%s: what is there now cannot be used, what was there before stays in use: %s", watched.what, error)  # noqa: TRY400  our sentence says it all
     else:
+        watched.good = True
         log.info("%s: read again", watched.what)
 
 

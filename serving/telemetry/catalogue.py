@@ -27,16 +27,26 @@ class Metric(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-_MODEL = {"model": "a model of the repository", "version": "its version"}
+_SERVED = "a model of the repository"
+_MODEL = {"model": _SERVED, "version": "its version"}
 _FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+_PROTOCOL = "`http`, `grpc`"
 
 REQUESTS = Metric(
-    "bertserve_requests_total", "counter", "Requests by outcome.", {"reason": "`ok`, or the reason of an error"}
+    "bertserve_requests_total",
+    "counter",
+    "Requests by outcome.",
+    {
+        "reason": "`ok`, or the reason of an error",
+        "model": f"{_SERVED}; empty if the request was refused before its model was known",
+        "protocol": f"{_PROTOCOL}, or `batch` for each part of a line of `/v1/batches` that was answered",
+    },
 )
 REQUEST_SECONDS = Metric(
     "bertserve_request_seconds",
     "histogram",
     "Time from a request's arrival to its answer, of those answered. This and the next three leave out bulk work.",
+    {"model": _SERVED, "protocol": _PROTOCOL},
 )
 TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Time to tokenise a request.")
 QUEUE_SECONDS = Metric(
@@ -199,8 +209,19 @@ SWAPS = Metric(
         " `rolled_back` because the engine of the new one ended"
     },
 )
+RELOADS = Metric(
+    "bertserve_last_reload_successful",
+    "gauge",
+    "0 while files that changed cannot be used and what they held before stays in use, else 1.",
+    {"files": "`API keys`, `certificates`"},
+)
+CERTIFICATE = Metric(
+    "bertserve_certificate_expiry_timestamp_seconds",
+    "gauge",
+    "When the certificate in use ends, in seconds since 1970; 0 without TLS.",
+)
 BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
-CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": "`http`, `grpc`"})
+CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": _PROTOCOL})
 BUFFERS = Metric(
     "bertserve_buffer_bytes",
     "gauge",
@@ -252,7 +273,7 @@ SERVER: Sequence[Metric] = (
     *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
-    *(MODEL, UNPROVEN, VERSION, SWAPS, BUILD, BUFFERS, BUFFER_REFUSALS),
+    *(MODEL, UNPROVEN, VERSION, SWAPS, RELOADS, CERTIFICATE, BUILD, BUFFERS, BUFFER_REFUSALS),
     *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
     *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
 )

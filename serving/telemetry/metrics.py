@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from serving.errors import reasons
+from serving.errors import InvalidRequest, reasons
 from serving.lifecycle import State
 from serving.models.statistics import BatchStatistics, Duration
 from serving.records import BULK, ON_A_GPU, Totals
@@ -62,6 +62,13 @@ _RECENT_BATCHES = 128
 _ANSWERED = "ok"
 """The outcome of a request that got its answer."""
 
+_PROTOCOLS = ("http", "grpc")
+_BATCH = "batch"
+"""Of parts of the lines of a file; errors of lines are counted by the jobs."""
+
+_OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
+"""The outcomes that each model has from the start. What clients do wrong shows once one does it."""
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -84,15 +91,13 @@ class Reading(Collector):
         yield family
 
 
-class Histogram(Collector):
+class Histogram:
     """Counts values by bucket; bounds are ascending and inclusive, and one bucket without a bound is added."""
 
-    def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
-        self._metric = metric
+    def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds = tuple(buckets)
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
-        registry.register(self)
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
@@ -102,10 +107,25 @@ class Histogram(Collector):
         """What each bucket holds by itself; last, what is beyond them."""
         return tuple(self._counts)
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
+    def exported(self) -> tuple[list[tuple[str, int]], float]:
+        """The buckets as Prometheus has them, each with those below it, and the sum of the values."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._metric.name, self._metric.text, buckets=buckets, sum_value=self._sum)
+        return list(zip(names, accumulate(self._counts), strict=True)), self._sum
+
+
+class Histograms(Collector):
+    """The histograms of a metric, by the values of its labels; one that is asked for is there from then on."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
+        self._metric = metric
+        self.by_labels: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(buckets))
+        registry.register(self)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._metric.name, self._metric.text, labels=list(self._metric.labels))
+        for labels, histogram in self.by_labels.items():
+            family.add_metric(labels, *histogram.exported())
+        yield family
 
 
 class BatchSeen(NamedTuple):
@@ -150,21 +170,25 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        # Every reason is there from the start: a counter that first appears above 0 has no rate.
-        self._requests = dict.fromkeys([_ANSWERED, *reasons()], 0)
-        self._request = Histogram(catalogue.REQUEST_SECONDS, registry, _SECONDS)
-        self._tokenize = Histogram(catalogue.TOKENIZE_SECONDS, registry, _SECONDS)
-        self._queue = Histogram(catalogue.QUEUE_SECONDS, registry, _SECONDS)
-        self._compute = Histogram(catalogue.COMPUTE_SECONDS, registry, _SECONDS)
-        self._bulk_request = Histogram(catalogue.BULK_REQUEST_SECONDS, registry, _BULK_SECONDS)
+        # Outcomes are there from the start: a counter that first appears above 0 has no rate.
+        self._requests: defaultdict[tuple[str, str], Counter[str]] = defaultdict(
+            lambda: Counter(dict.fromkeys(_OF_A_MODEL, 0))
+        )
+        for protocol in _PROTOCOLS:
+            self._requests["", protocol] = Counter(dict.fromkeys(reasons(), 0))
+        self._request = Histograms(catalogue.REQUEST_SECONDS, registry, _SECONDS).by_labels
+        self._tokenize = self._histogram(catalogue.TOKENIZE_SECONDS, _SECONDS)
+        self._queue = self._histogram(catalogue.QUEUE_SECONDS, _SECONDS)
+        self._compute = self._histogram(catalogue.COMPUTE_SECONDS, _SECONDS)
+        self._bulk_request = self._histogram(catalogue.BULK_REQUEST_SECONDS, _BULK_SECONDS)
         self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
         self._predicted_s = self._actual_s = 0.0
-        self._batches = Histogram(catalogue.BATCH_SIZE, registry, _BATCH_SIZES)
-        self._lengths = Histogram(catalogue.TEXT_TOKENS, registry, _LENGTHS)
-        self._cost_ratio = Histogram(catalogue.COST_RATIO, registry, _RATIOS)
+        self._batches = self._histogram(catalogue.BATCH_SIZE, _BATCH_SIZES)
+        self._lengths = self._histogram(catalogue.TEXT_TOKENS, _LENGTHS)
+        self._cost_ratio = self._histogram(catalogue.COST_RATIO, _RATIOS)
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
         self._state = State.STARTING
-        self.read(catalogue.REQUESTS, lambda: self._requests)
+        self.read(catalogue.REQUESTS, self._outcomes)
         self.read(catalogue.TEXTS, lambda: self._texts)
         self.read(catalogue.TOKENS, lambda: self._tokens)
         self.read(catalogue.TRUNCATED, lambda: self._truncated)
@@ -180,16 +204,20 @@ class Metrics:
         self._triton: Callable[[], bytes] = bytes
         ProcessCollector(registry=registry)
 
-    def answered(self, outcome: Outcome[Any]) -> None:
-        timings = outcome.timings
-        self._requests[_ANSWERED] += 1
+    def _histogram(self, metric: Metric, buckets: Sequence[float]) -> Histogram:
+        return Histograms(metric, self.registry, buckets).by_labels[()]
+
+    def answered(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
+        """Counts an answer; `protocol` is how it was sent, if not in a file of `/v1/batches`."""
+        timings, source = outcome.timings, (outcome.model, protocol)
+        self._requests[source][_ANSWERED] += 1
         if outcome.priority == BULK:
             self._bulk_request.observe(timings.total_us / 1e6)
         else:
             self._tokenize.observe(timings.tokenize_us / 1e6)
             self._queue.observe(timings.queue_us / 1e6)
             self._compute.observe(timings.compute_us / 1e6)
-            self._request.observe(timings.total_us / 1e6)
+            self._request[source].observe(timings.total_us / 1e6)
         texts = len(outcome.answer)
         self._texts += texts
         self._tokens += outcome.tokens
@@ -207,8 +235,9 @@ class Metrics:
             totals.queue_us += timings.queue_us
             totals.compute_us += timings.compute_us
 
-    def refused(self, reason: str) -> None:
-        self._requests[reason] += 1
+    def refused(self, reason: str, protocol: str, model: str) -> None:
+        """Counts an error; `model` is empty where the request was refused before it had one."""
+        self._requests[model, protocol][reason] += 1
 
     def batch_started(self, assignment: Assignment) -> None:
         self._batches.observe(len(assignment.items))
@@ -271,6 +300,10 @@ class Metrics:
 
         `statistics` are those of v2, `waiting` the requests of each model that have not reached an engine.
         """
+        for source in product([model.name for model in repository.models], _PROTOCOLS):
+            self._requests[source], self._request[source]  # both are there from now on
+        for model in repository.models:
+            self._requests[model.name, _BATCH] = Counter({_ANSWERED: 0})
         self.read(
             catalogue.MODEL,
             lambda: {
@@ -326,11 +359,17 @@ class Metrics:
         self.read(catalogue.ENGINE_REJECTED, rejected)
         ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
+    def _outcomes(self) -> Values:
+        return {
+            (reason, *source): count for source, counts in self._requests.items() for reason, count in counts.items()
+        }
+
     def counts(self) -> Counts:
-        outcomes = {reason: count for reason, count in self._requests.items() if count}
+        errors = sum(self._requests.values(), Counter[str]())  # leaves out what is 0
+        requests = (Histogram(_SECONDS), *self._request.values())
         return Counts(
-            requests=outcomes.pop(_ANSWERED, 0),
-            errors=outcomes,
+            requests=errors.pop(_ANSWERED, 0),
+            errors=errors,
             texts=self._texts,
             tokens=self._tokens,
             truncated=self._truncated,
@@ -339,7 +378,7 @@ class Metrics:
                 "tokenize": self._tokenize.counts(),
                 "queue": self._queue.counts(),
                 "compute": self._compute.counts(),
-                "request": self._request.counts(),
+                "request": [sum(bucket) for bucket in zip(*(each.counts() for each in requests), strict=True)],
             },
         )
 

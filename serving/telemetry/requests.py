@@ -47,9 +47,10 @@ class Refusals:
         self._metrics = metrics
         self._limit = limit
 
-    def refused(self, error: BertserveError, request_id: str) -> None:
+    def refused(self, error: BertserveError, request_id: str, protocol: str, model: str) -> None:
+        """`model` is the one that the request was for, empty where it was refused before that was known."""
         reason = error.reason
-        self._metrics.refused(reason)
+        self._metrics.refused(reason, protocol, model)
         if reason == _GONE:
             return
         level = logging.WARNING if error.http_status >= _SERVER_FAULT else logging.INFO

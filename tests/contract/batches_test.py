@@ -96,7 +96,10 @@ def test_upload_batch_poll_download(client: openai.OpenAI, server: Server) -> No
     assert (shown.purpose, shown.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert shown.expires_at is not None
     assert shown.expires_at - shown.created_at == 7200
-    assert metric(server, "bertserve_batch_lines_total", outcome="completed") >= 118
+    completed = metric(server, "bertserve_batch_lines_total", outcome="completed")
+    assert completed >= 118
+    assert metric(server, "bertserve_requests_total", protocol="batch", reason="ok") >= completed
+    assert metric(server, "bertserve_request_seconds_count", protocol="batch") == 0
     status = get(server.metrics, "/status").json()["jobs"]
     assert status["states"]["completed"] >= 1
     assert metric(server, "bertserve_batch_files_bytes") == status["bytes"] > 0

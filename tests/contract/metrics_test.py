@@ -10,10 +10,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from serving.telemetry import catalogue
 from tests.support import prometheus
-from tests.support.clients import BOTH, RawConnection, Refused, Tei, V2Json, get, metric, post_json
+from tests.support.clients import BOTH, Grpc, RawConnection, Refused, Tei, V2Json, get, metric, post_json
 from tests.support.prometheus import Prometheus, promtool
 from tests.support.server import Server
 from tests.support.stopping import stop
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 CATALOGUE = {metric.name: metric for metric in (*catalogue.SERVER, *catalogue.TRITON, *catalogue.PROCESS)}
 SENT = 7
+REQUESTS = "bertserve_requests"
 SAMPLE = re.compile(r"(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? \S+")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
@@ -94,6 +96,46 @@ def test_promtool_finds_nothing_to_improve(server: Server) -> None:
     done = promtool("check", "metrics", given=ours)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
+
+
+def traffic(server: Server) -> dict[tuple[str, ...], float]:
+    """The requests of each model, protocol and reason, as Prometheus's own parser reads them."""
+    (family,) = (found for found in text_string_to_metric_families(exposition(server)) if found.name == REQUESTS)
+    return {
+        (sample.labels["model"], sample.labels["protocol"], sample.labels["reason"]): sample.value
+        for sample in family.samples
+    }
+
+
+def test_requests_count_by_model_and_protocol(models: Path) -> None:
+    """From zero, so that the first error has a rate; without a model where none was chosen."""
+    with Server(models, "--engine", "fake", "--precision", "fp32") as running:
+        before = traffic(running)
+        assert set(before.values()) == {0}
+        served = {(model, protocol) for model, protocol, reason in before if reason == "ok" and model}
+        assert served == {("minilm", "http"), ("minilm", "grpc"), ("minilm", "batch")}
+        for transport, calls in ((V2Json, 2), (Grpc, 3)):
+            with transport(running) as client:
+                for _ in range(calls):
+                    client.embed(["a text"])
+                with pytest.raises(Refused):
+                    client.embed(["x " * 100_000], truncate=False)
+        post_json(running.http, "/models/made-up/embed", b'{"inputs": "a"}')
+        post_json(running.http, "/embed", b'{"inputs": "a"}', {"X-Request-Timeout-Ms": "0.001"})
+        wait_for(lambda: metric(running, "bertserve_requests_total", reason="deadline_exceeded") == 1, "the last")
+        changed = {source: value for source, value in traffic(running).items() if value}
+        shown = exposition(running)
+    assert changed == {
+        ("minilm", "http", "ok"): 2,
+        ("minilm", "grpc", "ok"): 3,
+        ("minilm", "http", "invalid_request"): 1,
+        ("minilm", "grpc", "invalid_request"): 1,
+        ("minilm", "http", "deadline_exceeded"): 1,
+        ("", "http", "model_not_found"): 1,
+    }
+    assert set(changed) - set(before) <= {("minilm", protocol, "invalid_request") for protocol in ("http", "grpc")}
+    for protocol, answers in (("http", 2), ("grpc", 3)):
+        assert f'bertserve_request_seconds_count{{model="minilm",protocol="{protocol}"}} {answers}.0' in shown
 
 
 def test_no_request_makes_a_series(server: Server) -> None:
@@ -189,16 +231,17 @@ def test_prometheus_reads_every_metric(server: Server, scraper: Prometheus) -> N
         assert [known["type"] for known in metadata[name]] == [entry.kind], name
         kept = scraper.ask("series", **{"match[]": name + ("_count" if entry.kind == "histogram" else "")})
         assert kept, name
-        assert {frozenset(sample) - {"__name__", "job", "instance"} for sample in kept} == {frozenset(entry.labels)}
+        # An empty label is to Prometheus as none.
+        assert set().union(*kept) - {"__name__", "job", "instance"} == set(entry.labels)
 
 
 @needs_prometheus
 def test_prometheus_computes_with_them(server: Server, scraper: Prometheus) -> None:
     """Counts are what was sent, and a quantile of the histogram lies where the time of the answers does."""
     answered = metric(server, "bertserve_requests_total", reason="ok")
-    expression = 'sum without (instance, job) (bertserve_requests_total{reason="ok"})'
+    expression = 'sum by (reason) (bertserve_requests_total{reason="ok"})'
     wait_for(lambda: scraper.query(expression) == {("ok",): answered}, "the scrape of the last count")
-    mean = scraper.query("bertserve_request_seconds_sum / bertserve_request_seconds_count")
-    (median,) = scraper.query("histogram_quantile(0.5, bertserve_request_seconds_bucket)").values()
+    mean = scraper.query("sum(bertserve_request_seconds_sum) / sum(bertserve_request_seconds_count)")
+    (median,) = scraper.query("histogram_quantile(0.5, sum by (le) (bertserve_request_seconds_bucket))").values()
     assert 5e-5 < median < 60
     assert median < 10 * next(iter(mean.values()))

@@ -454,6 +454,24 @@ async def test_a_file_that_is_broken_changes_nothing(tmp_path: Path, caplog: pyt
         assert allows(keys, SECOND) == [True]
 
 
+@pytest.mark.parametrize(
+    ("host", "keyed", "warned"), [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)]
+)
+def test_an_open_server_warns(
+    serve: Callable[..., Server],
+    tmp_path: Path,
+    host: str,
+    keyed: bool,  # noqa: FBT001
+    warned: bool,  # noqa: FBT001
+) -> None:
+    """Whoever lets others reach it without keys is told so; on loopback and with keys nothing is said."""
+    keys = ("--api-keys-file", str(write_keys(tmp_path / "keys", FIRST))) if keyed else ()
+    server = serve("--engine", "fake", "--host", host, *keys)
+    lines = [line for line in server.log.splitlines() if "WARNING" in line and "--api-keys-file" in line]
+    assert bool(lines) == warned
+    assert all(f"--host {host}" in line for line in lines)
+
+
 def test_without_keys_nothing_is_asked_for(fake_server: Server) -> None:
     """Whatever a client sends as its key, as clients do that must have one."""
     for value in ("Bearer anything", "nonsense"):

@@ -114,7 +114,7 @@ def test_a_refusal_of_every_layer_is_a_reply_like_any(server: Server, name: str)
     assert f"bytes_out={len(body)}" in logged.split()
     after = counted(server)
     changed = {name: after[name] - before.get(name, 0.0) for name in after if after[name] != before.get(name, 0.0)}
-    assert changed == {f'bertserve_requests_total{{reason="{reason}"}}': 1.0}
+    assert changed == {f'bertserve_requests_total{{model="",protocol="http",reason="{reason}"}}': 1.0}
 
 
 def test_a_browsers_question_before_a_request_has_a_line_too(server: Server) -> None:
@@ -135,9 +135,8 @@ def test_an_answer_is_one_line_and_one_count(server: Server) -> None:
     assert reply.status == 200
     wait_for(lambda: "request_id=answered" in server.log, "the line")
     after = counted(server)
-    assert after == before | {
-        'bertserve_requests_total{reason="ok"}': before['bertserve_requests_total{reason="ok"}'] + 1
-    }
+    ok = 'bertserve_requests_total{model="minilm",protocol="http",reason="ok"}'
+    assert after == before | {ok: before[ok] + 1}
 
 
 class Stuck(Wire):

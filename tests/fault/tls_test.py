@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import shutil
 import socket
@@ -21,6 +22,8 @@ from tests.support.clients import (
     RawConnection,
     get,
     grpc_raw,
+    metric,
+    post_json,
 )
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.models import NAME
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 FAKE = ("--engine", "fake", "--precision", "fp32", "--header-timeout-s", "1", "--body-timeout-s", "1.5")
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
+EXPIRY, RELOADED = "bertserve_certificate_expiry_timestamp_seconds", "bertserve_last_reload_successful"
 CHECK = "/grpc.health.v1.Health/Check"
 
 
@@ -89,6 +93,14 @@ def refuses(address: str, context: ssl.SSLContext, session: ssl.SSLSession | Non
             return not connection.recv(1)
     except (ssl.SSLError, ConnectionError):
         return True
+
+
+def expiry(address: str, certificates: Certificates) -> float:
+    """When the certificate that a server shows ends, as OpenSSL's client reads it."""
+    with handshake(address, certificates.context()) as connection:
+        shown = connection.getpeercert()
+        assert shown
+        return ssl.cert_time_to_seconds(str(shown["notAfter"]))
 
 
 def serial(address: str, certificates: Certificates) -> str:
@@ -227,12 +239,36 @@ def test_row_08_a_trickled_handshake(server: Server) -> None:
 )
 @pytest.mark.parametrize("port", ["http", "grpc"])
 def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes) -> None:
-    """Nobody who speaks plainly is answered, and the log stays as it is."""
+    """Nobody who speaks plainly gets more than a sentence, and that over HTTP alone; the log stays as it is."""
     log = server.log
     with RawConnection(str(getattr(server, port))) as connection:
         connection.send(data)
-        assert b"HTTP/1.1" not in connection.read_to_end()
+        received = connection.read_to_end()
+    assert received.startswith(b"HTTP/1.1 400 ") == (port == "http" and data[:1].isalpha())
+    assert received.count(b"HTTP/1.1") <= 1
     assert server.log == log
+
+
+@pytest.mark.parametrize("kind", ["server", "mutual_server"])
+def test_plain_http_on_the_tls_port_is_told_so(request: pytest.FixtureRequest, kind: str) -> None:
+    """With the status that nginx gives; a body that is still on its way does not cost the client its reply."""
+    address = str(request.getfixturevalue(kind).http)
+    for reply in (get(address, "/livez"), post_json(address, "/embed", b" " * 1_000_000)):
+        assert reply.status == 400
+        assert "https://" in reply.json()["error"]["message"]
+    assert get(request.getfixturevalue(kind).http, "/livez").status == 200
+
+
+def test_many_who_speak_plainly_take_no_place_for_long(server: Server) -> None:
+    """Each is told or closed, and TLS goes on."""
+    plain = [RawConnection(str(server.http)) for _ in range(40)]
+    with contextlib.ExitStack() as stack:
+        for connection in plain:
+            stack.enter_context(connection).send(LIVEZ)
+        statuses = {connection.status() for connection in plain}
+    assert statuses <= {400, 0}
+    assert 400 in statuses
+    assert get(server.http, "/livez").status == 200
 
 
 # Certificates of clients.
@@ -277,8 +313,10 @@ def test_grpcio_without_a_certificate(mutual_server: Server, mutual: Certificate
 
 def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Path) -> None:
     """New connections see the new certificate, on both ports; those that are open go on."""
-    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after")
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
+    before, after = Certificates(tmp_path / "before"), Certificates(tmp_path / "after", not_after=soon)
     server = serve(*FAKE, tls=before)
+    assert metric(server, EXPIRY) == expiry(server.http, before) > soon.timestamp() + 1
     old = Certificates.__new__(Certificates)
     old.__dict__.update(before.__dict__, ca=shutil.copyfile(before.ca, tmp_path / "ca-before"))
     first = serial(server.http, before)
@@ -289,6 +327,7 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         after.ca.replace(before.ca)
         wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
         assert serial(server.http, before) == serial(server.grpc, before) != first
+        assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
         assert refuses(server.http, old.context())
         assert http.call("GET", "/livez").status == 200
         connection.call(1, b"", CHECK)
@@ -305,9 +344,12 @@ def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: P
     server.wait_logged("not the key of the certificate")
     before.cert.write_text("nonsense", encoding="utf-8")
     server.wait_logged("no certificate in PEM")
+    assert metric(server, RELOADED, files="certificates") == 0
+    assert metric(server, EXPIRY) == expiry(server.http, before)
     assert serial(server.http, before) == serial(server.grpc, before) == first
     shutil.copyfile(after.cert, before.cert)
     server.wait_logged("certificates: read again")
+    assert metric(server, RELOADED, files="certificates") == 1
     after.ca.replace(before.ca)
     assert serial(server.http, before) != first
     assert "Traceback" not in server.log

@@ -17,7 +17,7 @@ def _api(recorded: list[str]) -> Api:
     settings = Settings.load([], {})
     return Api(
         *(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, ""),
-        record_error=lambda error, _: recorded.append(error.reason),
+        record_error=lambda error, *_: recorded.append(error.reason),
     )
 
 

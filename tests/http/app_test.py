@@ -219,7 +219,7 @@ class Everywhere:
         listener.close()
         await listener.drained()
 
-    def _record(self, error: BertserveError, _: str) -> None:
+    def _record(self, error: BertserveError, *_: str) -> None:
         self.errors.append(error.reason)
 
     def routes(self) -> list[ApiRoute]:

@@ -58,9 +58,7 @@ async def listening(places: Places | None = None) -> AsyncIterator[HttpListener]
     unused: Any = None
     lifecycle.to(State.WARMING)
     lifecycle.to(State.READY)
-    api = Api(
-        *(unused, unused, lifecycle, settings, unused, unused, dict, bytes, ""), record_error=lambda _error, _path: None
-    )
+    api = Api(*(unused, unused, lifecycle, settings, unused, unused, dict, bytes, ""), record_error=lambda *_: None)
     opened = bind("127.0.0.1", 0, "HTTP")
     budget = BufferBudget.of(settings)
     listener = HttpListener(App(api, [router], documented=False), opened, settings, budget=budget, places=places)

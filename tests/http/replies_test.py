@@ -115,7 +115,7 @@ class Running:
         api = Api(
             *(nothing, nothing, lifecycle, self.settings, nothing, nothing, dict, bytes, ""),
             record_error=self._record,
-            observer=RequestObserver(lambda _: None, [self.traces.append]),
+            observer=RequestObserver(lambda *_: None, [self.traces.append]),
             load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
         opened = socket.create_server(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ class Running:
         listener.close()
         await listener.drained()
 
-    def _record(self, error: BertserveError, _: str) -> None:
+    def _record(self, error: BertserveError, *_: str) -> None:
         self.errors.append(error.reason)
 
     def exchange(self, sent: bytes, methods: Sequence[str]) -> list[tuple[h11.Response, bytes]]:

@@ -10,6 +10,7 @@ import grpc
 import trustme
 
 if TYPE_CHECKING:
+    import datetime as dt
     from pathlib import Path
 
 
@@ -25,18 +26,19 @@ class Certificates:
         client_ca: Its certificate, which the server is told to trust.
     """
 
-    def __init__(self, folder: Path, *, mutual: bool = False) -> None:
+    def __init__(self, folder: Path, *, mutual: bool = False, not_after: dt.datetime | None = None) -> None:
         """Makes them.
 
         Args:
             folder: Where the files go; made where it does not exist.
             mutual: Whether clients show a certificate too.
+            not_after: When the server's ends.
         """
         folder.mkdir(exist_ok=True)
         self.authority, self.clients = trustme.CA(), trustme.CA()
         self.cert, self.key, self.ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
         self.client_ca, self.client = folder / "client-ca.pem", folder / "client.pem" if mutual else None
-        issued = self.authority.issue_cert("127.0.0.1", "localhost")
+        issued = self.authority.issue_cert("127.0.0.1", "localhost", not_after=not_after)
         issued.private_key_pem.write_to_path(self.key)
         for number, blob in enumerate(issued.cert_chain_pems):
             blob.write_to_path(self.cert, append=number > 0)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.support.server import Server
 
 TIMEOUT_S = 60.0
+_LABEL = re.compile(r'\w+="[^"]*"')
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -513,9 +514,13 @@ def metrics(server: Server) -> dict[str, float]:
 
 
 def metric(server: Server, name: str, **labels: str) -> float:
-    """A sample of the server's metrics; 0 where it is absent."""
-    written = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
-    return metrics(server).get(written, 0.0)
+    """The sum of the server's samples of that name that have these labels, as `sum(name{...})`; 0 without any."""
+    asked = {f'{key}="{value}"' for key, value in labels.items()}
+    return sum(
+        value
+        for sample, value in metrics(server).items()
+        if sample.partition("{")[0] == name and asked <= set(_LABEL.findall(sample))
+    )
 
 
 def _parameters(*, truncate: bool | None) -> dict[str, bool]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.telemetry.catalogue import Metric
-from serving.telemetry.metrics import Histogram, Reading
+from serving.telemetry.metrics import Histograms, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +28,14 @@ def scraped(registry: prometheus_client.CollectorRegistry) -> dict[tuple[str, st
 
 @given(st.lists(st.one_of(st.floats(0, 2), st.sampled_from(BOUNDS)), max_size=50))
 def test_it_is_the_librarys_histogram(values: Sequence[float]) -> None:
-    """Same names, bounds, cumulative counts and sum, whatever is observed; bounds are inclusive."""
+    """Same names, labels, bounds, cumulative counts and sum, whatever is observed; bounds are inclusive."""
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
-    mine = Histogram(Metric("x_seconds", "histogram", "A time."), ours, BOUNDS)
-    library = prometheus_client.Histogram("x_seconds", "A time.", buckets=BOUNDS, registry=theirs)
+    mine = Histograms(Metric("x_seconds", "histogram", "A time.", {"model": ""}), ours, BOUNDS)
+    library = prometheus_client.Histogram("x_seconds", "A time.", ["model"], buckets=BOUNDS, registry=theirs)
     for value in values:
-        mine.observe(value)
-        library.observe(value)
+        model = "slow" if value > 1 else "fast"
+        mine.by_labels[model,].observe(value)
+        library.labels(model).observe(value)
     assert scraped(ours) == scraped(theirs)
 
 

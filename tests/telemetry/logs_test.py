@@ -220,7 +220,7 @@ async def _fails(*_: object) -> Any:
 
 def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
     """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
-    told: list[tuple[BertserveError, str]] = []
+    told: list[tuple[BertserveError, str, str, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
     nothing: Any = None
     api = Api(*[nothing] * 9, record_error=lambda *words: told.append(words))
@@ -228,7 +228,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     api.sent(request, reply, len(reply.body))
     assert reply.status == 500
     assert PRIVATE.encode() not in reply.body
-    assert [(error.reason, identity) for error, identity in told] == [("internal", "id-1")]
+    assert [(error.reason, *where) for error, *where in told] == [("internal", "id-1", "http", "")]
     (logged,) = caplog.records
     text = line(logged, "json").decode()
     assert json.loads(text)["request_id"] == "id-1"

@@ -22,7 +22,7 @@ from tests.support.virtual_time import now, virtually
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every sample by its name and labels, as a scraper reads them."""
     return {
-        sample.name + "".join(f"{{{name}={value}}}" for name, value in sample.labels.items()): sample.value
+        sample.name + "".join(f"{{{name}={value}}}" for name, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
@@ -43,10 +43,10 @@ def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> 
 def test_an_answered_request_is_recorded_once() -> None:
     """Its outcome, its texts and its tokens are counted."""
     metrics = Metrics()
-    metrics.answered(outcome(3, truncated=5))
-    metrics.answered(outcome(1))
+    metrics.answered(outcome(3, truncated=5), "grpc")
+    metrics.answered(outcome(1), "grpc")
     found = samples(metrics)
-    assert found["bertserve_requests_total{reason=ok}"] == 2
+    assert found["bertserve_requests_total{model=m}{protocol=grpc}{reason=ok}"] == 2
     assert found["bertserve_texts_total"] == 4
     assert found["bertserve_tokens_total"] == 28
     assert found["bertserve_truncated_tokens_total"] == 5
@@ -58,17 +58,20 @@ def test_an_answered_request_is_recorded_once() -> None:
 def test_each_stage_has_its_own_time_in_seconds(stage: str, seconds: float) -> None:
     """The timings that the client sees, each in its own histogram."""
     metrics = Metrics()
-    metrics.answered(outcome(1))
+    metrics.answered(outcome(1), "http")
     found = samples(metrics)
-    assert found[f"bertserve_{stage}_seconds_sum"] == pytest.approx(seconds)
-    assert found[f"bertserve_{stage}_seconds_count"] == 1
+    labels = "{model=m}{protocol=http}" if stage == "request" else ""
+    assert found[f"bertserve_{stage}_seconds_sum{labels}"] == pytest.approx(seconds)
+    assert found[f"bertserve_{stage}_seconds_count{labels}"] == 1
 
 
 def test_buckets_are_narrow_near_two_milliseconds() -> None:
     """A quantile near the target is known within half a millisecond."""
+    metrics = Metrics()
+    metrics.answered(outcome(1), "http")
     bounds = [
-        float(name.partition("le=")[2].rstrip("}"))
-        for name in samples(Metrics())
+        float(name.partition("le=")[2].partition("}")[0])
+        for name in samples(metrics)
         if name.startswith("bertserve_request_seconds_bucket")
     ]
     assert bounds == sorted(bounds)
@@ -83,18 +86,21 @@ def test_refusals_are_counted_by_their_reason() -> None:
     """One line for each."""
     metrics = Metrics()
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
-        metrics.refused(reason)
-    found = samples(metrics)
-    assert found["bertserve_requests_total{reason=overloaded}"] == 2
-    assert found["bertserve_requests_total{reason=deadline_exceeded}"] == 1
-    assert found["bertserve_requests_total{reason=ok}"] == 0
+        metrics.refused(reason, "http", "m")
+    metrics.refused("overloaded", "grpc", "")
+    found = {name: value for name, value in samples(metrics).items() if name.startswith("bertserve_requests") and value}
+    assert found == {
+        "bertserve_requests_total{model=m}{protocol=http}{reason=overloaded}": 2,
+        "bertserve_requests_total{model=m}{protocol=http}{reason=deadline_exceeded}": 1,
+        "bertserve_requests_total{model=}{protocol=grpc}{reason=overloaded}": 1,
+    }
 
 
 def test_a_refused_request_has_no_times() -> None:
     """Refusals are quick and would make the server look fast."""
     metrics = Metrics()
-    metrics.refused("overloaded")
-    assert samples(metrics)["bertserve_request_seconds_count"] == 0
+    metrics.refused("overloaded", "http", "m")
+    assert not [name for name in samples(metrics) if name.startswith("bertserve_request_seconds")]
 
 
 def test_batches_are_counted_by_size() -> None:
@@ -178,14 +184,14 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
 def test_registries_are_independent() -> None:
     """Two servers in one process do not count each other's requests."""
     first, second = Metrics(), Metrics()
-    first.refused("overloaded")
-    assert samples(second)["bertserve_requests_total{reason=overloaded}"] == 0
+    first.refused("overloaded", "http", "")
+    assert samples(second)["bertserve_requests_total{model=}{protocol=http}{reason=overloaded}"] == 0
 
 
 def test_every_metric_has_the_servers_prefix() -> None:
     """One look at a dashboard's list shows what is ours; processes have the names that every exporter gives them."""
     metrics = Metrics()
-    metrics.answered(outcome(1))
+    metrics.answered(outcome(1), "http")
     assert all(name.startswith(("bertserve_", "process_")) for name in samples(metrics))
 
 
@@ -194,7 +200,8 @@ def test_every_reason_of_an_error_is_there_from_the_start() -> None:
     found = samples(Metrics())
     kinds = [BertserveError, *_below(BertserveError)]
     assert len(kinds) > 20
-    assert {found[f"bertserve_requests_total{{reason={kind.reason}}}"] for kind in kinds} == {0}
+    names = [f"bertserve_requests_total{{model=}}{{protocol=http}}{{reason={kind.reason}}}" for kind in kinds]
+    assert {found[name] for name in names} == {0}
 
 
 def _below(kind: type[BertserveError]) -> list[type[BertserveError]]:

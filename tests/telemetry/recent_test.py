@@ -33,7 +33,7 @@ def answered(metrics: Metrics, count: int, total_ms: float, texts: int = 1) -> N
     """So many requests, each of which took so long."""
     timings = Timings(tokenize_us=50.0, queue_us=0.0, compute_us=total_ms * 500, total_us=total_ms * 1e3)
     for _ in range(count):
-        metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0))
+        metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0), "http")
 
 
 def test_before_the_first_request_there_are_no_latencies(clock: Clock) -> None:
@@ -49,7 +49,7 @@ def test_rates_count_from_the_start_at_first(clock: Clock) -> None:
     metrics = Metrics()
     recent = Recent(metrics, clock.read)
     answered(metrics, 10, 2.0, texts=2)
-    metrics.refused("overloaded")
+    metrics.refused("overloaded", "http", "m")
     clock.now += 5
     report = recent.report()
     assert report["seconds"] == 5
@@ -94,7 +94,7 @@ def test_errors_are_told_by_reason(clock: Clock) -> None:
     metrics = Metrics()
     recent = Recent(metrics, clock.read)
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
-        metrics.refused(reason)
+        metrics.refused(reason, "grpc", "")
     metrics.engine_died()
     totals = recent.totals()
     assert totals["errors"] == {"overloaded": 2, "deadline_exceeded": 1}
