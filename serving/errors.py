@@ -184,11 +184,27 @@ class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED")
 
 
 class NotReady(Unavailable, reason="not_ready"):
-    """Starting, warming up, restarting its engine or draining."""
+    """Starting, warming up, restarting its engine or draining.
+
+    Attributes:
+        begun: Whether an engine may have computed some of the request.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, begun: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.begun = begun
 
 
 class EngineLost(Unavailable, reason="engine_lost"):
-    """The engine process ended while it held the request."""
+    """The engine process ended while it held the request.
+
+    Attributes:
+        begun: Whether it may have computed some of the request.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, begun: bool = True) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.begun = begun
 
 
 class VersionNotLoaded(Unavailable):
@@ -203,7 +219,15 @@ class InternalError(BertserveError):
 
 
 class EngineFault(InternalError, reason="engine_fault"):
-    """The engine raised on this input and lives on."""
+    """The engine raised on this input and lives on, or the input ended two engine processes.
+
+    Attributes:
+        news: Whether it is the first to tell of an input that ended two.
+    """
+
+    def __init__(self, message: str, *, news: bool = False) -> None:
+        super().__init__(message)
+        self.news = news
 
 
 class NonFiniteOutput(InternalError, reason="non_finite_output"):

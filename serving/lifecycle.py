@@ -2,7 +2,7 @@
 
     STARTING ─► WARMING ─► READY ⇄ DEGRADED
                    ▲         │        │
-                   └─────────┴────────┘   the engine died and is being started again
+                   └─────────┴────────┘   the engine died and is being started again: requests wait for it
     any of these ─► DRAINING ─► STOPPED   SIGTERM, SIGINT
     any of these ─► FAILED                no engine will come any more
 
@@ -82,8 +82,9 @@ class Lifecycle:
         """Moves on; returns False and stays where the table does not allow it (a late event after the end)."""
         if state not in _NEXT[self.state]:
             return False
-        # DRAINING still serves what READY or DEGRADED served.
-        self.accepting = state in {State.READY, State.DEGRADED} or (state is State.DRAINING and self.accepting)
+        # DRAINING still serves what READY or DEGRADED served, and what comes while the engine restarts waits for it.
+        kept = state in {State.WARMING, State.DRAINING} and self.accepting
+        self.accepting = state in {State.READY, State.DEGRADED} or kept
         self.state = state
         self.closing = not self.live or state is State.DRAINING
         for listener in self._listeners:

@@ -455,7 +455,7 @@ async def _end_requests(server: Server, limit_s: float) -> None:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:
         server.lifecycle.accept_no_more()
-        ending = NotReady("the server ends before this request could be answered")
+        ending = NotReady("the server ends before this request could be answered", begun=True)
         server.dispatcher.fail_all(ending)
         server.http.refuse_uploads(ending)
         await asyncio.wait({closed}, timeout=REPLY_GRACE_S)

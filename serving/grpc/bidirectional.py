@@ -119,7 +119,7 @@ class BidirectionalCall(Call, eq=False):
         if self._answers or self.stream.unsent is not None:
             return
         if self._draining:
-            self.refuse(NotReady("the server ends"))
+            self.refuse(NotReady("the server ends", begun=True))
         elif self._ended and self._buffer:
             self.refuse(MalformedRequest("the call ends before its message does"))
         elif self._ended:

@@ -76,7 +76,8 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         if is_cancelled():
             call.tell(trace, 0, ClientGone("the client cancelled the call"))
             raise
-        failure = NotReady("the server ends before this call could be answered")  # what it waited for has ended
+        # What it waited for has ended.
+        failure = NotReady("the server ends before this call could be answered", begun=True)
     except Exception:  # the gRPC boundary
         log.exception("a call failed", extra=fields(request_id=_request_id(call, requests, trace)))
         failure = InternalError()

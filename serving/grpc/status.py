@@ -10,7 +10,7 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from serving.errors import MethodNotAllowed, UnsupportedMediaType
+from serving.errors import MethodNotAllowed, NotReady, UnsupportedMediaType
 from serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def error_trailers(error: BertserveError, request_id: str) -> bytes:
     if (after_ms := error.retry_after_ms) is not None:
         details = retry_details(code, error.message, after_ms)
         fields += [("retry-after-ms", str(after_ms)), ("grpc-status-details-bin", details)]
+    if isinstance(error, NotReady) and not error.begun:
+        fields.append(("bertserve-computed", "none"))
     if isinstance(error, UnsupportedMediaType):
         fields.append(("grpc-accept-encoding", "identity,deflate,gzip"))
     elif isinstance(error, MethodNotAllowed):

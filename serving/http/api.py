@@ -158,7 +158,7 @@ class Api:
                 self.gone(request)
                 raise
             # What it waited for is, as a load is when the server ends.
-            return refuse(NotReady("the server ends before this request could be answered"), request)
+            return refuse(NotReady("the server ends before this request could be answered", begun=True), request)
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             return refuse(InternalError(), request)

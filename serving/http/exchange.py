@@ -20,6 +20,7 @@ from serving.errors import (
     InvalidRequest,
     MalformedRequest,
     MethodNotAllowed,
+    NotReady,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -437,6 +438,8 @@ def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
     if (after_ms := error.retry_after_ms) is not None:
         seconds = max(1, math.ceil(error.retry_after_s or 0))
         head = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, after_ms)
+    if isinstance(error, NotReady) and not error.begun:
+        head += b"x-computed: none\r\n"
     if isinstance(error, MethodNotAllowed):
         head += b"allow: %b\r\n" % error.allowed.encode()
     if isinstance(error, UnsupportedMediaType):

@@ -131,7 +131,7 @@ _ERROR_HEADERS = {
     405: {"Allow": _header("The methods that the path takes.")},
     415: {"Accept-Encoding": _header("The encodings of bodies that are read.")},
     429: _RETRY_HEADERS,
-    503: _RETRY_HEADERS,
+    503: _RETRY_HEADERS | {"X-Computed": _header("`none`, where another server may be asked at once; else not there.")},
 }
 
 

@@ -21,7 +21,8 @@ _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
     b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields, x-cache, "
-    b"endpoint-load-metrics, etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied"
+    b"endpoint-load-metrics, etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied, "
+    b"x-computed"
 )
 """Whatever a reply may have that browsers do not show to scripts anyway."""
 

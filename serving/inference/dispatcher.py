@@ -3,6 +3,10 @@
 A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
 gets exactly one outcome: all of its texts' rows, or one error.
 
+While an engine that ended is being replaced, requests wait for the next one, each until its own deadline. What the
+ended one had begun is tried once more, text by text with nothing beside it; a text that ends that engine too is
+refused from then on.
+
 Usually there is one engine. While another takes over, each model runs on the engine that holds it. The scheduler
 sees one device, and never gives a lane to both engines at once.
 """
@@ -22,6 +26,7 @@ import msgspec
 
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
 from serving.inference.deadline_timer import DeadlineTimer
+from serving.inference.deadly_texts import DeadlyTexts
 from serving.records import BULK, Batch, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
@@ -151,6 +156,8 @@ class Dispatcher:
         self._engines: dict[ModelIndex, _EngineModel] = {}
         self._generation = 0
         self._pumping = False
+        self._refused = False
+        self._deadly = DeadlyTexts()
         self._requests: set[PendingRequest] = set()
         self._deadlines = DeadlineTimer()
         self._wake: Deadline | None = None
@@ -167,15 +174,17 @@ class Dispatcher:
         away.
 
         Raises:
-            NotReady: There is no engine now, or the server ends.
+            NotReady: There is no engine and none that it could wait for, or the server ends.
             Overloaded: The answer would come after the deadline, by what waits before it.
             DeadlineExceeded: The deadline passed first, or even an idle server could not keep it.
-            EngineLost: The engine ended.
-            EngineFault: The engine failed on one of the texts.
+            EngineLost: The engine ended, and no other has the model.
+            EngineFault: The engine failed on one of the texts, or it is one of those that have ended two engines.
             NonFiniteOutput: It answered NaN or infinity.
         """
-        if permit.model not in self._engines:
+        if permit.model not in self._engines and not self._restarting:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
+        if (deadly := self._deadly.find(permit.model, texts)) is not None:
+            raise deadly
         now = self._clock()
         lengths = [len(text.ids) for text in texts]
         permit.confirm(lengths, now)
@@ -225,18 +234,32 @@ class Dispatcher:
             self._scheduler.engine_up(len(engine.lanes), costs)
         indices = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
         self._engines |= {model: _EngineModel(engine, ModelIndex(position)) for position, model in enumerate(indices)}
+        self._fail_unserved(EngineLost("the engine ended, and the next one does not have the model"))
         self._pump()
 
+    def engine_restarts(self, in_s: float) -> None:
+        """All engines have gone and another one is being started, which takes about so long: requests wait for it."""
+        self._engines.clear()
+        self._scheduler.engine_restarts(self._clock() + in_s)
+
     def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
-        """One engine has gone, or all (None): every request that waits for it fails with `error`."""
+        """One engine has gone, or all (None) for good: every request that only it could answer fails with `error`."""
         if engine is None:
             self._engines.clear()
-            self.fail_all(error)
-            return
-        self._forget_engine(engine)
+            self._scheduler.outlook.back_at = None
+        else:
+            self._forget_engine(engine)
+        self._fail_unserved(error)
+        self._pump()
+
+    def _fail_unserved(self, error: BertserveError) -> None:
         for request in list(self._requests):
             if request.model not in self._engines:
                 self._fail(request, error)
+
+    @property
+    def _restarting(self) -> bool:
+        return self._scheduler.outlook.back_at is not None
 
     def engine_leaves(self, engine: Engine) -> None:
         """An engine that nothing waits for any more takes no batches from now on."""
@@ -293,9 +316,9 @@ class Dispatcher:
         """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
         if self._pumping or not self._scheduler.waiting:
             return
-        self._pumping = True
+        self._pumping, self._refused = True, False
         try:
-            while self._engines and (assignment := self._scheduler.next(now := self._clock())):
+            while self._engines and not self._refused and (assignment := self._scheduler.next(now := self._clock())):
                 self._run(assignment, now)
         finally:
             self._pumping = False
@@ -321,6 +344,8 @@ class Dispatcher:
             occupied_us = self._scheduler.done(assignment, self._clock())
         if not isinstance(outcome, BertserveError):
             self._deliver(assignment.items, outcome)
+        elif isinstance(outcome, EngineLost):
+            self._take_back(assignment, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
             # One text may have failed the batch; each now runs by itself, so that only that one fails.
             self._scheduler.put_back([item for item in assignment.items if not item.owner.future.done()])
@@ -330,6 +355,23 @@ class Dispatcher:
         self._pump()
         # After the answers, not before them: their clients wait.
         asyncio.get_running_loop().call_soon(self._record, generation, assignment, outcome, occupied_us)
+
+    def _take_back(self, assignment: Assignment, lost: EngineLost) -> None:
+        """Queues once more what an engine held when it ended."""
+        items = assignment.items
+        self._refused = not lost.begun  # or it would be offered to the same engine without end
+        if items[0].suspect and lost.begun:
+            self._deadly.add(items[0].model, items[0].text)
+            for request in list(self._requests):
+                texts = [item.text for item in request.items]
+                if request.model == items[0].model and (deadly := self._deadly.find(request.model, texts)) is not None:
+                    self._fail(request, deadly)
+            return
+        waiting = [item for item in items if not item.owner.future.done()]
+        if lost.begun or items[0].suspect:
+            self._scheduler.suspect(waiting)
+        else:
+            self._scheduler.take_back(waiting)
 
     def _record(
         self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError, occupied_us: float

@@ -24,6 +24,7 @@ import msgspec
 from serving.errors import (
     BertserveError,
     DeadlineExceeded,
+    EngineFault,
     EngineLost,
     InternalError,
     Overloaded,
@@ -357,6 +358,8 @@ class Runner:
         if not isinstance(error, BertserveError):
             log.error("a line of a batch failed", extra=fields(request_id=line.id), exc_info=error)
             error = InternalError()
+        elif isinstance(error, EngineFault) and error.news:
+            log.error("a line of a batch ended two engine processes", extra=fields(request_id=line.id))
         return Result(line, self._endpoint.refusal(line.id, error.bare()))
 
     @contextlib.asynccontextmanager

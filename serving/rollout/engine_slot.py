@@ -2,7 +2,7 @@
 
 | state    | requests run on        | previous generation       | what ends the state                       |
 |----------|------------------------|---------------------------|-------------------------------------------|
-| STARTING | nothing: 503           | none                      | an engine is warm: SERVING                |
+| STARTING | nothing: they wait     | none                      | an engine is warm: SERVING                |
 | SERVING  | the current generation | none                      | `switch`: DRAINING                        |
 | DRAINING | the current generation | answers its last requests | it is idle: KEPT                          |
 | KEPT     | the current generation | warm and idle             | `roll_back`: DRAINING; `release`: SERVING |
@@ -15,8 +15,8 @@ When the current engine process ends, this is tried in turn:
 3. It refuses to load or dies too often: an engine of another kind, where the settings allow one. STARTING.
 4. The server ends. FAILED.
 
-If the previous generation ends, its waiting requests fail and the state is SERVING. If one of several GPUs is lost, the
-others go on and the server is degraded.
+Before the first engine there is nothing to wait for: 503. If the previous generation ends, its waiting requests fail
+and the state is SERVING. If one of several GPUs is lost, the others go on and the server is degraded.
 
 A switch is one step of the event loop: requests that start after it use the new models, earlier ones keep the old
 models until they are answered. The new engine warms up beside the one that serves, at idle priority. At most two
@@ -324,7 +324,7 @@ class EngineSlot:
             listener()
         if not self._fall_back():
             self._lifecycle.to(State.WARMING)
-            self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1))
+            self._dispatcher.engine_restarts(self._supervisor.restart_s)
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: an engine of another kind is started, or the server ends."""
@@ -350,7 +350,7 @@ class EngineSlot:
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
 
     def _fall_back(self) -> bool:
-        """Serves with the previous generation; False without one. What the ended engine had to answer fails."""
+        """Serves with the previous generation; False without one. What only the ended engine could answer fails."""
         ended = self.engine
         if self.previous is None or self.previous.engine.gone or ended is None:
             return False

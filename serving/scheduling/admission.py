@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self
 
-from serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, Overloaded
+from serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
 from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class Admission:
         Raises:
             InvalidRequest: It has more tokens than the server ever holds; splitting it helps.
             Overloaded: There is no room now, or its answer would come too late; `retry_after_s` says when to try again.
+            NotReady: The engine is being started again, and its answer would come too late.
             DeadlineExceeded: The deadline has passed, or even an idle server would be too late.
         """
         tokens = estimate_tokens(sizes, longest)
@@ -249,6 +250,9 @@ class Admission:
             and outlook.finish_at(demand, priority, deadline, now) > deadline
         ):
             pool.refusals["predicted_late"] += 1
+            if outlook.back_at is not None:
+                late = "the engine is being started again, and the answer would come after the deadline; try again"
+                raise NotReady(late, retry_after_s=max(_LEAST_RETRY_S, outlook.drain_s(now, priority)))
             raise self._overloaded("the answer would come after the deadline; try again later", priority, now)
         pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens

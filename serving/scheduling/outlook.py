@@ -54,6 +54,7 @@ class Outlook:
         bulk: The bulk work that waits.
         costs: Of each model; empty while there has been no engine.
         expected_us: Work of requests that are admitted and still being tokenised, but for bulk work.
+        back_at: When an engine that has ended is probably replaced; None while there is one, or none comes.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -63,15 +64,16 @@ class Outlook:
         self.lanes = Lanes.idle(0)
         self.costs: Sequence[ModelCosts] = ()
         self.expected_us = 0
+        self.back_at: float | None = None
 
     @property
     def crowded(self) -> bool:
         """Whether so much waits that a refusal is likely: then it should come before anything is tokenised."""
-        return self.queue.backlog.total_us > _CROWDED_US
+        return self.back_at is not None or self.queue.backlog.total_us > _CROWDED_US
 
     @property
     def idle(self) -> bool:
-        return not self.queue.items and not any(self.lanes.load)
+        return not self.queue.items and not any(self.lanes.load) and self.back_at is None
 
     def alone_us(self, model: ModelIndex, tokens: int) -> tuple[float, float]:
         """The least and the probable time of one text on an idle device."""
@@ -103,7 +105,8 @@ class Outlook:
         if priority == BULK:
             waiting_us += self.bulk.backlog.total_us
         own_us = demand.busy_us + self.policy.fairness * demand.cost_us
-        latest = max(now, *self.lanes.free_at) if self.lanes.free_at else now
+        free_at = self.lanes.free_at if self.back_at is None else [self.back_at]
+        latest = max(now, *free_at) if free_at else now
         return now + _CAUTION * (latest - now + self._slowness(priority) * (waiting_us + own_us) / 1e6) <= deadline
 
     def finish_at(self, demand: Demand, priority: int, deadline: float, now: float) -> float:
@@ -133,7 +136,9 @@ class Outlook:
         return 1 / (1 - self.policy.bulk_share) if self.bulk.items and priority != BULK else 1.0
 
     def _occupied_s(self, now: float) -> float:
-        """Seconds until the device has done what it was given: of narrow lanes, on average."""
+        """Seconds until the device has done what it was given, or is back: of narrow lanes, on average."""
+        if self.back_at is not None:
+            return max(0.0, self.back_at - now)
         free_at = self.lanes.free_at
         if len(free_at) == 1 or (free_at and self.lanes.load[WIDE] and not self.policy.apart):
             return max(0.0, free_at[WIDE] - now)

@@ -29,6 +29,7 @@ class WorkItem(msgspec.Struct, eq=False):
         owner: The request it belongs to; opaque here.
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
+        suspect: An engine ended while it worked on a batch with it: it runs with nothing beside it, once.
         priority: Its class; smaller always goes first.
         key: Its position within the class, in seconds; smaller goes first. It never changes.
         deadline: When its answer becomes useless, in seconds.
@@ -46,6 +47,7 @@ class WorkItem(msgspec.Struct, eq=False):
     owner: Any
     index: int
     alone: bool = False
+    suspect: bool = False
     priority: int = DEFAULT_PRIORITY
     key: float = 0.0
     deadline: float = float("inf")

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from typing import TYPE_CHECKING
 
 from serving.records import BULK
 from serving.scheduling.admission import Admission
-from serving.scheduling.batcher import WIDE, Assignment, Lanes, choose, filled
+from serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
 from serving.scheduling.outlook import Outlook
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Scheduler:
         self._held: list[float] = []
         self._held_bulk: list[float] = []
         self._freed: list[float] = []
+        self._suspects: deque[WorkItem] = deque()
+        self._tried: Assignment | None = None
 
     @property
     def policy(self) -> Policy:
@@ -102,6 +105,11 @@ class Scheduler:
         self._held_bulk = [0.0] * lanes
         self._freed = [0.0] * lanes
         self.outlook.costs = costs
+        self.outlook.back_at = self._tried = None
+
+    def engine_restarts(self, back_at: float) -> None:
+        """There is no engine until about that time: what waits is kept, and predictions count with it."""
+        self.outlook.back_at = back_at
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
         """An engine takes batches beside one that still works; lanes of the same number share a part of the device.
@@ -160,7 +168,22 @@ class Scheduler:
         """Queues items of a batch that failed once more, each to run alone, at their old positions."""
         for item in items:
             item.alone = True
+        self.take_back(items)
+
+    def take_back(self, items: Sequence[WorkItem]) -> None:
+        """Queues items once more that no engine has computed, at their old positions."""
+        for item in items:
             self._queue_of(item).push([item])
+
+    def suspect(self, items: Sequence[WorkItem]) -> None:
+        """Queues items of a batch once more that an engine did not survive.
+
+        They go before all others, one at a time and with nothing beside them: whichever it was takes nobody with it.
+        """
+        for item in items:
+            item.suspect = True
+        self._suspects.extend(items)
+        self.put_back(items)
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
         """Takes out what still waits of a request."""
@@ -171,6 +194,10 @@ class Scheduler:
         """The next batch to run, taken out of the queue and counted on its lane; None where nothing can start."""
         self.wake_at = None
         outlook = self.outlook
+        if self._tried is not None:
+            return None
+        if (suspect := self._suspect(now)) is not None:
+            return None if any(self.lanes.load) else self._try(suspect, now)
         state = outlook.lanes, outlook.policy, outlook.costs, now
         head, bulk = self._head(self.queue, now), self._head(self.bulk, now)
         if bulk is not None and (head is None or self._is_due(bulk)):
@@ -202,6 +229,8 @@ class Scheduler:
 
     def done(self, assignment: Assignment, now: float) -> float:
         """A batch of the engine that is up has ended; returns for how many microseconds it held its lane."""
+        if assignment is self._tried:
+            self._tried = None
         lane, lanes = assignment.lane, self.outlook.lanes
         lanes.load[lane] -= assignment.tokens
         if lanes.load[lane]:
@@ -232,6 +261,24 @@ class Scheduler:
             queue.remove([head])
             self._drop(head)
         return head
+
+    def _suspect(self, now: float) -> WorkItem | None:
+        """The first suspect that still waits; one that is late is dropped."""
+        while self._suspects:
+            suspect = self._suspects[0]
+            if suspect.waits and not suspect.is_late(now):
+                return suspect
+            self._suspects.popleft()
+            if suspect.waits:
+                self._queue_of(suspect).remove([suspect])
+                self._drop(suspect)
+        return None
+
+    def _try(self, suspect: WorkItem, now: float) -> Assignment:
+        self._queue_of(suspect).remove([suspect])
+        costs = self.costs[suspect.model]
+        self._tried = self._start(assigned(WIDE, [suspect], suspect.tokens, self.policy, costs, now), now)
+        return self._tried
 
     # The share of bulk work. While it waits, it is owed a part of the time that other work takes of the device. Once
     # that is enough for a batch, nothing else starts before it. What it takes, it is owed no more; what others leave

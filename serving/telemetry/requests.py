@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from serving.errors import BertserveError, EngineFault
 from serving.logs import fields
 
 if TYPE_CHECKING:
-    from serving.errors import BertserveError
     from serving.logs import RateLimit
     from serving.records import RequestTrace
     from serving.telemetry.metrics import Metrics
@@ -52,6 +52,10 @@ class Refusals:
         reason = error.reason
         self._metrics.refused(reason, protocol, model)
         if reason == _GONE:
+            return
+        if isinstance(error, EngineFault) and error.news:
+            message = "a text of a request ended two engine processes and is refused from now on"
+            log.error(message, extra=fields(request_id=request_id))
             return
         level = logging.WARNING if error.http_status >= _SERVER_FAULT else logging.INFO
         if not log.isEnabledFor(level) or (hidden := self._limit.admit(reason)) is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.contract.clients.proxies import PROXIES, Ports, Proxy
-from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, get, post_json
+from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, Refused, get, metric, post_json
 from tests.support.expected import fake_answers
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server, free_port, listening
+from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -75,6 +78,34 @@ def test_no_request_is_lost_where_connections_end(proxied: Any, models: Path) ->
     assert len(found) > 10 * together.parties
     texts, vectors = zip(*found, strict=True)
     np.testing.assert_allclose(vectors, fake_answers(models, list(texts)), atol=1e-5)
+
+
+def test_what_was_not_computed_is_sent_again(proxied: Any, server: Server) -> None:
+    """Envoy retries what the server refuses while its engine restarts, and nothing else that it refuses."""
+    if proxied.name != "Envoy":
+        pytest.skip("no line of its configuration says when to send a request again")
+    engine = server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    again = wait_for(lambda: next(iter(set(server.engine_pids()) - {engine}), None), "another engine process")
+    stop(again)
+    wait_for(lambda: get(server.metrics, "/readyz").status == 503, "readiness to fall")
+
+    def refused(reason: str) -> float:
+        return metric(server, "bertserve_requests_total", reason=reason)
+
+    try:
+        late = post_json(proxied.http, "/embed", b'{"inputs": "now?"}', {"X-Request-Timeout-Ms": "20"})
+        assert (late.status, refused("not_ready")) == (503, 3)
+        with Grpc(proxied) as client, pytest.raises(Refused) as error:
+            client.embed(["now?"], timeout_ms=20)
+        assert (error.value.status, refused("not_ready")) == ("UNAVAILABLE", 6)
+    finally:
+        os.kill(again, signal.SIGCONT)
+    wait_for(lambda: get(proxied.http, "/readyz").status == 200, "a new engine", 20)
+    before = refused("malformed_request")
+    assert post_json(proxied.http, "/embed", b"{").status == 400
+    assert refused("malformed_request") == before + 1
 
 
 def test_long_bodies(proxied: Any, models: Path) -> None:

@@ -128,14 +128,16 @@ async def test_a_lane_takes_batches_ahead() -> None:
 
 @asynchronous
 async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None:
-    """Nothing that lay in its socket is left waiting, and what it had answered before counts."""
+    """Nothing that lay in its socket is left waiting; only the batch that it died of had been begun."""
     async with Engine() as engine:
         stop(engine.pid)  # all four lie in its socket before it looks at the first
         outcomes = [submit(engine, [token]) for token in (1, EXIT, 3, 4)]
         os.kill(engine.pid, signal.SIGCONT)
         assert isinstance(await soon(outcomes[3]), EngineLost)
         assert right(outcomes[0].result(), [1])
-        assert [type(outcome.result()) for outcome in outcomes[1:]] == [EngineLost] * 3
+        lost = [outcome.result() for outcome in outcomes[1:]]
+        assert [isinstance(one, EngineLost) and one.begun for one in lost] == [True, False, False]
+        assert {type(one) for one in lost} == {EngineLost}
 
 
 @asynchronous

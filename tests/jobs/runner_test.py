@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from serving.errors import (
+    EngineFault,
     EngineLost,
     InvalidRequest,
     NotReady,
@@ -179,6 +180,26 @@ def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
         assert (job.completed, job.failed) == (len(output), len(errors))
 
     run(tmp_path, clock, work)
+
+
+def test_a_line_that_ends_engines_is_named_in_the_log(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: it is the line's answer, and others with the same text are refused without a word."""
+
+    async def deadly(body: dict[str, Any]) -> None:
+        if body["n"]:
+            raise EngineFault("ended two", news=body["n"] == 1)
+
+    async def work(jobs: Jobs) -> None:
+        await jobs.create(job_of(await uploaded(jobs, 3), clock))
+        job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
+        errors = [line["response"] for line in read(jobs, job.error_id)]
+        assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
+
+    run(tmp_path, clock, work)
+    (record,) = [record for record in caplog.records if "ended two engine processes" in record.getMessage()]
+    assert record.__dict__["fields"]["request_id"] == "batch_req_a_2"
 
 
 def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:

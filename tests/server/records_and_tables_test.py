@@ -55,6 +55,16 @@ def test_transitions(before: State, after: State) -> None:
     assert lifecycle.state is (after if allowed else before)
 
 
+def test_requests_are_taken_while_an_engine_is_started_again() -> None:
+    """They wait for it, and through the drain too; before the first engine there is nothing to wait for."""
+    lifecycle = Lifecycle()
+    taken = []
+    for state in (S.WARMING, S.READY, S.WARMING, S.DRAINING, S.FAILED):
+        lifecycle.to(state)
+        taken.append((lifecycle.accepting, lifecycle.ready))
+    assert taken == [(False, False), (True, True), (True, False), (True, False), (False, False)]
+
+
 @pytest.mark.parametrize("state", State)
 def test_what_probes_see(state: State) -> None:
     """Ready where new traffic should come; live until nothing will ever work again."""

@@ -74,7 +74,7 @@ class ScriptedEngine:
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
         """Keeps the batch, or answers as the engine does whose process has gone."""
         if self.gone:
-            done(EngineLost("the process has just ended"))
+            done(EngineLost("the process has just ended", begun=False))
             return
         assert lane not in self.running, "a busy lane was given a batch"
         assert not self.running or WIDE not in {lane, *self.running}, "something runs beside the wide lane"

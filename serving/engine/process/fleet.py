@@ -147,7 +147,7 @@ class RemoteFleet:
             working = [member for member in self._members if member.engine is not None]
             member = min(working, key=lambda member: member.batches, default=member)
         if member.engine is None:
-            done(EngineLost("the engine has just ended; try again", retry_after_s=1))
+            done(EngineLost("the engine has just ended; try again", retry_after_s=1, begun=False))
             return
         member.batches += 1
 

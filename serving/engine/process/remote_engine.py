@@ -227,7 +227,7 @@ class RemoteEngine:
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
         """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
         if self._gone.is_set():
-            done(EngineLost("the engine has just ended; try again", retry_after_s=1))
+            done(EngineLost("the engine has just ended; try again", retry_after_s=1, begun=False))
         else:
             self._lanes[lane].submit(batch, done)
 
@@ -365,8 +365,11 @@ class _Lane(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._ended()
+        begun = True  # of the first alone: the lane takes one batch after another
         while self._pending:
-            self._finish(EngineLost("the engine ended while it worked on this request; try again", retry_after_s=1))
+            lost = "the engine ended while it worked on this request; try again"
+            self._finish(EngineLost(lost, retry_after_s=1, begun=begun))
+            begun = False
 
     def _finish(self, outcome: BatchOutput | BertserveError) -> None:
         _, _, done = self._pending.popleft()

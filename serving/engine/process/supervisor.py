@@ -61,6 +61,7 @@ class Supervisor:
     Attributes:
         engine: None while there is none.
         restarts: How often a new process was started after the first.
+        restart_s: How long the last start took where nothing had to be verified or measured; 0 before there was one.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Supervisor:
         self._crashes: deque[float] = deque()
         self.engine: EngineLife | None = None
         self.restarts = 0
+        self.restart_s = 0.0
 
     def set_load(self, load: Load) -> None:
         """Changes what is loaded from now on; earlier deaths are forgotten."""
@@ -97,6 +99,7 @@ class Supervisor:
         loop, limit_s = asyncio.get_running_loop(), self._start_limit_s
         began = loop.time()
         while True:
+            comparable = bool(self.load.costs) and not self.load.bundles
             try:
                 engine = await self._start_within(began + limit_s)
             except EngineFailed as refused:
@@ -110,7 +113,9 @@ class Supervisor:
                 log.warning("%s", lost.message)
                 self._read_no_kernels()
             else:
-                limit_s = min(self._start_limit_s, max(_LEAST_RESTART_S, _RESTART_FACTOR * (loop.time() - began)))
+                took_s = loop.time() - began
+                limit_s = min(self._start_limit_s, max(_LEAST_RESTART_S, _RESTART_FACTOR * took_s))
+                self.restart_s = took_s if comparable else 0.0
                 self._follow(engine, self.load)
                 await self._watch(engine)
                 began = loop.time()

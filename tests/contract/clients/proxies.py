@@ -93,8 +93,8 @@ def _typed(name: str, **fields: Any) -> dict[str, Any]:
     return {"@type": f"type.googleapis.com/envoy.extensions.{name}", **fields}
 
 
-def _listener(name: str, port: int) -> dict[str, Any]:
-    routes = [{"match": {"prefix": "/"}, "route": {"cluster": name}}]
+def _listener(name: str, port: int, retry: dict[str, Any]) -> dict[str, Any]:
+    routes = [{"match": {"prefix": "/"}, "route": {"cluster": name, **retry}}]
     router = {"name": "router", "typed_config": _typed("filters.http.router.v3.Router")}
     manager = _typed(
         "filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -125,11 +125,15 @@ ENVOY_LINES = (
     '"health_checks": [{"http_health_check": {"path": "/readyz"}, ...}]',
     '"explicit_http_config": {"http2_protocol_options": {}}',
     '"health_checks": [{"grpc_health_check": {}, ...}]',
+    (
+        '"retry_policy": {"retry_on": "connect-failure,retriable-headers", "num_retries": 2,'
+        ' "retriable_headers": [{"name": "x-computed"}, {"name": "bertserve-computed"}]}'
+    ),
 )
 
 
 def _envoy(_: Path, ports: Ports) -> str:
-    by_http, spoken, by_grpc = (json.loads(f"{{{line.replace(', ...', '')}}}") for line in ENVOY_LINES)
+    by_http, spoken, by_grpc, retry = (json.loads(f"{{{line.replace(', ...', '')}}}") for line in ENVOY_LINES)
     options = _typed("upstreams.http.v3.HttpProtocolOptions", **spoken)
     clusters = [
         _cluster("http", ports.server_http, health_check=by_http["health_checks"][0]),
@@ -140,7 +144,7 @@ def _envoy(_: Path, ports: Ports) -> str:
             typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         ),
     ]
-    listeners = [_listener("http", ports.http), _listener("grpc", ports.grpc)]
+    listeners = [_listener("http", ports.http, retry), _listener("grpc", ports.grpc, retry)]
     return json.dumps({"static_resources": {"listeners": listeners, "clusters": clusters}})
 
 

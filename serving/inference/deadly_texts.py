@@ -1,0 +1,46 @@
+"""Texts that ended two engine processes: by digest, so that nothing of a text is kept, and so many at most."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from serving.errors import EngineFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.records import EncodedText, ModelIndex
+
+_DIGEST_BYTES = 16
+
+_REFUSAL = "an input of this request ended the engine twice; it is not computed again"
+
+
+class DeadlyTexts:
+    """Remembers the last `most` of them, by the model and the token ids: another version may bear them."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._told: dict[bytes, bool] = {}
+
+    def add(self, model: ModelIndex, text: EncodedText) -> None:
+        self._told.setdefault(_digest(model, text), False)
+        if len(self._told) > self._most:
+            del self._told[next(iter(self._told))]
+
+    def find(self, model: ModelIndex, texts: Sequence[EncodedText]) -> EngineFault | None:
+        """What a request gets that has one of them among its texts; None without."""
+        if not self._told:
+            return None
+        for text in texts:
+            digest = _digest(model, text)
+            if (told := self._told.get(digest)) is not None:
+                self._told[digest] = True
+                return EngineFault(_REFUSAL, news=not told)
+        return None
+
+
+def _digest(model: ModelIndex, text: EncodedText) -> bytes:
+    types = b"" if text.type_ids is None else text.type_ids.tobytes()
+    return blake2b(text.ids.tobytes() + types, digest_size=_DIGEST_BYTES, salt=model.to_bytes(8)).digest()
