@@ -293,8 +293,9 @@ def _time_axis(result: Result) -> Axis:
 
 
 def _by_number(item: tuple[str, object]) -> tuple[str, int]:
+    """Kinds of a task together and short texts first; a kind that a file names has no length."""
     words = item[0].replace(",", "").split()
-    return words[0] if not words[0].isdigit() else "", next(int(word) for word in words if word.isdigit())
+    return words[0] if not words[0].isdigit() else "", next((int(word) for word in words if word.isdigit()), 0)
 
 
 def _percentile(latency: Histogram, percent: float) -> str:
