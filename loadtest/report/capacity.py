@@ -24,7 +24,7 @@ class Point:
         p50_ms: Median latency; not a number where nothing was answered.
         p99_ms: 99th percentile of it.
         good_per_s: Goodput.
-        failed_percent: Requests without an answer.
+        failed_percent: Requests without an answer, of those that were sent.
     """
 
     rate: float
@@ -45,7 +45,7 @@ class Point:
             result.latency.percentile_ms(50),
             result.latency.percentile_ms(99),
             result.good_per_s,
-            100 * result.failed / max(1, result.offered),
+            result.failed_percent,
         )
 
     def text(self) -> str:

@@ -10,8 +10,8 @@ each: repeat them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -116,6 +116,32 @@ def text(first: Result, second: Result) -> str:
     Raises:
         BenchError: See `differences`.
     """
+    table = as_text(table_of(first, second))
+    changed = other_facts(first, second)
+    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])
+
+
+def as_json(first: Result, second: Result) -> dict[str, Any]:
+    """The same for programs.
+
+    Raises:
+        BenchError: See `differences`.
+    """
+    return {
+        "format": "bertserve-compare-1",
+        "facts": [first.facts, second.facts],
+        "differences": [
+            asdict(found) | {"is_more_than_noise": found.is_more_than_noise} for found in differences(first, second)
+        ],
+    }
+
+
+def table_of(first: Result, second: Result) -> Table:
+    """The figures with their differences.
+
+    Raises:
+        BenchError: See `differences`.
+    """
     rows = [
         (
             found.what,
@@ -127,12 +153,15 @@ def text(first: Result, second: Result) -> str:
         )
         for found in differences(first, second)
     ]
-    changed = [
+    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
+    columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
+    return Table("B against A", note, columns, rows, words=1)
+
+
+def other_facts(first: Result, second: Result) -> list[str]:
+    """What was not the same in both runs, apart from the figures."""
+    return [
         f"{name}: {first.facts.get(name)} / {second.facts.get(name)}"
         for name in ("target", "task", "protocol", "scenario", "rate", "phases", "requests")
         if first.facts.get(name) != second.facts.get(name)
     ]
-    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
-    columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
-    table = as_text(Table("B against A", note, columns, rows, words=1))
-    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from charts.lines import Series, line_chart, stacked_bar
 from charts.plot import Axis
+from loadtest.report import compare
 from loadtest.report.result import LATE_S
 
 if TYPE_CHECKING:
@@ -92,6 +93,27 @@ def capacity_report(found: Capacity) -> str:
     return page_of("Capacity", parts)
 
 
+def comparison(first: Result, second: Result) -> str:
+    """The page of two runs beside one another.
+
+    Raises:
+        BenchError: They cannot be compared.
+    """
+    found = compare.table_of(first, second)
+    changed = compare.other_facts(first, second)
+    names = [
+        f"{name}: {result.facts['target']}, {result.facts['date']}" for name, result in (("A", first), ("B", second))
+    ]
+    parts = [
+        f"<h1>{escape(found.title)}</h1>",
+        *(f'<p class="faint">{escape(name)}</p>' for name in names),
+        table(found.columns, found.rows),
+        f"<p>{escape(found.note)}</p>",
+        *(["<h2>Not the same load</h2>", *(f"<p>{escape(line)}</p>" for line in changed)] if changed else []),
+    ]
+    return page_of(found.title, parts)
+
+
 def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> Series:
     """Every run as a dot, and a line through the medians of each rate."""
     rates = sorted({rate for rate, _ in runs})
@@ -122,13 +144,22 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def _caution(result: Result) -> str:
+    words = caution(result)
+    return f'<div class="verdict caution"><strong>Caution</strong>: {escape(words)}.</div>' if words else ""
+
+
+def caution(result: Result) -> str:
+    """Why a run says less of the server than it seems to; empty where the generator kept up."""
+    if result.unsent:
+        return (
+            f"the generator was the limit: {result.unsent} of {result.offered} requests were never sent, as all of its "
+            "connections were busy for too long; they are not counted as errors of the server"
+        )
     if not result.generator_was_the_limit:
         return ""
-    late = _ms(result.generator.lateness.percentile_ms(99))
     return (
-        '<div class="verdict caution"><strong>The generator was the limit.</strong> One request in a hundred was sent '
-        f"more than {late} ms late, a large part of the tail: the generator shares its cores with others, or needs "
-        "more of them. What the server alone would show is better than this.</div>"
+        f"the generator was the limit: {_ms(result.generator_added_ms)} ms of the p99 are its own lateness; give it "
+        "cores that the server does not use, or another machine"
     )
 
 
@@ -136,7 +167,9 @@ def _headline(result: Result) -> str:
     latency = result.latency
     figures = [(f"p{p:g}", f"{_percentile(latency, p)} ms") for p in PERCENTILES if latency.resolves(p)]
     figures += [("greatest", f"{_ms(latency.max_ms())} ms"), ("answered", f"{result.answered_per_s:.1f}/s")]
-    figures.append(("failed", f"{100 * result.failed / max(1, result.offered):.2f}%"))
+    figures.append(("failed", f"{result.failed_percent:.2f}%"))
+    if result.unsent:
+        figures.append(("never sent", f"{result.unsent}"))
     return f'<div class="figures">{"".join(f"<div><b>{escape(b)}</b><span>{a}</span></div>" for a, b in figures)}</div>'
 
 
@@ -248,6 +281,7 @@ def _generator(result: Result) -> str:
     rows = [
         ("sent after the intended time, p50", f"{_ms(facts.lateness.percentile_ms(50))} ms"),
         ("the same, p99", f"{_ms(facts.lateness.percentile_ms(99))} ms"),
+        ("what that adds to the p99 of all", f"{_ms(result.generator_added_ms)} ms"),
         (f"sent more than {LATE_S * 1e3:g} ms late", f"{facts.late} of {result.offered}"),
         ("CPU time on a request", f"{facts.cpu_us:.0f} us"),
         ("processes", f"{facts.processes}"),
