@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")
 _MOST_POINTS = 400
+_MOST_COLUMNS = 3
+"""That fit beside one another on a telephone."""
 
 
 def report(result: Result, verdicts: Sequence[Verdict]) -> str:
@@ -307,14 +309,23 @@ def _facts(facts: dict[str, str]) -> str:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,), *, safe: bool = False
 ) -> str:
-    """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already."""
+    """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already.
+
+    On a telephone, which has no room for many columns, each row of such a table is a card.
+    """
     kinds = ["" if index in words else ' class="number"' for index in range(len(columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{k}>{c if safe else escape(c)}</td>' for c, k in zip(row, kinds, strict=True))}</tr>"
+        "<tr>"
+        + "".join(
+            f'<td{kind} data-head="{escape(name)}">{cell if safe else escape(cell)}</td>'
+            for name, cell, kind in zip(columns, row, kinds, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    cards = ' class="cards"' if len(columns) > _MOST_COLUMNS else ""
+    return f'<div class="scroll"><table{cards}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _figure(chart: str, caption: str) -> str:

@@ -94,5 +94,5 @@ def test_a_server_that_never_holds_has_no_capacity() -> None:
 def test_the_curve_is_drawn() -> None:
     """The page shows latency over rate, and every run with its verdict."""
     html = capacity_report(searched(Queue(333.0), 50.0))
-    assert html.count("<svg") == 2
+    assert html.count('<svg class="wide"') == 2
     assert "missed" in html

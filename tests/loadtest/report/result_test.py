@@ -18,7 +18,7 @@ from loadtest.report.page import report
 from loadtest.report.result import STAGES, Result
 from loadtest.report.sample import percentile
 from loadtest.report.slo import judge, parse_slo
-from tests.support.browser import fits_a_phone
+from tests.support.browser import fits_a_phone, is_whole_on_a_phone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -276,7 +276,8 @@ def test_a_browser_shows_the_page(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(report(run(failing=5), []), encoding="utf-8")
     page.open(file.as_uri())
-    assert page.run("document.querySelectorAll('svg').length") == 4
+    assert page.run("document.querySelectorAll('svg.wide, svg.bar').length") == 4
     assert page.requests == [file.as_uri()]
     assert page.problems == []
     fits_a_phone(page)
+    is_whole_on_a_phone(page)
