@@ -21,7 +21,7 @@ from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
 from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, TASKS, route
 from loadtest.generator.scenario import SCENARIOS, find_scenario
-from loadtest.generator.search import search
+from loadtest.generator.search import plan, search
 from loadtest.generator.tls import Tls
 from loadtest.generator.workload import find_bundle
 from loadtest.report import compare, page
@@ -260,6 +260,7 @@ def find_capacity(options: Options) -> int:
         BenchError: Nothing could be measured.
     """
     measurement = _prepared(options)
+    print(plan(options.scenario), file=sys.stderr)
     with Progress(options.scenario.seconds) as progress:
         found = search(measurement, options.scenario, progress)
     _write(options.out, found.as_json(), page.capacity_report(found), found.text())

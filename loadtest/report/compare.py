@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadtest.errors import BenchError
+from loadtest.report.noise import DRAWS, LEAST_SLICES, TAIL, counts_of
 from loadtest.report.tables import Table, as_text
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_DRAWS = 2000
-_LEAST_SLICES = 8
-_TAIL = 2.5
-"""Percent left out at each end of an interval."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,10 +57,7 @@ class _Run:
     def __init__(self, result: Result, values: NDArray[np.float64]) -> None:
         self._values = values
         self._slice_s = result.slice_s
-        self._counts = np.zeros((len(result.slices), len(values)), np.int32)
-        for row, part in zip(self._counts, result.slices, strict=True):
-            own, counts = part.latency.distribution()
-            row[np.searchsorted(values, own)] = counts
+        self._counts = counts_of(result, values)
         self._failed = np.array([part.failed for part in result.slices])
 
     def figures(self, drawn: NDArray[np.int64]) -> list[float]:
@@ -85,7 +79,7 @@ class _Run:
 
     def redrawn(self, dice: np.random.Generator) -> NDArray[np.float64]:
         count = len(self._counts)
-        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(_DRAWS)])
+        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(DRAWS)])
 
 
 def differences(first: Result, second: Result, seed: int = 1) -> list[Difference]:
@@ -95,7 +89,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
         BenchError: A run is too short, or answered nothing.
     """
     for result in (first, second):
-        if len(result.slices) < _LEAST_SLICES:
+        if len(result.slices) < LEAST_SLICES:
             raise BenchError(f"a run of {result.seconds:g} s is too short to tell a difference from noise")
         if not len(result.latency):
             raise BenchError("a run without a single answer cannot be compared")
@@ -103,7 +97,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
     runs = [_Run(result, values) for result in (first, second)]
     dice = np.random.default_rng(seed)
     spread = runs[1].redrawn(dice) - runs[0].redrawn(dice)
-    low, high = np.nanpercentile(spread, [_TAIL, 100 - _TAIL], axis=0)
+    low, high = np.nanpercentile(spread, [TAIL, 100 - TAIL], axis=0)
     names = [*(f"p{percent:g} ms" for percent in PERCENTILES), "answered/s", "failed %"]
     return [
         Difference(*row) for row in zip(names, runs[0].all(), runs[1].all(), low.tolist(), high.tolist(), strict=True)

@@ -55,10 +55,10 @@ def capacity_report(found: Capacity) -> str:
         (
             f"{point.rate:.1f}",
             _ms(point.p50_ms),
-            _ms(point.p99_ms),
+            f"{_ms(point.p99_ms)} ({_ms(point.p99_low_ms)} to {_ms(point.p99_high_ms)})",
             f"{point.good_per_s:.1f}",
             f"{point.failed_percent:.2f}",
-            ("held" if point.held else "missed") + ("" if point.trusted else ", generator late"),
+            point.verdict(),
         )
         for point in points
     ]
@@ -72,9 +72,9 @@ def capacity_report(found: Capacity) -> str:
     good = _over_rate("goodput", "green", [(point.rate, point.good_per_s) for point in points])
     same = Series("offered", "grey", [(0.0, 0.0), (points[-1].rate, points[-1].rate)])
     up = Axis.of("requests a second", [point.rate for point in points])
-    words = f"{found.highest:.1f} requests a second" if found.highest else "none of the rates tried held"
+    kind = "" if found.highest and found.is_decided else " caution" if found.highest else " missed"
     verdict = (
-        f'<div class="verdict{"" if found.highest else " missed"}"><strong>{escape(words)}</strong>'
+        f'<div class="verdict{kind}"><strong>{escape(found.verdict())}</strong>'
         f" at {escape(', '.join(found.slo))}<br>{escape(found.confidence())}</div>"
     )
     parts = [
@@ -82,6 +82,7 @@ def capacity_report(found: Capacity) -> str:
         f'<p class="faint">{escape(found.facts["target"])}, {escape(found.facts["date"])}</p>',
         verdict,
         "<h2>Latency over rate</h2>",
+        f"<p>{escape(found.shape())}.</p>",
         _figure(chart, "Each dot is a run, the line goes through the medians; between runs of one rate lies chance."),
         "<h2>Goodput over rate</h2>",
         _figure(
@@ -89,7 +90,7 @@ def capacity_report(found: Capacity) -> str:
             "Answers within the widest latency objective. What lies below the grey line was late or failed.",
         ),
         "<h2>Runs</h2>",
-        table(("offered/s", "p50 ms", "p99 ms", "good/s", "failed %", "objectives"), rows, words=()),
+        table(("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives"), rows, words=()),
         _facts(found.facts),
     ]
     return page_of("Capacity", parts)
