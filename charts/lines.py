@@ -19,6 +19,7 @@ _KEYS_AT, _KEY_ROW = -20.0, 18.0
 _LETTER = 6.5
 _PANEL_WIDTH, _PANEL_HEIGHT, _PANEL_GAP, _PANEL_SCALE = 480, 190, 14, 1.5
 _BAR_WIDTH, _BAR_HEIGHT = 760, 26
+_PHONE_WIDTH, _PHONE_HEIGHT = 360, 240
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,12 +49,16 @@ def line_chart(
         across: The axis below.
         up: The axis beside.
         series: Drawn one over the other.
-        limits: Values of `up` that are marked with a line and a word.
+        limits: Values of `up` that are marked with a line, and their words for the legend.
     """
     keys = [f'<span><span class="key {entry.colour}"></span>{escape(entry.name)}</span>' for entry in series]
+    keys += [f'<span><span class="key limit"></span>{escape(word)}</span>' for _, word in _shown(up, limits)]
     legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
-    plot = Plot(across, up)
-    return legend + plot.svg(description, _content(plot, series, limits, ()))
+    # Letters that shrank with the chart could not be read on a telephone: the page shows one of the two.
+    plots = {"wide": Plot(across, up), "narrow": Plot(across, up, width=_PHONE_WIDTH, height=_PHONE_HEIGHT, right=16)}
+    return legend + "".join(
+        plot.svg(description, _content(plot, series, limits, ()), kind) for kind, plot in plots.items()
+    )
 
 
 def chart_file(
@@ -70,7 +75,8 @@ def chart_file(
     """
     plot = Plot(across, up)
     drawn = plot.drawn(_content(plot, series, limits, moments))
-    parts = [label(plot.left, -32, title, kind="title"), *_keys(series, plot.left), drawn]
+    keys = [*series, *(Series(word, "limit", ()) for _, word in _shown(up, limits))]
+    parts = [label(plot.left, -32, title, kind="title"), *_keys(keys, plot.left), drawn]
     return svg_file(title, plot.width, plot.height + _HEAD, parts, -_HEAD)
 
 
@@ -119,7 +125,10 @@ def stacked_bar(description: str, parts: Sequence[tuple[str, str, float]]) -> st
 def _keys(series: Sequence[Series], left: float, at: float = _KEYS_AT) -> list[str]:
     keys = []
     for entry in series:
-        keys.append(rect(entry.colour, left, at, 11, 11))
+        is_limit = entry.colour == "limit"
+        keys.append(
+            line("limit", left, at + 6, left + 11, at + 6) if is_limit else rect(entry.colour, left, at, 11, 11)
+        )
         keys.append(label(left + 16, at + 10, entry.name))
         left += _key_width(entry)
     return keys
@@ -143,8 +152,7 @@ def _content(
     plot: Plot, series: Sequence[Series], limits: Sequence[tuple[float, str]], moments: Sequence[float]
 ) -> str:
     drawn = [line("moment", plot.x(at), plot.top, plot.x(at), plot.floor) for at in moments]
-    shown = [(plot.y(value), word) for value, word in limits if plot.up.low <= value <= plot.up.high]
-    drawn += [line("limit", plot.left, at, plot.end, at) for at, _ in shown]
+    drawn += [line("limit", plot.left, plot.y(at), plot.end, plot.y(at)) for at, _ in _shown(plot.up, limits)]
     for entry in series:
         drawn.append(f'<path class="series {entry.colour}" d="{_path(plot, entry.points)}"/>')
         drawn += [
@@ -152,9 +160,12 @@ def _content(
             for a, b in entry.dots
             if math.isfinite(b)
         ]
-    # At the left, where load and latency are low: lines cross a limit at the right.
-    drawn += [label(plot.left + 4, at - 5, word, kind="limit") for at, word in shown]
     return "".join(drawn)
+
+
+def _shown(up: Axis, limits: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those that lie within an axis."""
+    return [(value, word) for value, word in limits if up.low <= value <= up.high]
 
 
 def _path(plot: Plot, points: Sequence[tuple[float, float]]) -> str:

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_TICKS = 8
+_DIGIT = 7
+"""Width of a digit in the words of an axis."""
 
 FILE_STYLE = """\
 text{font:12px system-ui,sans-serif;fill:#59636e}.title{font-weight:600;font-size:13px;fill:#1f2328}
 .name{fill:#1f2328}.ground{fill:#fff}.grid{stroke:#dde1e6}.axis{stroke:#59636e}.spread{stroke:#1f2328}
-line.limit{stroke:#b3261e;stroke-dasharray:5 3}text.limit{fill:#b3261e}
+line.limit{stroke:#b3261e;stroke-dasharray:5 3}
 .moment{stroke:#8a93a0;stroke-dasharray:2 3}.series{fill:none;stroke-width:1.75;stroke-linejoin:round}
 .blue{stroke:#2766c8}.orange{stroke:#b05a00}.green{stroke:#17703a}.grey{stroke:#8a93a0}.violet{stroke:#7a4bb8}
 rect.blue,circle.blue{fill:#2766c8}rect.orange,circle.orange{fill:#b05a00}rect.green,circle.green{fill:#17703a}
@@ -122,14 +124,17 @@ class Plot:
         """The content upon the grid, with the words of the axes."""
         parts = [line("grid", self.left, self.y(value), self.end, self.y(value)) for value, _ in self.up.ticks]
         parts += [label(self.left - 7, self.y(value) + 4, word, "end") for value, word in self.up.ticks]
-        parts += [label(self.x(value), self.floor + 16, word, "middle") for value, word in self.across.ticks]
+        widest = max((len(word) for _, word in self.across.ticks), default=0)
+        step = math.ceil(len(self.across.ticks) * (widest + 1) * _DIGIT / (self.end - self.left))
+        parts += [label(self.x(value), self.floor + 16, word, "middle") for value, word in self.across.ticks[::step]]
         parts += [label(self.end, self.height - 4, self.across.title, "end"), label(0, 12, self.up.title)]
         parts.append(line("axis", self.left, self.floor, self.end, self.floor))
         return "".join(parts) + content
 
-    def svg(self, description: str, content: str) -> str:
+    def svg(self, description: str, content: str, kind: str = "") -> str:
         """The chart for a page with a style sheet; the description is for those who do not see it."""
-        head = f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {self.width} {self.height}">'
+        named = f'class="{kind}" ' if kind else ""
+        head = f'<svg {named}role="img" aria-label="{escape(description)}" viewBox="0 0 {self.width} {self.height}">'
         return f"{head}{self.drawn(content)}</svg>"
 
 

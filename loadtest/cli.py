@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError, check_above_zero
+from loadtest.errors import NEVER_SENT, BenchError, check_above_zero
 from loadtest.generator.discovery import models_of
 from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
 from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, TASKS, route
 from loadtest.generator.scenario import SCENARIOS, find_scenario
-from loadtest.generator.search import search
+from loadtest.generator.search import plan, search
 from loadtest.generator.tls import Tls
 from loadtest.generator.workload import find_bundle
 from loadtest.report import compare, page
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 HELD, MISSED, IMPOSSIBLE = 0, 1, 2
 _INTERRUPTED = 130
 _USUAL_MODEL = "minilm"
+_OUT = Path("load-report")
+_COMPARING = ("compare", "out")
 _PROBE_S = 10.0
 """Length of one run of a search for capacity, unless told otherwise."""
 
@@ -104,7 +106,7 @@ class Options:
             slo,
             arguments.find_capacity,
             arguments.seed,
-            arguments.out,
+            arguments.out or _OUT,
         )
 
     def asked(self) -> Options:
@@ -185,9 +187,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", type=Path, metavar="DIR", help="count tokens with this repository's tokenizer")
     made.add_argument("--model", help="the model to ask (default: of --models, else the server's only one)")
     made.add_argument("--seed", type=int, default=1, help="of the arrivals and the mix (default: 1)")
-    made.add_argument("--out", type=Path, default=Path("load-report"), metavar="DIR", help="default: load-report")
     made.add_argument(
-        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="compare two reports instead of measuring"
+        "--out", type=Path, metavar="DIR", help=f"default: {_OUT}; with --compare: none, the terminal has it all"
+    )
+    made.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A.json", "B.json"),
+        help="compare two reports instead of measuring; takes --out alone",
     )
     return made
 
@@ -197,8 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         if arguments.compare:
-            print(compare.text(*map(Result.read, arguments.compare)))
-            return HELD
+            return compare_reports(arguments)
         options = Options.of(arguments)
         return find_capacity(options) if options.find_capacity else load(options)
     except BenchError as error:
@@ -207,6 +214,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bertserve load: interrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def compare_reports(arguments: argparse.Namespace) -> int:
+    """Compares two reports; with `--out` the comparison is written too.
+
+    Raises:
+        BenchError: One of them cannot be read, or another option was given.
+    """
+    usual = vars(parser().parse_args([]))
+    if other := [name for name, value in vars(arguments).items() if value != usual[name] and name not in _COMPARING]:
+        raise BenchError(f"--compare measures nothing and takes no --{other[0].replace('_', '-')}")
+    first, second = map(Result.read, arguments.compare)
+    print(compare.text(first, second))
+    if arguments.out:
+        _make(arguments.out)
+        _save(arguments.out, "compare", compare.as_json(first, second), page.comparison(first, second))
+    return HELD
 
 
 def load(options: Options) -> int:
@@ -236,6 +260,7 @@ def find_capacity(options: Options) -> int:
         BenchError: Nothing could be measured.
     """
     measurement = _prepared(options)
+    print(plan(options.scenario), file=sys.stderr)
     with Progress(options.scenario.seconds) as progress:
         found = search(measurement, options.scenario, progress)
     _write(options.out, found.as_json(), page.capacity_report(found), found.text())
@@ -251,35 +276,44 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
     if len(latency):
         figures = " ".join(f"p{p:g} {latency.percentile_ms(p):.2f}" for p in (50, 90, 99, 99.9) if latency.resolves(p))
         lines.append(f"latency from the intended time, ms: {figures} max {latency.max_ms():.2f}")
-    lines += [f"failed: {count} x {reason}" for reason, count in result.faults.most_common()]
-    if result.generator_was_the_limit:
-        late_ms = result.generator.lateness.percentile_ms(99)
-        lines.append(
-            f"CAUTION: the generator was the limit: one request in a hundred was sent more than {late_ms:.2f} ms late"
-        )
+    lines += [
+        f"{count} x {reason}" if reason.startswith(NEVER_SENT) else f"failed: {count} x {reason}"
+        for reason, count in result.faults.most_common()
+    ]
+    if words := page.caution(result):
+        lines.append(f"CAUTION: {words}")
     lines += [f"{'held' if v.held else 'MISSED'}: {v.objective}, found {v.found}" for v in verdicts]
     return "\n".join(lines)
 
 
 def _prepared(options: Options) -> Measurement:
     """What will measure, once there is a directory for what it finds."""
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"--out {options.out}: {error.strerror}") from error
+    _make(options.out)
     asked = options.asked()
     return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)
 
 
-def _write(out: Path, values: dict[str, Any], html: str, words: str) -> None:
-    """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
+def _make(out: Path) -> None:
     try:
-        (out / "report.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        (out / "report.html").write_text(html, encoding="utf-8")
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BenchError(f"--out {out}: {error.strerror}") from error
+
+
+def _write(out: Path, values: dict[str, Any], html: str, words: str) -> None:
+    """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
     print(f"{values['facts']['task']} over {values['facts']['protocol']}\n{words}")
-    print(f"\nreport: {out / 'report.html'} (and report.json)")
+    _save(out, "report", values, html)
+
+
+def _save(out: Path, name: str, values: dict[str, Any], html: str) -> None:
+    """Writes a report for programs and for browsers, and says where."""
+    try:
+        (out / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        (out / f"{name}.html").write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
+    print(f"\nreport: {out / f'{name}.html'} (and {name}.json)")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     import argparse
 
 
+NEVER_SENT = "never sent"
+"""How the faults begin of requests that the generator had no connection for: no server has seen them."""
+
+
 class BenchError(Exception):
     """The benchmark cannot go on: a wrong reply, a server that does not start, a bundle that is none."""
 

@@ -30,7 +30,7 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         bandwidth_gb_s: Of its memory, in 10^9 bytes a second.
         tera_per_s: 10^12 operations a second, by precision; what it cannot compute is left out.
         watts: At most.
-        price_per_hour: Of one.
+        price_per_hour: Of one, in USD.
         source: Where the figures are from.
         cores: Of a CPU.
     """
@@ -86,7 +86,7 @@ def _priced(prices: Sequence[str]) -> Mapping[str, float]:
         try:
             found[name] = float(price)
         except ValueError:
-            raise SizeError(f"--price {given}: must look like t4=0.35, in your currency an hour") from None
+            raise SizeError(f"--price {given}: must look like t4=0.35, in USD an hour") from None
         if not 0 <= found[name] < float("inf"):
             raise SizeError(f"--price {given}: a price is 0 or more")
     return found

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from export.checkpoint.tokenizer import BareExceptions
 from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
+from loadtest.report.progress import Progress
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
 from simulate.errors import SimulateError
@@ -71,7 +72,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--on", metavar="NAMES", help=f"the candidates, as t4,{HERE}; {HERE} is this machine, measured (default: all)")
     add("--candidates", type=Path, metavar="FILE", help="a table of your own, as sizing/data/devices.json")
-    add("--price", action="append", default=[], metavar="NAME=X", help="of an hour of one; may be given more than once")
+    add(
+        "--price",
+        action="append",
+        default=[],
+        metavar="NAME=X",
+        help="USD for an hour of one; may be given more than once",
+    )
     add(
         "--precision",
         action="append",
@@ -122,10 +129,10 @@ def _size(arguments: argparse.Namespace) -> int:
     if not wanted:
         raise SizeError(notes[0] if notes else "--precision: no candidate computes in it")
     plans = []
-    for done, (name, device, precision, costs) in enumerate(wanted, 1):
-        _progress(f"simulating {name} {precision}, {done} of {len(wanted)}")
-        plans.append(plan(name, device, precision, costs, encoder, load))
-    _progress("")
+    with Progress() as progress:
+        for done, (name, device, precision, costs) in enumerate(wanted, 1):
+            progress.say(f"simulating {name} {precision}, {done} of {len(wanted)}")
+            plans.append(plan(name, device, precision, costs, encoder, load))
     sizing = Sizing(encoder, load, plans, notes)
     if arguments.out:
         _write(arguments.out, sizing)
@@ -144,10 +151,10 @@ def _write(out: Path, sizing: Sizing) -> None:
     shown = list({plan.name: plan for plan in reversed(held)}.values())[::-1][: len(page.COLOURS)]
     if out.suffix == ".svg" and not shown:
         raise SizeError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
-    curves = sensitivities(
-        shown, sizing.encoder, sizing.load, lambda done, of: _progress(f"curves for the page, {done} of {of}")
-    )
-    _progress("")
+    with Progress() as progress:
+        curves = sensitivities(
+            shown, sizing.encoder, sizing.load, lambda done, of: progress.say(f"curves for the page, {done} of {of}")
+        )
     try:
         out.write_text(OUT[out.suffix](sizing, curves), encoding="utf-8")
     except OSError as error:
@@ -166,14 +173,23 @@ def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[s
         return [], []
     found: list[tuple[str, Candidate, str, Costs]] = []
     notes = []
-    for precision in [one for one in arguments.precision or ON_CPUS if one in ON_CPUS]:
+    threads = arguments.threads or available_cpus()
+    precisions = [one for one in arguments.precision or ON_CPUS if one in ON_CPUS]
+    if precisions:
+        before = "" if encoder.bundle is not None else " and the export of a few layers"
+        print(
+            f"measuring this machine ({threads} threads) in {' and '.join(precisions)}: about "
+            f"{arguments.seconds * len(precisions):.0f} s of runs{before}; --on with other names leaves it out",
+            file=sys.stderr,
+        )
+    for precision in precisions:
         try:
             # Brings the engines' libraries, and PyTorch where there is no bundle.
             from sizing import measure  # noqa: PLC0415
 
-            threads = arguments.threads or available_cpus()
             machine = measure.here(threads, price_here(arguments.price))
-            costs = measure.costs_here(encoder, precision, threads, arguments.seconds, _progress)
+            with Progress() as progress:
+                costs = measure.costs_here(encoder, precision, threads, arguments.seconds, progress.say)
             found.append((HERE, machine, precision, costs))
         except ModuleNotFoundError as error:
             extras = "cpu" if encoder.bundle is not None else "cpu,export"
@@ -182,7 +198,6 @@ def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[s
             )
         except SizeError as error:
             notes.append(f"this machine was not measured in {precision}: {error}")
-    _progress("")
     notes = list(dict.fromkeys(notes))
     if asked == [HERE] and not found:
         raise SizeError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
@@ -220,12 +235,6 @@ def _tokenizer(encoder: Encoder) -> Tokenizer | None:
     found.no_truncation()
     found.no_padding()
     return found
-
-
-def _progress(line: str) -> None:
-    """One line that is written over, on a terminal alone."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def svg(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
     lines, across, up = _axes(
         "texts a second", found, [load.rate * scale for scale in _SCALES], lambda one, rate: one.price(rate, limit)
     )
-    title = f"{sizing.encoder.name}, {load.objective}: what the devices cost an hour, by example prices"
+    title = f"{sizing.encoder.name}, {load.objective}: what the devices cost in USD an hour, by example prices"
     return chart_file(title, across, up, lines)
 
 
@@ -107,7 +107,9 @@ def _axes(
         for one, colour in zip(found, COLOURS, strict=False)
     ]
     prices = [value for line in lines for _, value in line.points]
-    up = "an hour" if all(one.plan.device.price_per_hour is not None for one in found) else "an hour, or devices"
+    up = (
+        "USD an hour" if all(one.plan.device.price_per_hour is not None for one in found) else "USD an hour, or devices"
+    )
     return lines, Axis.of(across, values, is_log=True), Axis.of(up, prices, is_log=True)
 
 

@@ -24,9 +24,9 @@ HEAD = (
     "p99 ms",
     "GB",
     "watts",
-    "an hour",
-    "M texts",
-    "M tokens",
+    "USD/h",
+    "USD/M texts",
+    "USD/M tokens",
 )
 _DASH = "-"
 
@@ -84,7 +84,7 @@ class Sizing:
             "requests are Poisson and bring one text each; a balancer splits them evenly at random, without bursts",
             "beside a GPU the server's event loop has cores of its own, and a process for each replica",
             "watts are the devices' limits, their hosts not counted; activations are estimated",
-            f"prices are examples of {PRICES_FROM}, no offers; hosts of cards are not in them: --price sets yours",
+            f"prices are examples of {PRICES_FROM} in USD, no offers, without hosts of cards: --price sets yours",
             "no replica is spare: add those that a rollout and a failure need",
         ]
         if any(plan.memory.devices > 1 for plan in self.plans):
@@ -147,6 +147,7 @@ class Sizing:
                 "seed": load.seed,
             },
             "candidates": [_plain(plan, load) for plan in self.plans],
+            "currency": "USD",
             "cheapest": None if best is None else {"name": best.name, "precision": best.precision},
             "unknown": self.unknown(),
         }
@@ -158,7 +159,7 @@ def _cheapest(plans: Sequence[Plan]) -> Plan | None:
 
 
 def _offer(plan: Plan) -> str:
-    price = f"{plan.price_per_hour:g} an hour ({plan.costs.basis})"
+    price = f"{plan.price_per_hour:g} USD an hour ({plan.costs.basis})"
     return f"{count(plan)} x {plan.device.title} in {plan.precision}, {price}"
 
 

@@ -57,6 +57,18 @@ def precision_of(target: Target) -> str:
     return str(info.get("model_dtype", "")) if isinstance(info, dict) else ""
 
 
+def engine_of(target: Target) -> str:
+    """What computes the model that an HTTP target names, and in which precision; empty where it does not tell."""
+    if target.transport != "http":
+        return ""
+    try:
+        config = _Asking(target).get(f"/v2/models/{target.model}/config")
+        engine = str(config["parameters"]["engine"]["string_value"])
+        return f"{engine}, {precision}" if (precision := precision_of(target)) else engine
+    except (BenchError, LookupError, TypeError):
+        return ""
+
+
 def cached_of(target: Target) -> int | None:
     """Requests to the model that an HTTP target names for which its server looked into a cache of answers.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from loadtest.generator.discovery import engine_of
 from loadtest.generator.probe import Probe
 from loadtest.generator.run import Load, measure_generator, run
 from loadtest.report import machine
@@ -34,6 +35,7 @@ class Measurement:
         kinds: Its requests.
         slo: The objectives; they decide which answers are good.
         seed: Of the schedules.
+        engine: What computes, as far as the server tells.
     """
 
     target: Target
@@ -41,6 +43,7 @@ class Measurement:
     kinds: tuple[Kind, ...]
     slo: tuple[Objective, ...]
     seed: int
+    engine: str = ""
 
     @classmethod
     def prepare(
@@ -66,7 +69,7 @@ class Measurement:
             BenchError: It is not there, or does not answer such requests.
         """
         with Probe(target) as probe:
-            return cls(target, scenario, probe.kinds(scenario, bundle, texts), slo, seed)
+            return cls(target, scenario, probe.kinds(scenario, bundle, texts), slo, seed, engine_of(target))
 
     def run(
         self, scenario: Scenario, rate: float, seed: int, show: Callable[[Result, float], None], *, check: bool = True
@@ -105,7 +108,10 @@ class Measurement:
                 + " a second"
                 for phase in scenario.phases
             ),
-            "requests": ", ".join(f"{kind.name} (weight {kind.weight:g})" for kind in self.kinds),
+            "requests": ", ".join(
+                f"{kind.name} (weight {kind.weight:g}{kind.lengths and f', {kind.lengths}'})" for kind in self.kinds
+            ),
+            "engine": self.engine or "the server does not tell",
             "command": shlex.join(["bertserve", "load", *sys.argv[2:]]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **{f"client's {name}" if name in {"CPU", "cores"} else name: fact for name, fact in _machine().items()},

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
+from loadtest.errors import NEVER_SENT, BenchError
 from loadtest.generator.answers import Answers
 from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.messages import Target, messages
@@ -336,7 +336,7 @@ class Generator:
         fault = f"no answer within {self._patience_s:g} s"
         while self._waiting and self._waiting[0].intended < since:
             most = _MOST_LANES[self._target.transport]
-            self._record(self._waiting.popleft(), f"never sent: {most} connections busy for {self._patience_s:g} s")
+            self._record(self._waiting.popleft(), f"{NEVER_SENT}: {most} connections busy for {self._patience_s:g} s")
         for lane in list(self._lanes.values()):
             late = [request for request in lane.under_way if request.intended < since]
             if late and not lane.wire.room():

@@ -94,15 +94,15 @@ class Probe:
 
     def _kinds_of(self, tasks: Mapping[str, float], file: Path) -> tuple[Kind, ...]:
         texts = read_texts(file)
-        kinds = tuple(
-            Kind(
-                f"{file.name}" if len(tasks) == 1 else f"{task}, {file.name}", task, share, texts_for(task, file, texts)
-            )
-            for task, share in tasks.items()
-        )
-        for kind in kinds:
-            self.tokens(kind.task, kind.texts[0])
-        return kinds
+        kinds = []
+        for task, share in tasks.items():
+            name = file.name if len(tasks) == 1 else f"{task}, {file.name}"
+            own = texts_for(task, file, texts)
+            asked = own[:: -(-len(own) // TEXTS)]
+            tokens = [self.tokens(task, text) for text in asked]
+            lengths = f"{min(tokens)} to {max(tokens)} tokens in {len(asked)} of {len(own)} texts"
+            kinds.append(Kind(name, task, share, own, lengths if min(tokens) >= 0 else ""))
+        return tuple(kinds)
 
     def _texts(self, bundle: Path | None, tokens: int, task: str) -> tuple[str, ...]:
         if bundle is not None:

@@ -50,12 +50,14 @@ class Kind:
         task: What is asked.
         weight: How often, beside the others.
         texts: Sent in turn.
+        lengths: Of its texts, in words, where the name does not tell.
     """
 
     name: str
     task: str
     weight: float
     texts: tuple[Text, ...]
+    lengths: str = ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,19 +1,20 @@
 """The search for capacity: the highest rate at which every objective holds.
 
-First the rate doubles until an objective is missed, then the space between is halved until it is narrow. Chance
-decides a single run, so a miss counts only when two of three runs miss, and both sides of the edge are measured
-three times with other arrivals: capacity is a rate that held in most of its runs, below one that was missed in most
-of its own.
+First the rate doubles until an objective is missed, then the space between is halved until it is narrow. A run whose
+noise (`report/noise.py`) reaches over a limit decides nothing, a miss counts only when two of three runs miss, and both
+sides of the edge are measured three times with other arrivals. Where noise decides over a wide range of rates the
+search ends: more runs would look for a rate in chance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
 from loadtest.generator.scenario import Phase
-from loadtest.report.capacity import Capacity, Point
+from loadtest.report.capacity import RUNS, Capacity, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,28 @@ if TYPE_CHECKING:
 _NARROW = 1.08
 """The search ends when the rates on both sides of the edge are so near."""
 
-_RUNS_AT_THE_EDGE = 3
+_MOST_RUNS = 32
+_USUAL_RUNS = (8, 16)
+_START_S = 1.5
+"""Of a run, before its schedule begins."""
+_MOST_STEPS = 3
+"""From a range of rates at which noise decides to rates that are sure."""
 _MOST_RATE = 200_000.0
 _LEAST_RATE = 1.0
+
+
+class _EndError(Exception):
+    """There is nothing more to find, or no run left."""
+
+
+def plan(scenario: Scenario) -> str:
+    """What a search is about to do, in a sentence."""
+    least, usual, most = (count * (scenario.seconds + _START_S) / 60 for count in (*_USUAL_RUNS, _MOST_RUNS))
+    return (
+        f"searching from {scenario.rate:g}/s on with runs of {scenario.seconds:g} s, up to {RUNS} at a rate: usually "
+        f"{_USUAL_RUNS[0]} to {_USUAL_RUNS[1]} runs ({least:.1f} to {usual:.1f} minutes), at most {_MOST_RUNS} "
+        f"({most:.1f} minutes)"
+    )
 
 
 def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> Capacity:
@@ -38,28 +58,72 @@ def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> 
     """
     even = dataclasses.replace(scenario, phases=(Phase(scenario.seconds, 1, 1),))
     found = Capacity(measurement.facts(even, scenario.rate, measurement.seed), [str(one) for one in measurement.slo])
-    seeds = itertools.count(measurement.seed)
+    searching = _Search(measurement, even, progress, found)
+    with contextlib.suppress(_EndError):
+        searching.edge()
+    with contextlib.suppress(_EndError):
+        searching.surroundings()
+    return found
 
-    def held(rate: float) -> bool:
-        progress.prefix = f"run {len(found.points) + 1}, {rate:.1f}/s, "
-        result = measurement.run(even, rate, next(seeds), progress.show, check=False)
-        found.points.append(Point.of(measurement.slo, rate, result))
-        return found.points[-1].held
 
-    def holds(rate: float) -> bool:
-        # A neighbour on the machine makes a run miss, hardly ever hold: only a miss is doubted, and takes two of three.
-        return held(rate) or (held(rate) and held(rate))
+class _Search:
+    def __init__(self, measurement: Measurement, even: Scenario, progress: Progress, found: Capacity) -> None:
+        self._measurement = measurement
+        self._even = even
+        self._progress = progress
+        self._found = found
+        self._seeds = itertools.count(measurement.seed)
 
-    low, high = bracket(scenario.rate, holds)
-    while True:
-        low, high = narrowed(low, high, holds, _NARROW)
-        for rate in filter(None, (low, high)):
-            for _ in range(found.runs(rate), _RUNS_AT_THE_EDGE):
-                held(rate)
-        if low == found.highest:
-            return found
-        # The lower side did not stand its repetition: the edge lies below it.
-        low, high = found.highest, found.lowest_missed
+    def edge(self) -> None:
+        """Finds a rate that holds beside one that does not.
+
+        Raises:
+            _EndError: Noise decides, or no run is left.
+        """
+        found = self._found
+        low, high = bracket(self._even.rate, self._holds)
+        while True:
+            low, high = narrowed(low, high, self._holds, _NARROW)
+            for rate in filter(None, (low, high)):
+                while len(found.at(rate)) < RUNS:
+                    self._run(rate)
+            if low == found.highest or not found.is_decided:
+                return
+            # The lower side did not stand its repetition: the edge lies below it.
+            low, high = found.highest, min(rate for rate in found.rates if not found.held(rate))
+            if low is None:
+                low, high = bracket(high / 2, self._holds)
+
+    def surroundings(self) -> None:
+        """Looks for rates that are sure around a range in which noise decides.
+
+        Raises:
+            _EndError: No run is left.
+        """
+        found = self._found
+        for _ in range(0 if found.is_decided else _MOST_STEPS):
+            if found.highest is None and found.rates[0] > _LEAST_RATE:
+                self._measure(found.rates[0] / 2)
+            if found.lowest_missed is None:
+                self._measure(found.rates[-1] * 2)
+
+    def _holds(self, rate: float) -> bool:
+        self._measure(rate)
+        if not self._found.is_decided:
+            raise _EndError
+        return self._found.held(rate) is True
+
+    def _measure(self, rate: float) -> None:
+        while not self._found.at(rate) or not self._found.is_settled(rate):
+            self._run(rate)
+
+    def _run(self, rate: float) -> None:
+        points = self._found.points
+        if len(points) >= _MOST_RUNS:
+            raise _EndError
+        self._progress.prefix = f"run {len(points) + 1} of at most {_MOST_RUNS}, {rate:.1f}/s, "
+        result = self._measurement.run(self._even, rate, next(self._seeds), self._progress.show, check=False)
+        points.append(Point.of(self._measurement.slo, rate, result))
 
 
 def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:

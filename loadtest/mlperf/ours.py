@@ -57,8 +57,8 @@ def _open_loop(conversation: Conversation, rate: float, seconds: float) -> str:
     scenario = Scenario("server", "", (Phase(seconds, 1, 1),), {})
     load = Load(scenario, rate, (Kind("samples", library.task, 1.0, library.samples),))
     found = drive(conversation.target, load, Result({}, seconds), lambda *_: None)
-    if found.failed:
-        raise BenchError(f"{found.failed} of {found.offered} requests failed: {', '.join(found.faults)}")
+    if found.faults:
+        raise BenchError(f"{found.failed + found.unsent} of {found.offered} requests failed: {', '.join(found.faults)}")
     return _text(found.latency.percentile_ms(50), found.latency.percentile_ms(99), found.answered_per_s)
 
 

@@ -10,12 +10,13 @@ each: repeat them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loadtest.errors import BenchError
+from loadtest.report.noise import DRAWS, LEAST_SLICES, TAIL, counts_of
 from loadtest.report.tables import Table, as_text
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_DRAWS = 2000
-_LEAST_SLICES = 8
-_TAIL = 2.5
-"""Percent left out at each end of an interval."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,10 +57,7 @@ class _Run:
     def __init__(self, result: Result, values: NDArray[np.float64]) -> None:
         self._values = values
         self._slice_s = result.slice_s
-        self._counts = np.zeros((len(result.slices), len(values)), np.int32)
-        for row, part in zip(self._counts, result.slices, strict=True):
-            own, counts = part.latency.distribution()
-            row[np.searchsorted(values, own)] = counts
+        self._counts = counts_of(result, values)
         self._failed = np.array([part.failed for part in result.slices])
 
     def figures(self, drawn: NDArray[np.int64]) -> list[float]:
@@ -85,7 +79,7 @@ class _Run:
 
     def redrawn(self, dice: np.random.Generator) -> NDArray[np.float64]:
         count = len(self._counts)
-        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(_DRAWS)])
+        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(DRAWS)])
 
 
 def differences(first: Result, second: Result, seed: int = 1) -> list[Difference]:
@@ -95,7 +89,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
         BenchError: A run is too short, or answered nothing.
     """
     for result in (first, second):
-        if len(result.slices) < _LEAST_SLICES:
+        if len(result.slices) < LEAST_SLICES:
             raise BenchError(f"a run of {result.seconds:g} s is too short to tell a difference from noise")
         if not len(result.latency):
             raise BenchError("a run without a single answer cannot be compared")
@@ -103,7 +97,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
     runs = [_Run(result, values) for result in (first, second)]
     dice = np.random.default_rng(seed)
     spread = runs[1].redrawn(dice) - runs[0].redrawn(dice)
-    low, high = np.nanpercentile(spread, [_TAIL, 100 - _TAIL], axis=0)
+    low, high = np.nanpercentile(spread, [TAIL, 100 - TAIL], axis=0)
     names = [*(f"p{percent:g} ms" for percent in PERCENTILES), "answered/s", "failed %"]
     return [
         Difference(*row) for row in zip(names, runs[0].all(), runs[1].all(), low.tolist(), high.tolist(), strict=True)
@@ -112,6 +106,32 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
 
 def text(first: Result, second: Result) -> str:
     """The comparison as a terminal shows it.
+
+    Raises:
+        BenchError: See `differences`.
+    """
+    table = as_text(table_of(first, second))
+    changed = other_facts(first, second)
+    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])
+
+
+def as_json(first: Result, second: Result) -> dict[str, Any]:
+    """The same for programs.
+
+    Raises:
+        BenchError: See `differences`.
+    """
+    return {
+        "format": "bertserve-compare-1",
+        "facts": [first.facts, second.facts],
+        "differences": [
+            asdict(found) | {"is_more_than_noise": found.is_more_than_noise} for found in differences(first, second)
+        ],
+    }
+
+
+def table_of(first: Result, second: Result) -> Table:
+    """The figures with their differences.
 
     Raises:
         BenchError: See `differences`.
@@ -127,12 +147,15 @@ def text(first: Result, second: Result) -> str:
         )
         for found in differences(first, second)
     ]
-    changed = [
+    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
+    columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
+    return Table("B against A", note, columns, rows, words=1)
+
+
+def other_facts(first: Result, second: Result) -> list[str]:
+    """What was not the same in both runs, apart from the figures."""
+    return [
         f"{name}: {first.facts.get(name)} / {second.facts.get(name)}"
         for name in ("target", "task", "protocol", "scenario", "rate", "phases", "requests")
         if first.facts.get(name) != second.facts.get(name)
     ]
-    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
-    columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
-    table = as_text(Table("B against A", note, columns, rows, words=1))
-    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from charts.lines import Series, line_chart, stacked_bar
 from charts.plot import Axis
+from loadtest.report import compare
 from loadtest.report.result import LATE_S
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")
 _MOST_POINTS = 400
+_MOST_COLUMNS = 3
+"""That fit beside one another on a telephone."""
 
 
 def report(result: Result, verdicts: Sequence[Verdict]) -> str:
@@ -52,10 +55,10 @@ def capacity_report(found: Capacity) -> str:
         (
             f"{point.rate:.1f}",
             _ms(point.p50_ms),
-            _ms(point.p99_ms),
+            f"{_ms(point.p99_ms)} ({_ms(point.p99_low_ms)} to {_ms(point.p99_high_ms)})",
             f"{point.good_per_s:.1f}",
             f"{point.failed_percent:.2f}",
-            ("held" if point.held else "missed") + ("" if point.trusted else ", generator late"),
+            point.verdict(),
         )
         for point in points
     ]
@@ -69,9 +72,9 @@ def capacity_report(found: Capacity) -> str:
     good = _over_rate("goodput", "green", [(point.rate, point.good_per_s) for point in points])
     same = Series("offered", "grey", [(0.0, 0.0), (points[-1].rate, points[-1].rate)])
     up = Axis.of("requests a second", [point.rate for point in points])
-    words = f"{found.highest:.1f} requests a second" if found.highest else "none of the rates tried held"
+    kind = "" if found.highest and found.is_decided else " caution" if found.highest else " missed"
     verdict = (
-        f'<div class="verdict{"" if found.highest else " missed"}"><strong>{escape(words)}</strong>'
+        f'<div class="verdict{kind}"><strong>{escape(found.verdict())}</strong>'
         f" at {escape(', '.join(found.slo))}<br>{escape(found.confidence())}</div>"
     )
     parts = [
@@ -79,6 +82,7 @@ def capacity_report(found: Capacity) -> str:
         f'<p class="faint">{escape(found.facts["target"])}, {escape(found.facts["date"])}</p>',
         verdict,
         "<h2>Latency over rate</h2>",
+        f"<p>{escape(found.shape())}.</p>",
         _figure(chart, "Each dot is a run, the line goes through the medians; between runs of one rate lies chance."),
         "<h2>Goodput over rate</h2>",
         _figure(
@@ -86,10 +90,31 @@ def capacity_report(found: Capacity) -> str:
             "Answers within the widest latency objective. What lies below the grey line was late or failed.",
         ),
         "<h2>Runs</h2>",
-        table(("offered/s", "p50 ms", "p99 ms", "good/s", "failed %", "objectives"), rows, words=()),
+        table(("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives"), rows, words=()),
         _facts(found.facts),
     ]
     return page_of("Capacity", parts)
+
+
+def comparison(first: Result, second: Result) -> str:
+    """The page of two runs beside one another.
+
+    Raises:
+        BenchError: They cannot be compared.
+    """
+    found = compare.table_of(first, second)
+    changed = compare.other_facts(first, second)
+    names = [
+        f"{name}: {result.facts['target']}, {result.facts['date']}" for name, result in (("A", first), ("B", second))
+    ]
+    parts = [
+        f"<h1>{escape(found.title)}</h1>",
+        *(f'<p class="faint">{escape(name)}</p>' for name in names),
+        table(found.columns, found.rows),
+        f"<p>{escape(found.note)}</p>",
+        *(["<h2>Not the same load</h2>", *(f"<p>{escape(line)}</p>" for line in changed)] if changed else []),
+    ]
+    return page_of(found.title, parts)
 
 
 def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> Series:
@@ -122,13 +147,22 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def _caution(result: Result) -> str:
+    words = caution(result)
+    return f'<div class="verdict caution"><strong>Caution</strong>: {escape(words)}.</div>' if words else ""
+
+
+def caution(result: Result) -> str:
+    """Why a run says less of the server than it seems to; empty where the generator kept up."""
+    if result.unsent:
+        return (
+            f"the generator was the limit: {result.unsent} of {result.offered} requests were never sent, as all of its "
+            "connections were busy for too long; they are not counted as errors of the server"
+        )
     if not result.generator_was_the_limit:
         return ""
-    late = _ms(result.generator.lateness.percentile_ms(99))
     return (
-        '<div class="verdict caution"><strong>The generator was the limit.</strong> One request in a hundred was sent '
-        f"more than {late} ms late, a large part of the tail: the generator shares its cores with others, or needs "
-        "more of them. What the server alone would show is better than this.</div>"
+        f"the generator was the limit: {_ms(result.generator_added_ms)} ms of the p99 are its own lateness; give it "
+        "cores that the server does not use, or another machine"
     )
 
 
@@ -136,7 +170,9 @@ def _headline(result: Result) -> str:
     latency = result.latency
     figures = [(f"p{p:g}", f"{_percentile(latency, p)} ms") for p in PERCENTILES if latency.resolves(p)]
     figures += [("greatest", f"{_ms(latency.max_ms())} ms"), ("answered", f"{result.answered_per_s:.1f}/s")]
-    figures.append(("failed", f"{100 * result.failed / max(1, result.offered):.2f}%"))
+    figures.append(("failed", f"{result.failed_percent:.2f}%"))
+    if result.unsent:
+        figures.append(("never sent", f"{result.unsent}"))
     return f'<div class="figures">{"".join(f"<div><b>{escape(b)}</b><span>{a}</span></div>" for a, b in figures)}</div>'
 
 
@@ -248,6 +284,7 @@ def _generator(result: Result) -> str:
     rows = [
         ("sent after the intended time, p50", f"{_ms(facts.lateness.percentile_ms(50))} ms"),
         ("the same, p99", f"{_ms(facts.lateness.percentile_ms(99))} ms"),
+        ("what that adds to the p99 of all", f"{_ms(result.generator_added_ms)} ms"),
         (f"sent more than {LATE_S * 1e3:g} ms late", f"{facts.late} of {result.offered}"),
         ("CPU time on a request", f"{facts.cpu_us:.0f} us"),
         ("processes", f"{facts.processes}"),
@@ -273,14 +310,23 @@ def _facts(facts: dict[str, str]) -> str:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,), *, safe: bool = False
 ) -> str:
-    """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already."""
+    """A table; columns other than `words` are figures. Cells are escaped unless they are `safe` markup already.
+
+    On a telephone, which has no room for many columns, each row of such a table is a card.
+    """
     kinds = ["" if index in words else ' class="number"' for index in range(len(columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{k}>{c if safe else escape(c)}</td>' for c, k in zip(row, kinds, strict=True))}</tr>"
+        "<tr>"
+        + "".join(
+            f'<td{kind} data-head="{escape(name)}">{cell if safe else escape(cell)}</td>'
+            for name, cell, kind in zip(columns, row, kinds, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    cards = ' class="cards"' if len(columns) > _MOST_COLUMNS else ""
+    return f'<div class="scroll"><table{cards}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _figure(chart: str, caption: str) -> str:
@@ -293,8 +339,9 @@ def _time_axis(result: Result) -> Axis:
 
 
 def _by_number(item: tuple[str, object]) -> tuple[str, int]:
+    """Kinds of a task together and short texts first; a kind that a file names has no length."""
     words = item[0].replace(",", "").split()
-    return words[0] if not words[0].isdigit() else "", next(int(word) for word in words if word.isdigit())
+    return words[0] if not words[0].isdigit() else "", next((int(word) for word in words if word.isdigit()), 0)
 
 
 def _percentile(latency: Histogram, percent: float) -> str:

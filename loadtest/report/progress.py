@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from loadtest.report.result import Result
 
-_EVERY_S = 10.0
-
 
 class Progress:
     """Shows progress on standard error; leaving its `with` block clears the line."""
 
-    def __init__(self, seconds: float) -> None:
-        """Shows runs of so many seconds."""
+    _every_s = 10.0
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        """Shows runs of so many seconds, or the words that it is given."""
         self.seconds = seconds
         self.prefix = ""
         self._on_terminal = sys.stderr.isatty()
@@ -48,5 +48,5 @@ class Progress:
         if self._on_terminal:
             print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + _EVERY_S
+            self._next = time.monotonic() + self._every_s
             print(words, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.errors import BenchError
+from loadtest.errors import NEVER_SENT, BenchError
 from loadtest.report.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ class Slice:
 
     Attributes:
         offered: Requests that the schedule has there.
-        failed: Those that got no answer.
+        failed: Those that were sent and got no answer.
+        unsent: Those that were never sent, as the generator had no connection left.
         latency: Of those that got one, from the intended time of sending.
     """
 
     offered: int = 0
     failed: int = 0
+    unsent: int = 0
     latency: Histogram = field(default_factory=Histogram)
 
 
@@ -55,6 +57,7 @@ class GeneratorFacts:
         processes: How many there were.
         late: Requests that it got to more than `LATE_S` after their time.
         lateness: How late it got to them; waiting for a free connection is not in it.
+        prompt: Latencies of answers as they would be had it got to every request on time.
         null: Latencies of the same generator against an empty server.
         null_late: Requests of that measurement that were sent late.
         cpu_us: CPU time that the generators spent on a request.
@@ -63,6 +66,7 @@ class GeneratorFacts:
     processes: int = 1
     late: int = 0
     lateness: Histogram = field(default_factory=Histogram)
+    prompt: Histogram = field(default_factory=Histogram)
     null: Histogram = field(default_factory=Histogram)
     null_late: int = 0
     cpu_us: float = 0.0
@@ -111,8 +115,18 @@ class Result:
 
     @property
     def failed(self) -> int:
-        """Requests without an answer."""
+        """Requests that were sent and got no answer."""
         return sum(part.failed for part in self.slices)
+
+    @property
+    def unsent(self) -> int:
+        """Requests that were never sent."""
+        return sum(part.unsent for part in self.slices)
+
+    @property
+    def failed_percent(self) -> float:
+        """Those without an answer among the requests that were sent."""
+        return 100 * self.failed / max(1, self.offered - self.unsent)
 
     @property
     def offered_per_s(self) -> float:
@@ -131,10 +145,18 @@ class Result:
 
     @property
     def generator_was_the_limit(self) -> bool:
-        """Whether the tail is the generator's own: its p99 of lateness exceeds `LATE_S` and a tenth of the p99."""
-        late_ms, latency_ms = (h.percentile_ms(_TAIL_PERCENT) for h in (self.generator.lateness, self.latency))
+        """Whether the tail is the generator's own, or it could not send everything."""
         # Where nothing was answered there is no p99 that could excuse it.
-        return late_ms > 1e3 * LATE_S and not late_ms <= latency_ms / 10
+        added_ms, latency_ms = self.generator_added_ms, self.latency.percentile_ms(_TAIL_PERCENT)
+        return self.unsent > 0 or (added_ms > 1e3 * LATE_S and not added_ms <= latency_ms / 10)
+
+    @property
+    def generator_added_ms(self) -> float:
+        """What the generator's lateness adds to the p99; where that is not known, the p99 of its lateness."""
+        prompt = self.generator.prompt
+        if not len(prompt):
+            return self.generator.lateness.percentile_ms(_TAIL_PERCENT)
+        return self.latency.percentile_ms(_TAIL_PERCENT) - prompt.percentile_ms(_TAIL_PERCENT)
 
     def good(self, part: Slice) -> int:
         """Answers of a slice within the limit."""
@@ -149,9 +171,13 @@ class Result:
             kinds: What their kinds are called.
         """
         indices = np.minimum((records["intended"] / self.slice_s).astype(int), len(self.slices) - 1)
-        for index, failed in zip(indices.tolist(), (records["fault"] > 0).tolist(), strict=True):
+        never = np.array([fault.startswith(NEVER_SENT) for fault in faults])[records["fault"]]
+        for index, failed, unsent in zip(
+            indices.tolist(), ((records["fault"] > 0) & ~never).tolist(), never.tolist(), strict=True
+        ):
             self.slices[index].offered += 1
             self.slices[index].failed += failed
+            self.slices[index].unsent += unsent
         self.faults.update(faults[index] for index in records["fault"].tolist() if index)
         late = records["due"] - records["intended"]
         self.generator.lateness.record(late.tolist())
@@ -159,6 +185,7 @@ class Result:
         answered = records[records["fault"] == 0]
         taken = (answered["done"] - answered["intended"]).tolist()
         self.latency.record(taken)
+        self.generator.prompt.record((answered["done"] - answered["due"]).tolist())
         for index, kind, latency in zip(
             indices[records["fault"] == 0].tolist(), answered["kind"].tolist(), taken, strict=True
         ):
@@ -198,13 +225,19 @@ class Result:
             "generator": {
                 **{f.name: getattr(self.generator, f.name) for f in dataclasses.fields(GeneratorFacts)},
                 "lateness": self.generator.lateness.encoded(),
+                "prompt": self.generator.prompt.encoded(),
                 "null": self.generator.null.encoded(),
             },
             "latency": self.latency.encoded(),
             "stages": {name: histogram.encoded() for name, histogram in self.stages.items()},
             "kinds": {name: histogram.encoded() for name, histogram in self.kinds.items()},
             "slices": [
-                {"offered": part.offered, "failed": part.failed, "latency": part.latency.encoded()}
+                {
+                    "offered": part.offered,
+                    "failed": part.failed,
+                    "unsent": part.unsent,
+                    "latency": part.latency.encoded(),
+                }
                 for part in self.slices
             ],
         }
@@ -229,13 +262,14 @@ class Result:
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Result:
         told = dict(values["generator"])
-        told |= {name: Histogram.decoded(told[name]) for name in ("lateness", "null")}
+        told |= {name: Histogram.decoded(told[name]) for name in ("lateness", "prompt", "null") if name in told}
         return cls(
             facts=values["facts"],
             seconds=values["seconds"],
             good_limit_ms=values["good_limit_ms"],
             slices=[
-                Slice(part["offered"], part["failed"], Histogram.decoded(part["latency"])) for part in values["slices"]
+                Slice(part["offered"], part["failed"], part.get("unsent", 0), Histogram.decoded(part["latency"]))
+                for part in values["slices"]
             ],
             stages={name: Histogram.decoded(text) for name, text in values["stages"].items()},
             kinds={name: Histogram.decoded(text) for name, text in values["kinds"].items()},

@@ -95,7 +95,8 @@ def judge(objectives: tuple[Objective, ...], result: Result) -> list[Verdict]:
     """Whether a run kept the objectives.
 
     Where no objective speaks of errors, a request that failed counts as one that never came back: otherwise a
-    server could keep its latency by refusing everything.
+    server could keep its latency by refusing everything. A request that was never sent counts so in any case, and as
+    no error.
     """
     alone = all(objective.is_latency for objective in objectives)
     return [_verdict(objective, result, failed_are_late=alone) for objective in objectives]
@@ -103,16 +104,18 @@ def judge(objectives: tuple[Objective, ...], result: Result) -> list[Verdict]:
 
 def _verdict(objective: Objective, result: Result, *, failed_are_late: bool) -> Verdict:
     if not objective.is_latency:
-        share = _ALL * result.failed / max(1, result.offered)
-        return Verdict(str(objective), f"{share:.3g}% ({result.failed} of {result.offered})", share <= objective.limit)
+        share = result.failed_percent
+        words = f"{share:.3g}% ({result.failed} of {result.offered - result.unsent})"
+        return Verdict(str(objective), words, share <= objective.limit)
     answered = len(result.latency)
     if not answered:
         return Verdict(str(objective), "nothing was answered", held=False)
-    percent = objective.percent
-    if failed_are_late:
-        # The rank that the percentile has among all requests, as a percentile of those that were answered.
-        percent = percent * result.offered / answered
-        if percent > _ALL and result.failed:
-            return Verdict(str(objective), f"{_ALL * result.failed / result.offered:.3g}% failed", held=False)
+    # A request that was never sent is no error of the server, and yet its user has waited in vain.
+    lost = result.unsent + (result.failed if failed_are_late else 0)
+    # The rank that the percentile has among these too, as a percentile of those that were answered.
+    percent = objective.percent * (answered + lost) / answered
+    if percent > _ALL and lost:
+        what = "failed or were never sent" if result.unsent else "failed"
+        return Verdict(str(objective), f"{_ALL * lost / result.offered:.3g}% {what}", held=False)
     found = result.latency.percentile_ms(min(_ALL, percent)) if percent < _ALL else result.latency.max_ms()
     return Verdict(str(objective), f"{found:.3f} ms", found <= objective.limit)

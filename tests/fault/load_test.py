@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -135,6 +136,21 @@ def test_the_exit_code_is_the_verdict(fake_server: Server, tmp_path: Path, slo: 
     assert ("<strong>missed</strong>" in (tmp_path / "report.html").read_text(encoding="utf-8")) == (code == MISSED)
     values = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert all(verdict["held"] for verdict in values["slo"]) == (code == HELD)
+
+
+def test_a_search_says_what_it_will_do_and_what_it_asked(
+    fake_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs and minutes before it begins; with what it found, how long the texts were and what computed them."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("hello\nhello world and more\n", encoding="utf-8")
+    words = ["--target", fake_server.http, "--texts", str(texts), "--rate", "1", "--duration", "0.3"]
+    assert main([*words, "--find-capacity", "--slo", "max=1us", "--out", str(tmp_path / "out")]) == MISSED
+    told = capsys.readouterr()
+    assert told.err.startswith("searching from 1/s on with runs of 0.3 s, up to 3 at a rate: usually ")
+    assert "texts: texts.txt (weight 1, 3 to 6 tokens in 2 of 2 texts)" in told.out
+    assert re.search(r"^engine: fake", told.out, re.MULTILINE)
+    assert "shape: " in told.out
 
 
 def test_a_server_that_dies_is_counted_not_fatal(serve: Callable[..., Server]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.report.progress import Progress
 from sizing import plan as plans
 from sizing import sensitivity
 from sizing.candidates import read_candidates
@@ -22,7 +23,7 @@ from sizing.errors import SizeError
 from sizing.lengths import read_lengths
 from sizing.plan import Load, Objective, Replica, memory_of, plan
 from sizing.roofline import error_on
-from tests.support.browser import fits_a_phone
+from tests.support.browser import fits_a_phone, is_whole_on_a_phone
 from tests.support.clients import post_json
 
 if TYPE_CHECKING:
@@ -192,14 +193,16 @@ def test_a_page_shows_how_the_answer_changes(
 def test_the_page_fits_a_phone(
     page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its table and its curves are wider, and are scrolled by themselves."""
+    """Its rows are cards there, its curves drawn narrower, and no label lies on a line."""
     monkeypatch.setattr(sensitivity, "_REQUESTS", 40)
     html = tmp_path / "page.html"
     words = ("bert-base", "--lengths", "128", "--rate", "200", "--slo", "p99=30ms", "--on", "t4", "--precision", "int8")
     assert run(capsys, *words, "--out", str(html))[0] == 0
     page.open(html.as_uri())
-    assert page.run("document.querySelectorAll('svg').length") == 4
+    assert page.run("document.querySelectorAll('svg.wide').length") == 4
     fits_a_phone(page)
+    is_whole_on_a_phone(page)
+    assert "USD/h" in page.text("table")
 
 
 @pytest.mark.usefixtures("rough")
@@ -248,6 +251,24 @@ def test_what_cannot_be_sized_is_said(words: tuple[str, ...], told: str, capsys:
     code, out, error = run(capsys, *given)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert any(part in error for part in told.split("|")), error
+
+
+def test_what_is_measured_here_is_said_before_and_told_without_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine, in which precisions and for how long; then, where nobody has a terminal, a line now and then."""
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps({**KNOWN["bert-base"], "num_hidden_layers": 1, "hidden_size": 12, "intermediate_size": 8})
+    )
+    monkeypatch.setattr(Progress, "_every_s", 0.0)
+    words = (str(file), "--lengths", "8", "--rate", "1", "--slo", "p99=1s", "--on", "here", "--seconds", "0.1")
+    code, _, said = run(capsys, *words, "--threads", "1", "--precision", "fp32")
+    first, *others = said.splitlines()
+    assert code in {0, 2}
+    assert first.startswith("measuring this machine (1 threads) in fp32: about 0 s of runs and the export")
+    assert any("exporting 1 of 1 layers" in line for line in others)
+    assert "\x1b" not in said
 
 
 def test_a_configuration_must_be_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

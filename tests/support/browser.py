@@ -266,6 +266,28 @@ class Page:
             self.on[method](parameters)
 
 
+_WIDER = "[...document.querySelectorAll('.scroll, figure')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+_STRUCK = """[...document.querySelectorAll('svg text')].filter(text => {
+  const box = text.getBoundingClientRect(), drawn = text.ownerSVGElement.querySelectorAll('path.series, line.limit');
+  return box.width && [...drawn].some(line => {
+    const matrix = line.getScreenCTM(), length = line.getTotalLength();
+    for (let at = 0; at <= length; at += 2) {
+      const {x, y} = line.getPointAtLength(at).matrixTransform(matrix);
+      if (x > box.left && x < box.right && y > box.top + 1 && y < box.bottom - 1) return true;
+    }
+  });
+}).map(text => text.textContent)"""
+
+
+def is_whole_on_a_phone(page: Page) -> None:
+    """Checks that nothing of a report is scrolled sideways on a phone, and that no line strikes through a word."""
+    page.look(width=_PHONE, height=844)
+    assert page.run(_WIDER) == 0
+    assert page.run(_STRUCK) == []
+    page.look()
+    assert page.run(_STRUCK) == []
+
+
 def fits_a_phone(page: Page) -> None:
     """Checks that a page is never scrolled sideways, and is light or dark as its reader likes it."""
     for dark in (False, True):

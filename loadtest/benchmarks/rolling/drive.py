@@ -317,7 +317,7 @@ def _restart_all(
             load.check()
             time.sleep(0.05)
         replica = replicas[number % len(replicas)]
-        failed = sum(result.failed for result in load.results.values())
+        failed = sum(result.failed + result.unsent for result in load.results.values())
         say(
             f"restart {number + 1} of {plan.restarts}, replica {replica.name}; {now():.0f} of {found.seconds:.0f} s, "
             f"{sum(result.offered for result in load.results.values())} requests, {failed} failed"
