@@ -362,7 +362,8 @@ class Dispatcher:
         self._refused = not lost.begun  # or it would be offered to the same engine without end
         if items[0].suspect and lost.begun:
             self._deadly.add(items[0].model, items[0].text)
-            for request in list(self._requests):
+            tried = items[0].owner  # named in the log, and not another that has the same text
+            for request in sorted(self._requests, key=lambda request: request is not tried):
                 texts = [item.text for item in request.items]
                 if request.model == items[0].model and (deadly := self._deadly.find(request.model, texts)) is not None:
                     self._fail(request, deadly)
