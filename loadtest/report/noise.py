@@ -32,6 +32,8 @@ def counts_of(result: Result, values: NDArray[np.float64]) -> NDArray[np.int32]:
 def interval(objective: Objective, result: Result, *, failed_are_late: bool = False) -> tuple[float, float] | None:
     """The middle 95% of what an objective's figure is in redrawn runs; None where the run is too short.
 
+    A p99 of 4,000 simulated requests lay in it in 86 of 100 runs: a tail has few requests to draw from.
+
     Args:
         objective: Whose figure: in ms, or in percent for `errors`.
         result: The run.
