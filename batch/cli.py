@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batch.errors import BatchError
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -62,7 +63,7 @@ def _end(_: int, __: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="bertserve batch", description="Answers every row of files of texts, on this machine or a Ray cluster."
     )
     add = parser.add_argument
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
     add("--task", help="embed, embed_tokens, classify, rerank, answer, tag or fill_mask (default: the model's)")
     add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
-    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL or CSV files, or folders")
+    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL, CSV or TXT, or folders")
     add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")
     add("--id-column", metavar="NAME", help="of ids, written beside each answer (default: row numbers alone)")
     add("--out", type=Path, required=True, metavar="DIR", help="output folder; one that holds the same job goes on")

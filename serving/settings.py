@@ -6,7 +6,6 @@ Nothing else reads the environment. All problems are listed at once, before any 
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import os
 import re
@@ -18,6 +17,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.errors import Limit, StartupError
+from serving.options import nearest
 from serving.security.keys import read_keys
 from serving.security.tls import check_certificate, check_pair
 
@@ -652,8 +652,7 @@ def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _unknown(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"unknown setting {name}" + (f" (did you mean {close[0]}?)" if close else "")
+    return f"unknown setting {name}{nearest(name, names)}"
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ Exit codes: 0 a candidate holds the objective, 1 none does, 2 nothing could be s
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
+from serving.options import OptionParser
 from simulate.errors import SimulateError
 from sizing import page
 from sizing.candidates import HERE, chosen, price_here, read_candidates
@@ -30,6 +30,7 @@ from sizing.report import Sizing
 from sizing.sensitivity import sensitivities
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from sizing.candidates import Candidate
@@ -49,7 +50,7 @@ _ALL = 100.0
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="bertserve size",
         description="Say how many of which card or CPU a load needs, at which latency and cost.",
         allow_abbrev=False,

@@ -139,7 +139,19 @@ def open_named(path: Path) -> Bundle:
     folder = Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links, which bundles must not be
     if folder.is_dir() and not (folder / MANIFEST).exists() and (numbers := versions(folder)):
         folder /= str(numbers[-1])
+    elif models := _models_of(folder):
+        raise BundleError(
+            f"{path} is a repository of {len(models)} models: name one of them, {path / models[0]}"
+            + (f"; the others are {', '.join(models[1:])}" if models[1:] else "")
+        )
     return open_bundle(folder)
+
+
+def _models_of(folder: Path) -> list[str]:
+    """Names of the models in a repository; none where it is something else, such as a bundle."""
+    if not folder.is_dir() or (folder / MANIFEST).exists():
+        return []
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and versions(each))
 
 
 def _print_error(parser: ArgumentParser, sentence: str) -> None:

@@ -57,7 +57,8 @@ class Ports:
         """
 
         def opened(name: str) -> socket.socket:
-            return bind(settings.host, getattr(settings, name), PURPOSES[name])
+            flag = "--" + name.replace("_", "-")
+            return bind(settings.host, getattr(settings, name), f"{PURPOSES[name]} ({flag})")
 
         http, grpc, metrics = map(opened, ("http_port", "grpc_port", "metrics_port"))
         return cls(http, grpc, metrics, None if settings.agent_port is None else opened("agent_port"))

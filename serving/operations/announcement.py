@@ -38,13 +38,16 @@ class Addresses(NamedTuple):
     metrics: tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Announcement:
+    """Made whenever an engine is warm after there was none; on the terminal once, as nothing of it changes."""
+
     settings: Settings
     repository: Repository
     lifecycle: Lifecycle
     addresses: Callable[[], Addresses]
     say: Callable[[str], None]
+    said: bool = False
 
     def engine_up(self, engine: EngineLife) -> None:
         addresses, settings, models = self.addresses(), self.settings, self.repository.models
@@ -56,7 +59,8 @@ class Announcement:
         where = self.repository.engine.where(engine.ready.threads)
         state = self.lifecycle.state
         log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
-        if settings.log_format == "text":
+        if settings.log_format == "text" and not self.said:
+            self.said = True
             path, body = example(self.repository)
             key = "-H 'Authorization: Bearer KEY' " if settings.api_keys_file else ""
             self.say(
