@@ -52,7 +52,7 @@ ARROWS = {
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
-    "rollout": "errors unawaited records host settings lifecycle scheduling models engine inference telemetry",
+    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
     "server": "errors unawaited records settings lifecycle logs security scheduling engine inference telemetry oip"
