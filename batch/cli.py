@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batch.errors import BatchError
+from serving.host import installing
 from serving.options import OptionParser
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"ray", "pyarrow", "pandas"}:
             raise
-        reason, code = f"the module {error.name} is missing: pip install 'bertserve[batch]'", _FAILED
+        reason, code = f"the module {error.name} is missing: {installing('batch')}", _FAILED
     except BatchError as error:
         reason, code = " ".join(str(error).split()), error.exit_code
     except OSError as error:

@@ -14,6 +14,7 @@ import uvloop
 
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
+from serving.host import installing
 from serving.http.api import Api
 from serving.http.apis import operations
 from serving.http.apis.openai_ids import OpenAiIds
@@ -326,7 +327,7 @@ def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
     try:
         from serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
     except ModuleNotFoundError:
-        raise StartupError("--otlp-endpoint needs OpenTelemetry's SDK: pip install bertserve[tracing]") from None
+        raise StartupError(f"--otlp-endpoint needs OpenTelemetry's SDK: {installing('tracing')}") from None
     return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
 
 

@@ -16,7 +16,7 @@ from export.checkpoint.tokenizer import BareExceptions
 from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.slo import parse_slo
-from serving.host import available_cpus
+from serving.host import available_cpus, installing
 from serving.options import OptionParser
 from simulate.errors import SimulateError
 from sizing import page
@@ -178,9 +178,7 @@ def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[s
             found.append((HERE, machine, precision, costs))
         except ModuleNotFoundError as error:
             extras = "cpu" if encoder.bundle is not None else "cpu,export"
-            notes.append(
-                f"this machine was not measured: the module {error.name} is missing: pip install bertserve[{extras}]"
-            )
+            notes.append(f"this machine was not measured: the module {error.name} is missing: {installing(extras)}")
         except SizeError as error:
             notes.append(f"this machine was not measured in {precision}: {error}")
     _progress("")

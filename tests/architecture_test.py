@@ -43,7 +43,7 @@ ARROWS = {
     "engine": "errors unawaited records host logs models.bundle scheduling.cost",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine",
-    "telemetry": "errors records lifecycle logs scheduling models engine inference",
+    "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models inference",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
@@ -55,7 +55,7 @@ ARROWS = {
     "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
-    "server": "errors unawaited records settings lifecycle logs security scheduling engine inference telemetry oip"
+    "server": "errors unawaited records host settings lifecycle logs security scheduling engine inference telemetry oip"
     " tei jobs net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }

@@ -40,6 +40,7 @@ from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
 from serving.errors import BundleError
+from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discov
                 "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which the GPU is measured with"
             )
         except ModuleNotFoundError:
-            problem = "PyTorch is not installed: pip install 'bertserve[export]'"
+            problem = f"PyTorch is not installed: {installing('export')}"
     if problem:
         print(f"{plan()}\n\nIt cannot: {problem}.")  # noqa: T201  a command
         return 1
@@ -262,7 +263,7 @@ def _write_served(served: Served, cells: Sequence[Cell], costs: Path, report: Re
         for c in [cell_of(1, SERVED_TOKENS, times)]
     ]
     if not served.grpc_us:
-        report.missing.append("the server over gRPC: pip install 'bertserve[loadtest]' brings the client")
+        report.missing.append(f"the server over gRPC: {installing('loadtest')} brings the client")
     costs.with_name("gpu-status.json").write_text(json.dumps(served.status, indent=1) + "\n", encoding="utf-8")
     report.add(
         f"## BERT-base behind the server, one client, {SERVED_TOKENS} tokens",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from export.errors import ExportError
 from export.progress import Progress
 from serving.errors import BundleError
+from serving.host import installing
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import MANIFEST
 from serving.models.node_cache import CacheError
@@ -72,7 +73,7 @@ def run(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in modules:
             raise
-        _print_error(parser, f"the module {error.name} is missing: pip install bertserve[{extras}]")
+        _print_error(parser, f"the module {error.name} is missing: {installing(extras)}")
     except ExportError as error:
         _print_error(parser, str(error))
         return error.exit_code

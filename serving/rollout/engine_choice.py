@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from serving import host
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
+from serving.host import installing
 from serving.inference.served_models import Repository
 from serving.logs import members
 from serving.models.bundle import read_bundle, warn_of_schema
@@ -212,7 +213,7 @@ class Chooser:
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
-            raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
+            raise StartupError(f"the engine cpu cannot run here: it needs {installing('openvino')}")
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
             log.info("not the engine cpu: %s", _WITHOUT_VNNI)
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")

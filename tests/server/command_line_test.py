@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from export.cli.inspect import main as inspect
 from export.engines.tensorrt import CAPABILITIES, GRAPH, NATIVE
 from loadtest.benchmarks.runner import main as benchmarks
 from loadtest.mlperf.__main__ import main as mlperf
+from serving.host import installing
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,3 +83,14 @@ def test_the_readme_names_what_tensorrt_engines_are_built_for() -> None:
     """Each target that the option takes, and no other."""
     (said,) = re.findall(r"`--tensorrt (\w+)` \(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert {said[0], *re.findall(r"`(\w+)`", said[1]), "sm75"} == {*CAPABILITIES, NATIVE, GRAPH}
+
+
+def test_advice_to_install_works_where_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the `pip` of this environment: of a checkout what lies there, elsewhere the package."""
+    monkeypatch.chdir(ROOT)
+    assert installing("loadtest").endswith("pip install -e '.[loadtest]'")
+    monkeypatch.chdir(tmp_path)
+    pip, *words = shlex.split(installing("loadtest"))
+    assert words == ["install", "-e", f"{ROOT}[loadtest]"]
+    assert pip == "pip" or Path(pip).is_absolute()
+    assert installing("loadtest", tmp_path / "serving" / "host.py").endswith("pip install 'bertserve[loadtest]'")
