@@ -26,7 +26,7 @@ from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.jobs import store
 from serving.models.node_cache import libraries_of
-from serving.net.ports import PURPOSES, bind
+from serving.net.ports import PURPOSES, open_port
 from serving.rollout.model_export import home_of
 from serving.settings import EngineName, Settings, flag_of
 
@@ -219,7 +219,7 @@ def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
             if (port := getattr(settings, name)) is None:
                 continue
             try:
-                all_at_once.enter_context(bind(settings.host, port, purpose))
+                all_at_once.enter_context(open_port(settings, name))
             except StartupError as error:
                 advice = f"{flag_of(name)} takes another one" + (", 0 a free one" if name != "agent_port" else "")
                 yield Finding(topic, f"port {port}", str(error), "bad", advice)
