@@ -19,16 +19,11 @@ def nearest(word: str, known: Collection[str]) -> str:
 class OptionParser(argparse.ArgumentParser):
     """argparse's, which answers a wrong command line with one line in place of all options."""
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201  argparse's
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            self.error(
-                f"unknown option {words[0]}{nearest(words[0], self._option_string_actions)}"
-                if words
-                else f"unexpected argument {unknown[0]!r}"
-            )
-        return options
-
     def error(self, message: str) -> NoReturn:
+        _, unrecognized, rest = message.partition("unrecognized arguments: ")
+        if unrecognized:
+            options = [word.partition("=")[0] for word in rest.split() if word.startswith("-")]
+            message = f"unexpected argument {rest!r}"
+            if options:
+                message = f"unknown option {options[0]}{nearest(options[0], self._option_string_actions)}"
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` lists the options\n")

@@ -7,7 +7,6 @@ cannot.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -41,8 +40,10 @@ from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
 from serving.errors import BundleError
 from serving.host import installing
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from serving.engine.gpu.discovery import Machine
@@ -132,7 +133,7 @@ def plan() -> str:
 
 def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discovery.look) -> int:
     """Measures and writes: 0 done, 1 there is no GPU that could be used."""
-    parser = argparse.ArgumentParser(prog="python -m export.benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser = OptionParser(prog="python -m export.benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.md"), metavar="FILE")
     parser.add_argument("--costs", type=Path, default=Path("docs/benchmarks/gpu-costs.json"), metavar="FILE")
     parser.add_argument("--engine", default="auto", help="of the server (default: auto)")
