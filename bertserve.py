@@ -39,15 +39,22 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs one verb and returns the process's exit code: 0 done, 1 failed, 2 not understood."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in {"-h", "--help"}:
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
+    if words and words[0] in {"-h", "--help", "help"}:
         print(usage())  # noqa: T201  the command's own output
         return 0
     if words and words[0] == "--version":
         print(f"bertserve {importlib.metadata.version('bertserve')}")  # noqa: T201  the command's own output
         return 0
-    if not words or words[0] not in VERBS:
-        given = f"unknown verb {words[0]!r}" if words else "no verb given"
-        print(f"bertserve: {given}\n\n{usage()}", file=sys.stderr)  # noqa: T201  the command's own output
+    if not words:
+        print(f"bertserve: no verb given\n\n{usage()}", file=sys.stderr)  # noqa: T201  the command's own output
+        return 2
+    if words[0] not in VERBS:
+        from serving.options import nearest  # noqa: PLC0415  a verb that is known needs none of it
+
+        wrong = f"bertserve: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; `bertserve help` lists the verbs"
+        print(wrong, file=sys.stderr)  # noqa: T201  the command's own output
         return 2
     module, _ = VERBS[words[0]]
     return int(importlib.import_module(module).main(words[1:]))

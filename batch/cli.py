@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batch.errors import BatchError
+from serving.host import installing
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"ray", "pyarrow", "pandas"}:
             raise
-        reason, code = f"the module {error.name} is missing: pip install 'bertserve[batch]'", _FAILED
+        reason, code = f"the module {error.name} is missing: {installing('batch')}", _FAILED
     except BatchError as error:
         reason, code = " ".join(str(error).split()), error.exit_code
     except OSError as error:
@@ -62,7 +64,7 @@ def _end(_: int, __: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="bertserve batch", description="Answers every row of files of texts, on this machine or a Ray cluster."
     )
     add = parser.add_argument
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
     add("--task", help="embed, embed_tokens, classify, rerank, answer, tag or fill_mask (default: the model's)")
     add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
-    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL or CSV files, or folders")
+    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL, CSV or TXT, or folders")
     add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")
     add("--id-column", metavar="NAME", help="of ids, written beside each answer (default: row numbers alone)")
     add("--out", type=Path, required=True, metavar="DIR", help="output folder; one that holds the same job goes on")

@@ -19,7 +19,14 @@ from batch.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+SUFFIXES = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".txt": "txt",
+}
 
 _READ_ROWS = 4096
 """Rows of a Parquet file that are held at once."""
@@ -119,6 +126,9 @@ def _described(path: Path, columns: Columns) -> InputFile:
                 whole_ids = columns.id is not None and _whole(path, file.schema_arrow.field(columns.id))
         elif kind == "csv":
             _check_names(path, _header(path), columns)
+        elif kind == "txt":
+            _check_names(path, ["text"], columns)
+            path.open("rb").close()
         elif columns.id is not None:
             first = next(_jsonl(InputFile(str(path), kind, status.st_size, 0, whole_ids=True), columns, 0), None)
             whole_ids = first is not None and first.id is not None
@@ -161,7 +171,7 @@ def parts(file: InputFile, columns: Columns, size: int, finished: Collection[int
         BatchError: The file ends within a structure or cannot be read.
     """
     first = next(number for number in itertools.count() if number not in finished)
-    reader = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}[file.kind]
+    reader = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl, "txt": _txt}[file.kind]
     try:
         status = Path(file.path).stat()
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.modified_ns):
@@ -220,6 +230,18 @@ def _csv(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
 
 
 def _jsonl(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
+    for line, progress in _lines(file, skip):
+        yield _json_row(line, file, columns, progress)
+
+
+def _txt(file: InputFile, _: Columns, skip: int) -> Iterator[Row]:
+    for line, progress in _lines(file, skip):
+        value, reason = _value([line.rstrip(b"\r\n").decode("utf-8-sig", "surrogateescape")])
+        yield Row(value, None, reason, progress)
+
+
+def _lines(file: InputFile, skip: int) -> Iterator[tuple[bytes, float]]:
+    """The lines that are not empty, and how far the file is read with each."""
     with Path(file.path).open("rb") as raw:
         number = read = 0
         for line in raw:
@@ -227,7 +249,7 @@ def _jsonl(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
             if line.isspace():
                 continue
             if number >= skip:
-                yield _json_row(line, file, columns, read / max(1, file.size_bytes))
+                yield line, read / max(1, file.size_bytes)
             number += 1
 
 

@@ -154,11 +154,15 @@ class Store:
 
     def _write(self, path: Path, data: bytes) -> None:
         staged = self._staging / uuid.uuid4().hex
-        with staged.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
+        try:
+            with staged.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
         sync(path.parent)
 
 

@@ -7,7 +7,6 @@ Exit codes: 0 the objectives are held (or none were given), 1 one is missed, 2 n
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -28,8 +27,10 @@ from loadtest.report import compare, page
 from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import judge, parse_slo
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from loadtest.generator.scenario import Scenario
@@ -155,7 +156,7 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="bertserve load",
         description="Send a load that does not wait for the server, and judge its latency.",
         epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one. Scenarios: "

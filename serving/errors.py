@@ -179,8 +179,9 @@ class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILA
 class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
     """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
 
-    def __init__(self, message: str = "the server holds as many bytes of requests as it may; try again") -> None:
-        super().__init__(message, retry_after_s=1.0)
+    def __init__(self) -> None:
+        words = "the server holds as many bytes of requests as it may (--buffer-limit-mb); try again"
+        super().__init__(words, retry_after_s=1.0)
 
 
 class NotReady(Unavailable, reason="not_ready"):
@@ -232,6 +233,28 @@ class EngineFault(InternalError, reason="engine_fault"):
 
 class NonFiniteOutput(InternalError, reason="non_finite_output"):
     """The engine answered NaN or infinity; such numbers are never sent."""
+
+
+class Limit(int):
+    """What a setting allows at most, with the `flag` that raises it."""
+
+    flag: str
+
+    def __new__(cls, most: int, flag: str = "") -> Self:
+        made = super().__new__(cls, most)
+        made.flag = flag
+        return made
+
+
+def setting_of(most: int) -> str:
+    """For the end of a message about a limit: the setting that it comes from, where one does."""
+    return f" ({most.flag})" if isinstance(most, Limit) else ""
+
+
+def check_inputs(count: int, most: int) -> None:
+    """Raises `InvalidRequest` for more inputs than a route takes."""
+    if count > most:
+        raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken{setting_of(most)}")
 
 
 def reasons(root: type[BertserveError] = BertserveError) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,19 @@ _EXACT_SUMS = {"avx512_vnni", "avx_vnni"}
 """x86 instructions that add 8-bit products in 32 bits."""
 
 _X86 = {"x86_64", "amd64", "i686"}
+
+
+def installing(extras: str, module: Path = Path(__file__)) -> str:
+    """The command that brings what an extra of bertserve needs: of a checkout its own files, else the package.
+
+    In a virtual environment that is not activated, `pip` alone would be another one's.
+    """
+    root, here = module.parents[1], Path.cwd()
+    pip = Path(sys.prefix, "bin", "pip")
+    words = "pip" if sys.prefix == sys.base_prefix else str(pip.relative_to(here) if here in pip.parents else pip)
+    if not (root / "pyproject.toml").exists():
+        return f"{words} install 'bertserve[{extras}]'"
+    return f"{words} install -e '{'.' if root == here else root}[{extras}]'"
 
 
 def available_cpus(proc: Path = cgroups.PROC) -> int:

@@ -53,6 +53,11 @@ def fields(**values: object) -> dict[str, Any]:
     return {"fields": values}
 
 
+def members(**values: object) -> dict[str, Any]:
+    """For `extra` too: what the message tells in words, for programs; a line of text does not say it twice."""
+    return {"members": values}
+
+
 def escaped(text: str) -> str:
     """A text as one line of harmless characters: whatever cannot be printed stands as JSON would escape it.
 
@@ -187,8 +192,8 @@ def line(record: logging.LogRecord, form: Format) -> bytes:
     when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     trace = "\n".join(_traceback(record.exc_info[1])) if record.exc_info and record.exc_info[1] else ""
     if form == "json":
-        members = {"time": when, "level": record.levelname.lower(), "logger": record.name}
-        whole = {**members, "message": record.getMessage(), **extra, **({"exception": trace} if trace else {})}
+        head = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        whole = {**head, **extra, **getattr(record, "members", {}), **({"exception": trace} if trace else {})}
         try:
             written = orjson.dumps(whole, default=str).decode()
         except TypeError:  # half of a surrogate pair, as in the name of a file that is not UTF-8

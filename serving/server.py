@@ -14,6 +14,7 @@ import uvloop
 
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
+from serving.host import installing
 from serving.http.api import Api
 from serving.http.apis import operations
 from serving.http.apis.openai_ids import OpenAiIds
@@ -28,6 +29,7 @@ from serving.jobs.records import JobState
 from serving.jobs.runner import Runner
 from serving.jobs.service import Jobs
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
+from serving.logs import members
 from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
 from serving.net.free_memory import give_back_free_memory
@@ -234,7 +236,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     slot.on_up += [_freeze_garbage, announcement.engine_up]
     slot.on_end.append(metrics.engine_died)
     lifecycle.subscribe(metrics.state)
-    lifecycle.subscribe(lambda state: log.info("state: %s", state))
+    lifecycle.subscribe(lambda state: log.info("state: %s", state, extra=members(state=state)))
 
     background = [files.run, give_back_free_memory]
     if settings.watch_models_s:
@@ -325,7 +327,7 @@ def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
     try:
         from serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
     except ModuleNotFoundError:
-        raise StartupError("--otlp-endpoint needs OpenTelemetry's SDK: pip install bertserve[tracing]") from None
+        raise StartupError(f"--otlp-endpoint needs OpenTelemetry's SDK: {installing('tracing')}") from None
     return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
 
 
@@ -438,7 +440,8 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
         server.builder.stop()
     if server.runner:
         server.runner.stop()
-    log.info("draining: %d requests under way", server.dispatcher.requests)
+    requests = server.dispatcher.requests
+    log.info("draining: %d requests under way", requests, extra=members(state=State.DRAINING, requests=requests))
     # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
     if lame_duck and was_ready and server.settings.lame_duck_s:
         with contextlib.suppress(TimeoutError):

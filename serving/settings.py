@@ -6,7 +6,6 @@ Nothing else reads the environment. All problems are listed at once, before any 
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import os
 import re
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from serving.errors import StartupError
+from serving.errors import Limit, StartupError
+from serving.options import nearest
 from serving.security.keys import read_keys
 from serving.security.tls import check_certificate, check_pair
 
@@ -252,9 +252,15 @@ class Settings(BaseModel):
         description="How long a batch that could still grow waits for more texts, where deadlines allow it; 0: "
         "it starts whenever a lane is free, which is best for latency.",
     )
-    max_client_batch_size: int = Field(32, ge=1, le=65_536, description="Inputs of one request on the text routes.")
+    max_client_batch_size: int = Field(
+        32, ge=1, le=65_536, validate_default=True, description="Inputs of one request on the text routes."
+    )
     max_openai_batch_size: int = Field(
-        2048, ge=1, le=65_536, description="Inputs of one request on `/v1`, in Cohere's and in Jina's shape."
+        2048,
+        ge=1,
+        le=65_536,
+        validate_default=True,
+        description="Inputs of one request on `/v1`, in Cohere's and in Jina's shape.",
     )
     accept_bare_ids: bool = Field(
         False,
@@ -267,7 +273,9 @@ class Settings(BaseModel):
         "`cl100k_base=PATH`, the file of that encoding as tiktoken keeps it, or `cl100k_base`, where "
         "`TIKTOKEN_CACHE_DIR` holds it. Nothing is downloaded.",
     )
-    max_v2_batch_size: int = Field(128, ge=1, le=65_536, description="Inputs of one request on `/v2` and gRPC.")
+    max_v2_batch_size: int = Field(
+        128, ge=1, le=65_536, validate_default=True, description="Inputs of one request on `/v2` and gRPC."
+    )
     default: str = Field(
         "",
         description="For tasks of several models, the one that answers a request without a model name: "
@@ -348,7 +356,9 @@ class Settings(BaseModel):
         description="How long files are kept at most, and batches after their end.",
     )
 
-    body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, description="Bytes of a request's body or message.")
+    body_limit_bytes: int = Field(
+        4 << 20, ge=1024, le=1 << 30, validate_default=True, description="Bytes of a request's body or message."
+    )
     buffer_limit_mb: int | None = Field(
         None,
         ge=1,
@@ -429,6 +439,11 @@ class Settings(BaseModel):
         le=1,
         description="Share of requests that are traced, of those whose `traceparent` does not decide it.",
     )
+
+    @field_validator("max_client_batch_size", "max_openai_batch_size", "max_v2_batch_size", "body_limit_bytes")
+    @classmethod
+    def _names_itself(cls, value: int, info: ValidationInfo) -> int:
+        return Limit(value, flag_of(info.field_name or ""))
 
     @field_validator("api_keys_file", "tls_cert_file")
     @classmethod
@@ -637,8 +652,7 @@ def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _unknown(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"unknown setting {name}" + (f" (did you mean {close[0]}?)" if close else "")
+    return f"unknown setting {name}{nearest(name, names)}"
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ Exit codes: 0 the objective is kept (or none was given), 1 it is broken, 2 nothi
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadtest.errors import BenchError, check_above_zero
+from serving.options import OptionParser
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
@@ -29,6 +29,7 @@ from simulate.tables import PUBLISHED, Table, find_table, in_stages
 from simulate.traffic import parse_mix, poisson, replayed
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
@@ -154,7 +155,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="bertserve simulate",
         description="Tell from what batches cost how a server would bear a load.",
         allow_abbrev=False,

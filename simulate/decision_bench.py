@@ -6,7 +6,6 @@ request: `next` with its batch taken out, admission with `submit` beside a full 
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -14,6 +13,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from serving.errors import Overloaded
+from serving.options import OptionParser
 from serving.records import PRIORITIES, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
@@ -100,7 +100,7 @@ def _refused(scheduler: Scheduler, now: float) -> None:
 
 def main() -> None:
     """Prints the medians."""
-    parser = argparse.ArgumentParser(prog="python -m simulate.decision_bench", description=__doc__)
+    parser = OptionParser(prog="python -m simulate.decision_bench", description=__doc__)
     parser.add_argument("--waiting", type=int, default=1000, help="items in the queue (default: 1000)")
     parser.add_argument("--runs", type=int, default=2000, help="decisions of each kind (default: 2000)")
     arguments = parser.parse_args()

@@ -9,7 +9,6 @@ few layers foretell, and the one that `bertserve load --find-capacity` finds for
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import statistics
@@ -24,6 +23,7 @@ from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
 from serving.engine.base import LaneKind
 from serving.host import available_cpus, processor
+from serving.options import OptionParser
 from simulate.errors import SimulateError
 from sizing.costs import LENGTHS
 from sizing.encoder import encoder_of
@@ -33,6 +33,7 @@ from sizing.measure import BATCHES, LAYERS, run
 from sizing.partial import specs
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 BARS = 2
@@ -128,7 +129,7 @@ def _tell(line: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the comparison."""
-    made = argparse.ArgumentParser(prog="python -m sizing.benchmark", description=__doc__)
+    made = OptionParser(prog="python -m sizing.benchmark", description=__doc__)
     made.add_argument("--encoder", action="append", help="as `bertserve size` has it (default: bert-base, bert-large)")
     made.add_argument("--precision", action="append", choices=("fp32", "int8"), help="default: both")
     made.add_argument("--seconds", type=float, default=40.0, help="of the partial runs of each (default: 40)")

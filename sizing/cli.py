@@ -5,7 +5,6 @@ Exit codes: 0 a candidate holds the objective, 1 none does, 2 nothing could be s
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,8 @@ from export.errors import ExportError
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.progress import Progress
 from loadtest.report.slo import parse_slo
-from serving.host import available_cpus
+from serving.host import available_cpus, installing
+from serving.options import OptionParser
 from simulate.errors import SimulateError
 from sizing import page
 from sizing.candidates import HERE, chosen, price_here, read_candidates
@@ -31,6 +31,7 @@ from sizing.report import Sizing
 from sizing.sensitivity import sensitivities
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from sizing.candidates import Candidate
@@ -50,7 +51,7 @@ _ALL = 100.0
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="bertserve size",
         description="Say how many of which card or CPU a load needs, at which latency and cost.",
         allow_abbrev=False,
@@ -193,9 +194,7 @@ def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[s
             found.append((HERE, machine, precision, costs))
         except ModuleNotFoundError as error:
             extras = "cpu" if encoder.bundle is not None else "cpu,export"
-            notes.append(
-                f"this machine was not measured: the module {error.name} is missing: pip install bertserve[{extras}]"
-            )
+            notes.append(f"this machine was not measured: the module {error.name} is missing: {installing(extras)}")
         except SizeError as error:
             notes.append(f"this machine was not measured in {precision}: {error}")
     notes = list(dict.fromkeys(notes))

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
-LOOSE = {"cli", "server", "settings", "errors", "records", "lifecycle", "logs", "host", "cgroups", "unawaited"}
+LOOSE = {
+    *("cli", "server", "settings", "options", "errors", "records", "lifecycle", "logs", "host", "cgroups"),
+    "unawaited",
+}
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
@@ -29,7 +32,8 @@ ARROWS = {
     "logs": "errors",
     "unawaited": "errors",
     "security": "errors",
-    "settings": "errors security",
+    "options": "",
+    "settings": "errors options security",
     # What requests may bring beside the fields that are read, for every wire.
     "fields": "errors",
     # What decides knows plain data alone.
@@ -39,7 +43,7 @@ ARROWS = {
     "engine": "errors unawaited records host logs models.bundle scheduling.cost",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine",
-    "telemetry": "errors records lifecycle logs scheduling models engine inference",
+    "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models inference",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
@@ -48,10 +52,10 @@ ARROWS = {
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
-    "rollout": "errors unawaited records host settings lifecycle scheduling models engine inference telemetry",
+    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " jobs net http grpc rollout",
-    "server": "errors unawaited records settings lifecycle logs security scheduling engine inference telemetry oip"
+    "server": "errors unawaited records host settings lifecycle logs security scheduling engine inference telemetry oip"
     " tei jobs net http grpc rollout operations",
     "cli": "errors settings logs net rollout server",
 }
@@ -62,19 +66,19 @@ OTHER_PACKAGES = {
     "charts": "",
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires.
-    "export": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
-    " serving.inference serving.scheduling.cost",
+    "export": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
+    " serving.engine serving.inference serving.scheduling.cost",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
-    "batch": "serving.errors serving.records serving.host serving.settings serving.fields serving.models serving.engine"
-    " serving.inference serving.rollout.engine_choice",
+    "batch": "serving.errors serving.records serving.options serving.host serving.settings serving.fields"
+    " serving.models serving.engine serving.inference serving.rollout.engine_choice",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
-    "loadtest": "charts serving.host",
+    "loadtest": "charts serving.host serving.options",
     # The server's decisions over the load generator's schedules, in the form of its reports.
-    "simulate": "charts serving.errors serving.records serving.scheduling loadtest.errors loadtest.generator"
-    " loadtest.report",
+    "simulate": "charts serving.errors serving.records serving.options serving.scheduling loadtest.errors"
+    " loadtest.generator loadtest.report",
     # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
-    "sizing": "charts serving.errors serving.records serving.cgroups serving.host serving.models serving.engine"
-    " serving.scheduling loadtest.errors loadtest.generator loadtest.report simulate export",
+    "sizing": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
+    " serving.engine serving.scheduling loadtest.errors loadtest.generator loadtest.report simulate export",
 }
 """The packages beside the server, and what they may import of the others."""
 

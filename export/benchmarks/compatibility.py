@@ -8,7 +8,6 @@ tables is written by hand.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -25,8 +24,10 @@ from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ,
 from export.errors import ExportError
 from export.recipe import FORMS, TASKS
 from serving.host import available_cpus, installed, processor
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROUNDS = 15
@@ -293,9 +294,7 @@ def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures what is missing and writes the tables: 0 done, 1 failed with one line on stderr."""
-    parser = argparse.ArgumentParser(
-        prog="python -m export.benchmarks.compatibility", description=__doc__.partition("\n")[0]
-    )
+    parser = OptionParser(prog="python -m export.benchmarks.compatibility", description=__doc__.partition("\n")[0])
     parser.add_argument("--page", type=Path, default=Path("docs/compatibility.md"), help="whose tables to write")
     parser.add_argument("--store", type=Path, default=Path("docs/benchmarks/compatibility.json"), help="of the figures")
     parser.add_argument("--only", action="append", metavar="STEP", help="measure this one anew; may be repeated")

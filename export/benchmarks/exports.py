@@ -9,7 +9,6 @@ ending the run.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -31,8 +30,10 @@ from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
 from serving.host import available_cpus
 from serving.models.bundle import open_bundle
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
     from serving.models.manifest import Accuracy, Artifact, Manifest
@@ -306,7 +307,7 @@ def _jobs(options: argparse.Namespace, folder: Path) -> Iterable[Job]:
 
 def main(argv: list[str]) -> int:
     """Runs the exports one after another: 0 done, 1 failed with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m export.benchmarks.exports", description=__doc__.partition("\n")[0])
+    parser = OptionParser(prog="python -m export.benchmarks.exports", description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="SOURCE=FILE", help="a checkpoint and its labelled text")
     parser.add_argument("--random", action="append", default=[], choices=_RANDOM, help="a BERT of random weights")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")

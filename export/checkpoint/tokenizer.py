@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, normalizers
 
 from export.errors import ExportError
 from export.progress import quiet
+from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +154,7 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
 def _pieces(folder: Folder, file: str) -> tuple[int, str]:
     if importlib.util.find_spec("sentencepiece") is None:
         raise ExportError(
-            f"checkpoint {folder.path}: {file} is read with the module sentencepiece: pip install bertserve[export]"
+            f"checkpoint {folder.path}: {file} is read with the module sentencepiece: {installing('export')}"
         )
     from google.protobuf.message import DecodeError  # noqa: PLC0415  with what follows
     from transformers.convert_slow_tokenizer import SentencePieceExtractor  # noqa: PLC0415  takes seconds

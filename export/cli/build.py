@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,11 @@ from export.cli.command import add_bundle, add_threads, open_named, run
 from export.engines.tensorrt import TARGETS
 from serving.host import available_cpus
 from serving.models.manifest import ENGINE_GRAPHS
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
+
     from export.progress import Progress
 
 
@@ -34,7 +36,7 @@ def _build(options: argparse.Namespace, progress: Progress) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="bertserve build",
         description="Builds a TensorRT engine of a bundle that was exported with `--tensorrt graph`, for the GPU at"
         " hand, compares it with the answers of PyTorch that the bundle carries, and keeps both for `bertserve serve"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from export.errors import ExportError
 from export.progress import Progress
 from serving.errors import BundleError
+from serving.host import installing
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import MANIFEST
 from serving.models.node_cache import CacheError
@@ -72,7 +73,7 @@ def run(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in modules:
             raise
-        _print_error(parser, f"the module {error.name} is missing: pip install bertserve[{extras}]")
+        _print_error(parser, f"the module {error.name} is missing: {installing(extras)}")
     except ExportError as error:
         _print_error(parser, str(error))
         return error.exit_code
@@ -139,7 +140,19 @@ def open_named(path: Path) -> Bundle:
     folder = Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links, which bundles must not be
     if folder.is_dir() and not (folder / MANIFEST).exists() and (numbers := versions(folder)):
         folder /= str(numbers[-1])
+    elif models := _models_of(folder):
+        raise BundleError(
+            f"{path} is a repository of {len(models)} models: name one of them, {path / models[0]}"
+            + (f"; the others are {', '.join(models[1:])}" if models[1:] else "")
+        )
     return open_bundle(folder)
+
+
+def _models_of(folder: Path) -> list[str]:
+    """Names of the models in a repository; none where it is something else, such as a bundle."""
+    if not folder.is_dir() or (folder / MANIFEST).exists():
+        return []
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and versions(each))
 
 
 def _print_error(parser: ArgumentParser, sentence: str) -> None:

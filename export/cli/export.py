@@ -24,6 +24,7 @@ from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
+from serving.options import OptionParser
 from serving.records import SplitBy
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
 
 def parser() -> argparse.ArgumentParser:
     """Its arguments are called as the fields of `Recipe`."""
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="bertserve export",
         description="Turns a BERT checkpoint into a model bundle whose answers were compared with PyTorch's.",
     )

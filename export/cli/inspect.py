@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from export.cli.command import add_bundle, open_named, run
 from export.report import terminal
 from serving.models.manifest import MANIFEST
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
+
     from export.progress import Progress
 
 
@@ -25,7 +27,7 @@ def _inspect(options: argparse.Namespace, _progress: Progress) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="bertserve inspect",
         description="Checks a bundle's files and prints what they are and how far each artifact was proven.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,11 @@ from export.errors import ExportError
 from export.report import terminal
 from serving.host import available_cpus
 from serving.models.node_cache import with_engines
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
+
     from export.progress import Progress
 
 
@@ -48,7 +50,7 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="bertserve verify",
         description="Checks a bundle's files, and compares every artifact that this machine can run with the answers"
         " of PyTorch that the bundle carries. Needs no PyTorch.",

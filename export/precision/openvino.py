@@ -19,6 +19,7 @@ from export.graph.draft import Draft
 from export.graph.nodes import matrices, replace
 from export.precision import equalise
 from export.precision.products import find
+from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ def require_library() -> None:
         ExportError: It is not installed.
     """
     if importlib.util.find_spec("openvino") is None:
-        raise ExportError("an artifact for OpenVINO is proven with its library: pip install bertserve[openvino]")
+        raise ExportError(f"an artifact for OpenVINO is proven with its library: {installing('openvino')}")
 
 
 def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None) -> None:

@@ -21,6 +21,7 @@ from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import limits_of
 from export.texts import corpus
 from serving.errors import BundleError
+from serving.host import installing
 from serving.models.bundle import data_entry
 from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
@@ -275,7 +276,7 @@ def _obstacle(artifact: Artifact) -> str | None:
     if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
         return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
     if artifact.target == "openvino" and importlib.util.find_spec("openvino") is None:
-        return "it is for OpenVINO, which is not installed: pip install bertserve[openvino]"
+        return f"it is for OpenVINO, which is not installed: {installing('openvino')}"
     return None
 
 

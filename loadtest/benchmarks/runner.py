@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import shlex
@@ -21,8 +20,10 @@ from loadtest.generator.workload import find_bundle
 from loadtest.report import machine
 from loadtest.report.progress import Progress
 from loadtest.report.tables import Table, as_markdown, as_text
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from loadtest.benchmarks.store import Step
@@ -183,7 +184,7 @@ class Benchmark(ABC):
 
 def parser(benchmarks: Sequence[type[Benchmark]]) -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="python -m loadtest.benchmarks",
         description="Measure on this machine. Each step is kept in the file named by --out as soon as it is measured: "
         "the same command goes on where it was ended. The page beside the file is written anew each time.",

@@ -5,7 +5,6 @@ Exit codes: 0 LoadGen's verdicts are VALID and the accuracy gates are passed, 1 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ from loadtest.mlperf.ours import beside
 from loadtest.mlperf.run import MODES
 from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from loadtest.generator.messages import Target
@@ -85,7 +86,7 @@ class Options:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = OptionParser(
         prog="python -m loadtest.mlperf",
         description="Run MLPerf's LoadGen against a server, over the Open Inference Protocol.",
         epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one.",

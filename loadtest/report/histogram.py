@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from loadtest.errors import BenchError
+from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,7 @@ def _library() -> Any:  # noqa: ANN401  a class of a library without types
     try:
         from hdrh.histogram import HdrHistogram  # noqa: PLC0415  an optional installation brings it
     except ModuleNotFoundError as error:
-        raise BenchError(f"the module {error.name} is missing: pip install 'bertserve[loadtest]'") from error
+        raise BenchError(f"the module {error.name} is missing: {installing('loadtest')}") from error
     return HdrHistogram
 
 

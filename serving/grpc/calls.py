@@ -18,6 +18,7 @@ from serving.errors import (
     MethodNotAllowed,
     SlowRequest,
     UnsupportedMediaType,
+    setting_of,
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
@@ -327,7 +328,7 @@ class Call(msgspec.Struct, eq=False):
 
     def too_slow(self) -> None:
         limit_s = self.environment.settings.body_timeout_s
-        self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s"))
+        self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
 
     def _end_later(self) -> None:
         """Where a part of the reply is held back, the trailers wait for `sent`: else nobody would be told."""
@@ -355,5 +356,5 @@ def read_prefix(buffer: bytes | bytearray, limit: int) -> tuple[int, int] | None
     if compressed > 1:
         raise InvalidCompression(f"the compressed flag of the message is {compressed}; it must be 0 or 1")
     if size > limit:
-        raise BodyTooLarge(f"the message has {size} bytes; at most {limit} are read")
+        raise BodyTooLarge(f"the message has {size} bytes; at most {limit} are read{setting_of(limit)}")
     return compressed, PREFIX_BYTES + size

@@ -123,9 +123,9 @@ class CallDispatch:
     ) -> CallHead | BertserveError:
         settings, keys = self.settings, self._environment.keys
         if headers.size > settings.header_limit_bytes:
-            return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes")
+            return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
         if headers.count > settings.header_limit_count:
-            return HeadersTooLarge(f"more than {settings.header_limit_count} headers")
+            return HeadersTooLarge(f"more than {settings.header_limit_count} headers (--header-limit-count)")
         method = self.methods.get(route, RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):

@@ -14,6 +14,7 @@ from serving.errors import (
     InvalidRequest,
     MalformedRequest,
     WrongMessageCount,
+    setting_of,
 )
 from serving.grpc.boundary import answer
 from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, read_prefix
@@ -94,6 +95,6 @@ class GatheredCall(UnaryCall, eq=False):
     def _check(self) -> None:
         limit, most = self.head.body_limit, self.environment.settings.max_openai_batch_size
         if self._size > limit:
-            raise BodyTooLarge(f"the call's messages have more than {limit} bytes together, which is the most")
+            raise BodyTooLarge(f"the call's messages have more than {limit} bytes together{setting_of(limit)}")
         if len(self._messages) > most:
-            raise InvalidRequest(f"more than {most} messages in one call, which is the most")
+            raise InvalidRequest(f"more than {most} messages in one call{setting_of(most)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.responses import Response
 
-from serving.errors import BodyTooLarge, InternalError
+from serving.errors import BodyTooLarge, InternalError, setting_of
 from serving.http.api import refuse
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.replies import head_lines, sends_body
@@ -100,7 +100,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 def body_too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body exceeds {limit} bytes")
+    return BodyTooLarge(f"the body exceeds {limit} bytes{setting_of(limit)}")
 
 
 class _Reply(Response):

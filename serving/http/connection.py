@@ -40,6 +40,7 @@ from serving.errors import (
     BuffersFull,
     HeadersTooLarge,
     InternalError,
+    Limit,
     MalformedRequest,
     NotReady,
     ObjectNotFound,
@@ -152,7 +153,7 @@ class Limits:
             body_bytes=settings.body_limit_bytes,
             free_bytes=min(FREE_BYTES, settings.body_limit_bytes),
             body_s=settings.body_timeout_s,
-            upload_bytes=(settings.batch_file_mb << 20) + _FORM_BYTES,
+            upload_bytes=Limit((settings.batch_file_mb << 20) + _FORM_BYTES, "--batch-file-mb"),
             lifetime_s=partial(lifetime_s, settings),
         )
 
@@ -517,7 +518,9 @@ class HttpConnection(asyncio.Protocol):
         self._header_lines += 1
         self._header_bytes += len(name) + len(value) + 4
         if self._header_lines > self._limits.header_count:
-            raise self._violated(HeadersTooLarge(f"more than {self._limits.header_count} headers"))
+            raise self._violated(
+                HeadersTooLarge(f"more than {self._limits.header_count} headers (--header-limit-count)")
+            )
         if self._header_bytes > self._limits.header_bytes:
             raise self._violated(self._headers_too_large())
         if self._reading is _Reading.HEAD:
@@ -1045,7 +1048,10 @@ class HttpConnection(asyncio.Protocol):
             self._set_timer(reading)
             return
         part = "headers" if reading is _Reading.HEAD else "body"
-        self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))
+        flag = "--header-timeout-s" if reading is _Reading.HEAD else "--body-timeout-s"
+        self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s ({flag})"))
 
     def _headers_too_large(self) -> HeadersTooLarge:
-        return HeadersTooLarge(f"the request's line and headers exceed {self._limits.header_bytes} bytes")
+        return HeadersTooLarge(
+            f"the request's line and headers exceed {self._limits.header_bytes} bytes (--header-limit-bytes)"
+        )

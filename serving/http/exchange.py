@@ -299,7 +299,7 @@ class HttpRequest(msgspec.Struct):
         if value is None:
             return None
         if not _TIMEOUT.fullmatch(value) or float(value) <= 0:
-            raise InvalidRequest("the header X-Request-Timeout-Ms must be a positive number of milliseconds")
+            raise InvalidRequest("the header X-Request-Timeout-Ms must be milliseconds, above 0 and at most 999999999")
         return float(value)
 
     def priority(self) -> int:

@@ -67,9 +67,11 @@ class PendingRequest:
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has been given any of it.
+        shortened: See `Permit`.
     """
 
     cached = False
+    shortened = ""
 
     def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float) -> None:
         self.model = model
@@ -165,7 +167,7 @@ class Dispatcher:
     def missed(self, permit: Permit) -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued."""
         self._count_miss(permit.priority, "queue")
-        return DeadlineExceeded(_TOO_LATE)
+        return DeadlineExceeded(f"{_TOO_LATE}{permit.shortened}")
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         """Confirms the permit, queues a request's texts together and waits until all are answered.
@@ -189,6 +191,7 @@ class Dispatcher:
         lengths = [len(text.ids) for text in texts]
         permit.confirm(lengths, now)
         request = PendingRequest(permit.model, texts, lengths, now)
+        request.shortened = permit.shortened
         try:
             assignment = self._scheduler.submit(request.items, permit, now)
             self._requests.add(request)
@@ -398,7 +401,7 @@ class Dispatcher:
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
             self._count_miss(request.items[0].priority, "engine" if request.started else "queue")
-        self._fail(request, DeadlineExceeded(_TOO_LATE))
+        self._fail(request, DeadlineExceeded(f"{_TOO_LATE}{request.shortened}"))
 
     def _count_miss(self, priority: int, where: str) -> None:
         if priority == BULK:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, InvalidRequest
+from serving.errors import EmptyInput, check_inputs
 from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
 from serving.records import BULK, A, Outcome, Timings
@@ -279,5 +279,4 @@ def _tokens(texts: Sequence[EncodedText]) -> int:
 def _check_count(request: InferRequest[A]) -> None:
     if not request.inputs:
         raise EmptyInput("the list of inputs is empty; send at least one")
-    if len(request.inputs) > request.max_inputs:
-        raise InvalidRequest(f"{len(request.inputs)} inputs in one request; at most {request.max_inputs} are taken")
+    check_inputs(len(request.inputs), request.max_inputs)

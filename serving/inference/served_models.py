@@ -243,11 +243,13 @@ class Repository:
             return self._alone.get(task) or self._only(task)
         model = self._by_name.get(name)
         if model is None:
-            raise ModelNotFound("no model of that name is served")
+            raise self.unknown()
         if version and version != model.version:
             raise ModelNotFound(f"model {model.name!r} is served in version {model.version} only")
         if task is not None and model.manifest.task != task:
-            raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}")
+            fitting = [other.name for other in self.of_task(task)]
+            there_are = f"; models of that task: {_listed(fitting)}" if fitting else self._those_served()
+            raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}{there_are}")
         return model
 
     def named_or_only(self, name: str | None, task: Task) -> str | None:
@@ -271,16 +273,28 @@ class Repository:
             self._alone[task] = (chosen or models)[0]
             return self._alone[task]
         if not models:
-            raise WrongTask(f"no model{f' of the task {task}' if task else ''} is served here")
+            raise WrongTask(f"no model{f' of the task {task}' if task else ''} is served here{self._those_served()}")
         raise ModelNotNamed(_choice(models, task))
+
+    def unknown(self) -> ModelNotFound:
+        """The error for a name that no model has."""
+        return ModelNotFound(f"no model of that name is served{self._those_served()}")
+
+    def _those_served(self) -> str:
+        """For the end of an error: what there is instead."""
+        served = [f"{model.name} ({model.manifest.task})" for model in self._by_name.values()]
+        return f"; served here: {_listed(served)}" if served else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*sorted(names)[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
 
 
 def _choice(models: Sequence[ServedModel], task: Task | None) -> str:
     """Which models there are and how to say which is meant."""
-    names = ", ".join(sorted(model.name for model in models)[:_MOST_NAMES])
-    more = ", ..." if len(models) > _MOST_NAMES else ""
+    names = _listed([model.name for model in models])
     default = f", or start the server with --default {task}=NAME" if task else ""
     return (
-        f"{len(models)} models are served{f' for {task}' if task else ''} ({names}{more}); name one, in `model` where"
+        f"{len(models)} models are served{f' for {task}' if task else ''} ({names}); name one, in `model` where"
         f" the body or gRPC's metadata have it, else below /models/NAME{default}"
     )

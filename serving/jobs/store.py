@@ -245,7 +245,10 @@ class Store:
                     (job.owner,),
                 )
                 if not forgotten.rowcount:
-                    raise Overloaded(f"there are {count} unfinished batches, as many as there may be; try again later")
+                    raise Overloaded(
+                        f"there are {count} unfinished batches, as many as there may be (--batch-max-jobs);"
+                        " try again later"
+                    )
             self._database.execute(
                 "INSERT INTO jobs (id, owner, state, input_file_id, bytes, record) VALUES (?, ?, ?, ?, 0, ?)",
                 (job.id, job.owner, job.state, job.input_file_id, msgspec.json.encode(job)),

@@ -61,9 +61,11 @@ def _keep(root: Path, models: Sequence[ModelForm], files: Sequence[KernelFiles])
         try:
             if written.exists() and digest(written) != file.sha256:
                 add_file(root, model.bundle, _file_name(model), written.read_bytes())
-            written.unlink(missing_ok=True)
         except (CacheError, OSError) as error:
             log.warning("the kernels of %s were not kept: %s", model.name, error)
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink(missing_ok=True)
 
 
 def _files(root: Path, model: ModelForm) -> KernelFiles:

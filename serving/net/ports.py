@@ -55,17 +55,19 @@ class Ports:
         Raises:
             StartupError: One of them cannot be had; the message names it.
         """
-
-        def opened(name: str) -> socket.socket:
-            return bind(settings.host, getattr(settings, name), PURPOSES[name])
-
-        http, grpc, metrics = map(opened, ("http_port", "grpc_port", "metrics_port"))
-        return cls(http, grpc, metrics, None if settings.agent_port is None else opened("agent_port"))
+        http, grpc, metrics = [open_port(settings, name) for name in ("http_port", "grpc_port", "metrics_port")]
+        return cls(http, grpc, metrics, None if settings.agent_port is None else open_port(settings, "agent_port"))
 
     def close(self) -> None:
         for port in (self.http, self.grpc, self.metrics, self.agent):
             if port is not None:
                 port.close()
+
+
+def open_port(settings: Settings, name: str) -> socket.socket:
+    """The listening socket of a setting that names a port; raises `StartupError` as `bind`."""
+    flag = "--" + name.replace("_", "-")
+    return bind(settings.host, getattr(settings, name), f"{PURPOSES[name]} ({flag})")
 
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:

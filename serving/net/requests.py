@@ -10,7 +10,14 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.errors import BertserveError, BodyTooLarge, BuffersFull, InvalidRequest, MalformedRequest
+from serving.errors import (
+    BertserveError,
+    BodyTooLarge,
+    BuffersFull,
+    InvalidRequest,
+    MalformedRequest,
+    setting_of,
+)
 from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 
 if TYPE_CHECKING:
@@ -123,7 +130,7 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
             raise MalformedRequest("the body is not compressed as its encoding says") from None
         left -= len(piece)
         if left < 0:
-            raise BodyTooLarge(f"the body exceeds {limit} bytes once decompressed")
+            raise BodyTooLarge(f"the body exceeds {limit} bytes once decompressed{setting_of(limit)}")
         pieces.append(piece)
         data = stream.unused_data
         if not stream.eof or (data and wbits != COMPRESSIONS[b"gzip"]):

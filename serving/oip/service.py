@@ -149,7 +149,7 @@ class V2Service:
     def _find(self, name: str) -> View:
         view = self._views.get(name)
         if view is None:
-            raise ModelNotFound("no model of that name is served")
+            raise self._repository.unknown()
         return view
 
     def model_ready(self, name: str, wanted: str | None) -> bool:
@@ -279,7 +279,7 @@ class V2Service:
         if not self.control:
             raise Forbidden("models are neither loaded nor unloaded by requests: the setting model_control is off")
         if name not in self._views:
-            raise ModelNotFound("the repository holds no model of that name")
+            raise self._repository.unknown()
 
     def _statistics(self, view: View) -> ModelStatistics:
         totals = self._pipeline.totals(view.model)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, MalformedRequest
+from serving.errors import InvalidRequest, MalformedRequest, check_inputs
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
@@ -132,11 +132,6 @@ def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
             )
         if tensor.shape:
             check_inputs(tensor.shape[0], max_inputs)
-
-
-def check_inputs(count: int, max_inputs: int) -> None:
-    if count > max_inputs:
-        raise InvalidRequest(f"{count} inputs in one request; at most {max_inputs} are taken")
 
 
 def texts_of(tensor: Tensor) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from serving.logs import fields
+from serving.logs import fields, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,31 +38,37 @@ class Addresses(NamedTuple):
     metrics: tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Announcement:
+    """Made whenever an engine is warm after there was none; on the terminal once, as nothing of it changes."""
+
     settings: Settings
     repository: Repository
     lifecycle: Lifecycle
     addresses: Callable[[], Addresses]
     say: Callable[[str], None]
+    said: bool = False
 
     def engine_up(self, engine: EngineLife) -> None:
         addresses, settings, models = self.addresses(), self.settings, self.repository.models
         secured = "s" if settings.tls_cert_file else ""
         http = f"http{secured}://{_joined(addresses.http)}"
-        grpc = _joined(addresses.grpc) + ("  (TLS)" if secured else "")
+        grpc = _joined(addresses.grpc)
         metrics = f"http://{_joined(addresses.metrics)}/metrics"
         names = ", ".join(f"{model.name} version {model.version} ({_form(model)})" for model in models)
         where = self.repository.engine.where(engine.ready.threads)
         state = self.lifecycle.state
-        log.info("%s: %s on %s", state, names, where, extra=fields(http=http, grpc=grpc, metrics=metrics))
-        if settings.log_format == "text":
+        served = [_members(model) for model in models]
+        told = members(state=state, models=served, engine=self.repository.engine.engine, hardware=where)
+        log.info("%s: %s on %s", state, names, where, extra=told | fields(http=http, grpc=grpc, metrics=metrics))
+        if settings.log_format == "text" and not self.said:
+            self.said = True
             path, body = example(self.repository)
             key = "-H 'Authorization: Bearer KEY' " if settings.api_keys_file else ""
             self.say(
                 f"bertserve is ready: {names}\n"
                 f"  HTTP     {http}  (docs at {http}/docs)\n"
-                f"  gRPC     {grpc}\n"
+                f"  gRPC     {grpc}{'  (TLS)' if secured else ''}\n"
                 f"  metrics  {metrics}\n"
                 f"Try:\n"
                 f"  curl {http}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n"
@@ -81,6 +87,11 @@ def _joined(address: tuple[str, int]) -> str:
     """As URLs have it: an IPv6 address in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _members(model: ServedModel) -> dict[str, object]:
+    precision, proven = model.artifact.precision, model.proven
+    return {"name": model.name, "version": model.version, "precision": precision, "proven": proven}
 
 
 def _form(model: ServedModel) -> str:

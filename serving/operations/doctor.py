@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from serving import host
 from serving.cgroups import cpu_quota, memory_limit
 from serving.errors import StartupError
-from serving.host import available_cpus
+from serving.host import available_cpus, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.jobs import store
 from serving.models.node_cache import libraries_of
-from serving.net.ports import PURPOSES, bind
+from serving.net.ports import PURPOSES, open_port
 from serving.rollout.model_export import home_of
 from serving.settings import EngineName, Settings, flag_of
 
@@ -174,7 +174,7 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
     yield Finding(topic, "driver", driver[1] if driver else "unknown")
     files = sorted({file.name for folder in libraries for name in _GPU_LIBRARIES for file in folder.rglob(name)})
     value = ", ".join([*_versions(_GPU_PACKAGES), *files])
-    advice = "" if value else "pip install 'bertserve[gpu]' in place of [cpu]"
+    advice = "" if value else f"{installing('gpu')} in place of [cpu]"
     yield _finding(topic, "libraries", value or "none", advice)
 
 
@@ -193,7 +193,7 @@ def engines(settings: Settings) -> Iterator[Finding]:
             yield Finding(topic, name, versions[0] + (", what --engine says" if name in asked else ""))
         else:
             needed = bool(settings.otlp_endpoint) if name == "traces" else name in asked
-            yield _finding(topic, name, "not installed", f"pip install 'bertserve[{extra}]'", bad=needed)
+            yield _finding(topic, name, "not installed", installing(extra), bad=needed)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
 
 
@@ -219,7 +219,7 @@ def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
             if (port := getattr(settings, name)) is None:
                 continue
             try:
-                all_at_once.enter_context(bind(settings.host, port, purpose))
+                all_at_once.enter_context(open_port(settings, name))
             except StartupError as error:
                 advice = f"{flag_of(name)} takes another one" + (", 0 a free one" if name != "agent_port" else "")
                 yield Finding(topic, f"port {port}", str(error), "bad", advice)
@@ -267,7 +267,7 @@ def _export(topic: str, settings: Settings) -> Iterator[Finding]:
     missing = [name for name in _EXPORT_PACKAGES if not _versions([name])]
     value = f"{settings.model_id}: the start exports it where {home_of(settings).models} does not hold it"
     if missing:
-        yield Finding(topic, "export", f"{missing[0]} is missing", "bad", "pip install 'bertserve[cpu,export]'")
+        yield Finding(topic, "export", f"{missing[0]} is missing", "bad", installing("cpu,export"))
     else:
         yield Finding(topic, "export", value)
 

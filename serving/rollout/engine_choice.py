@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from serving import host
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
+from serving.host import installing
 from serving.inference.served_models import Repository
+from serving.logs import members
 from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
@@ -77,10 +79,11 @@ class Choice:
 
     def log(self) -> None:
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
-        log.info("engine: %s%s", self.engine, where)
+        log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected if self.degraded or self.gpus else ():
             if rejected.engine in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
-                log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
+                told = members(engine=rejected.engine, reason=rejected.reason)
+                log.warning("not the engine %s: %s", *told["members"].values(), extra=told)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
 
@@ -210,7 +213,7 @@ class Chooser:
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
-            raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
+            raise StartupError(f"the engine cpu cannot run here: it needs {installing('openvino')}")
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
             log.info("not the engine cpu: %s", _WITHOUT_VNNI)
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")

@@ -81,12 +81,16 @@ class Permit:
 
     Attributes:
         deadline: When its answer becomes useless; infinity for bulk work without a timeout.
+        shortened: For the end of an error, where the deadline is nearer than the client's timeout.
         tokens: What it holds: the estimate, then the exact count.
         alone_us: Predicted time of its only text, once it is confirmed and the device is idle; else None.
         demand: Set once it is confirmed and has to queue.
     """
 
-    __slots__ = ("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "pool", "priority", "tokens")
+    __slots__ = (
+        *("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "pool", "priority", "shortened"),
+        "tokens",
+    )
 
     def __init__(self, admission: Admission, model: ModelIndex, priority: int, deadline: float) -> None:
         self._admission = admission
@@ -95,6 +99,7 @@ class Permit:
         self.model = model
         self.priority = priority
         self.deadline = deadline
+        self.shortened = ""
         self.tokens = 0
         self.alone_us: float | None = None
         self.demand: Demand | None = None
@@ -198,7 +203,10 @@ class Admission:
             length = max(1, tokens // len(sizes))
             cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
             timeout_ms = max(self._limits.default_timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
-        permit = Permit(self, model, priority, arrival + min(timeout_ms, self._limits.max_timeout_ms) / 1e3)
+        most_ms = self._limits.max_timeout_ms
+        permit = Permit(self, model, priority, arrival + min(timeout_ms, most_ms) / 1e3)
+        if timeout_ms > most_ms:
+            permit.shortened = f"; a timeout is {most_ms:g} ms at most (--max-timeout-ms)"
         demand = None
         if self.outlook.crowded:
             # Under overload nearly everything is refused: it should not be tokenised first.
@@ -225,13 +233,13 @@ class Admission:
         outlook, deadline, priority, pool = self.outlook, permit.deadline, permit.priority, permit.pool
         if tokens > pool.capacity:
             raise InvalidRequest(
-                f"the request has about {tokens} tokens; the server holds {pool.capacity}{_of(priority)} in all:"
-                " send fewer at once"
+                f"the request has about {tokens} tokens; the server holds {pool.capacity}{_of(priority)} in all"
+                f" ({_flag(priority)}): send fewer at once"
             )
         if pool.in_flight - permit.tokens + tokens > pool.capacity:
             pool.refusals["queue_full"] += 1
-            message = f"the queue holds {pool.in_flight} of {pool.capacity} tokens{_of(priority)}; try again later"
-            raise self._overloaded(message, priority, now)
+            message = f"the queue holds {pool.in_flight} of {pool.capacity} tokens{_of(priority)} ({_flag(priority)})"
+            raise self._overloaded(f"{message}; try again later", priority, now)
         if demand is not None and self._refuses_late:
             least_us = demand.least_us
         if deadline <= now:
@@ -240,7 +248,7 @@ class Admission:
             pool.refusals["hopeless"] += 1
             raise DeadlineExceeded(
                 f"the deadline cannot be kept: an idle server needs about {least_us / 1e3:.1f} ms for this request,"
-                f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left"
+                f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
         if (
             demand is not None
@@ -265,6 +273,10 @@ class Admission:
 
 def _of(priority: int) -> str:
     return " of bulk work" if priority == BULK else ""
+
+
+def _flag(priority: int) -> str:
+    return "--max-bulk-tokens" if priority == BULK else "--max-queue-tokens"
 
 
 def _least_lengths(sizes: Sequence[int], longest: int | None) -> list[int]:

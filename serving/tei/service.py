@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, InvalidRequest
+from serving.errors import EmptyInput, InvalidRequest, check_inputs
 from serving.oip.service import SERVER_VERSION
 from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
 
@@ -127,7 +127,7 @@ class TeiService:
             max_input_length=manifest.max_length,
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=None,
-            max_client_batch_size=settings.max_client_batch_size,
+            max_client_batch_size=int(settings.max_client_batch_size),  # msgspec writes no `Limit`
             auto_truncate=settings.auto_truncate,
             tokenization_workers=1,
             version=SERVER_VERSION,
@@ -173,8 +173,7 @@ class TeiService:
         most = self.settings.max_client_batch_size
         if not count:
             raise EmptyInput(f"`{field}` is empty; send at least one")
-        if count > most:
-            raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken")
+        check_inputs(count, most)
 
 
 def text_or_pair(texts: Sequence[str]) -> TextInput:

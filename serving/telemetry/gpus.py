@@ -14,6 +14,7 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from serving.host import installing
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import Reading
 
@@ -74,7 +75,7 @@ class GpuWatch:
         try:
             import pynvml  # noqa: PLC0415  an optional library
         except ModuleNotFoundError:
-            log.warning("no metrics of the GPUs: pip install 'bertserve[gpu]' brings NVIDIA's management library")
+            log.warning("no metrics of the GPUs: %s brings NVIDIA's management library", installing("gpu"))
             return None
         try:
             watch = cls(pynvml, uuids)

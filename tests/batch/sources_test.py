@@ -89,6 +89,18 @@ def test_rows_of_csv_that_hold_no_text_say_why(tmp_path: Path) -> None:
     ]
 
 
+def test_lines_of_a_plain_file_are_texts(tmp_path: Path) -> None:
+    """Its only column is `text`; lines without a text are passed over, and what is no text has its reason."""
+    path = tmp_path / "docs.txt"
+    path.write_bytes(b'\xef\xbb\xbfone, "text"\r\n\n  \ntwo \xc3\xa9\n\xff\nlast')
+    assert read(path, size=2, columns=Columns(("text",))) == [
+        (0, None, 'one, "text"', ""),
+        (1, None, "two é", ""),
+        (2, None, None, "not valid Unicode"),
+        (3, None, "last", ""),
+    ]
+
+
 def test_pairs_are_read_from_two_columns(tmp_path: Path) -> None:
     """In the order in which the columns are named."""
     path = write(tmp_path / "docs.parquet", [{"id": 1, "text": "answer", "query": "question"}])
@@ -99,7 +111,8 @@ def test_pairs_are_read_from_two_columns(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("docs.parquet", b"no", "is no parquet file"),
-        ("docs.txt", b"text", "must end in .parquet"),
+        ("docs.doc", b"text", "must end in .parquet"),
+        ("docs.txt", b"text", "has no column 'id'; it has text"),
         ("docs.csv", b"id,body\n", "has no column 'text'; it has id, body"),
         ("folder", None, "holds no file that ends in"),
         ("missing.csv", None, "No such file"),

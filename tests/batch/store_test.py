@@ -12,6 +12,7 @@ from batch.errors import BatchError
 from batch.predictor import Model, Prediction
 from batch.sources import Columns, InputFile, Part, Row
 from batch.store import Job, OwnedStore
+from tests.support.no_room import no_room
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,3 +96,12 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     with OwnedStore(tmp_path / "out", JOB) as store:
         assert store.attempted(0, 0) == 0
         assert list((tmp_path / "out" / ".job" / "staging").iterdir()) == []
+
+
+def test_a_part_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, column: AnswerColumn) -> None:
+    """What the disk still took of it is given back at once, not when the job goes on."""
+    with OwnedStore(tmp_path / "out", JOB) as store:
+        with no_room(10), pytest.raises(OSError, match="too large"):
+            store.write(JOB, 0, PART, predictions(), column)
+        assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["job.json"]
+        assert store.write(JOB, 0, PART, predictions(), column).rows == 3

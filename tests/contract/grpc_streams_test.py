@@ -104,7 +104,7 @@ def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, m
     for model in (NAME, "nobody", NAME):
         stream.send(request_of(["a"], "id", model))
     first, second, third = (stream.next() for _ in range(3))
-    assert second.error_message == "no model of that name is served"
+    assert second.error_message.startswith("no model of that name is served; served here: ")
     assert second.infer_response.id == "id"
     np.testing.assert_allclose([vectors(first)[0], vectors(third)[0]], fake_answers(models, ["a", "a"]), atol=1e-5)
     assert metric(fake_server, "bertserve_requests_total", reason="model_not_found") == before + 1

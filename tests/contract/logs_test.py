@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.certificates import Certificates
 from tests.support.clients import BOTH, Grpc, Refused, Tei, get, metric, post_json
 from tests.support.server import FAKE, Server
 from tests.support.waiting import wait_for
@@ -55,8 +57,24 @@ def test_every_line_is_json(server: Server) -> None:
     assert ready["http"] == f"http://{server.http}"
     assert ready["grpc"] == server.grpc
     assert ready["metrics"] == f"http://{server.metrics}/metrics"
+    (model,) = ready["models"]
+    assert model == {"name": "minilm", "version": "1", "precision": "fp32", "proven": True}
+    assert (ready["state"], ready["engine"], ready["hardware"][1:]) == ("ready", "fake", " threads")
+    assert [line["state"] for line in lines(server, logger="bertserve") if line["message"].startswith("state: ")] == [
+        "warming",
+        "ready",
+    ]
     assert lines(server, logger="bertserve.engine")
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines(server))
+
+
+def test_an_address_in_json_is_one_without_words(models: Path, tmp_path: Path) -> None:
+    """A program dials it, over TLS too."""
+    with Server(models, *FAKE, "--log-format", "json", tls=Certificates(tmp_path / "tls"), wait_ready=False) as server:
+        server.wait_logged("ready: ")
+        ready = next(line for line in lines(server) if line["message"].startswith("ready"))
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", ready["grpc"])
+    assert ready["http"].startswith("https://127.0.0.1:")
 
 
 def test_a_refused_request_is_logged_under_its_id(server: Server) -> None:

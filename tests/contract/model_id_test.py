@@ -170,6 +170,6 @@ def test_a_taken_port_is_told_before_the_export(checkpoint: Path, tmp_path: Path
         port = taken.getsockname()[1]
         done = refused_start(*options(checkpoint, tmp_path / "cache"), "--http-port", str(port))
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port} for HTTP (--http-port): Address already in use" in done.stderr
     assert LOADED not in done.stdout
     assert not (tmp_path / "cache").exists()

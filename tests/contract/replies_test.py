@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -26,6 +28,7 @@ from tests.support.clients import (
 )
 from tests.support.expected import token_ids
 from tests.support.models import HIDDEN_SIZE, NAME, ROOT
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,6 +314,18 @@ def test_pages_render(fake_server: Server, page: Page, path: str, shown: str) ->
     """A browser shows the page."""
     page.open(f"http://{fake_server.http}{path}")
     page.wait(f"document.documentElement.outerHTML.includes('{shown}')", "the page's content")
+
+
+def test_the_announcement_is_made_once(serve: Callable[..., Server]) -> None:
+    """An engine that is started again is a line of the log, and no second banner."""
+    server = serve("--engine", "fake", "--precision", "fp32")
+    server.wait_logged("curl ")
+    engine = server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: server.log.count("bertserve: ready: ") == 2, "the second engine")
+    server.stop()
+    assert (server.log.count("bertserve is ready"), server.log.count("curl ")) == (1, 1)
 
 
 def test_ready_announcement(serve: Callable[..., Server]) -> None:

@@ -262,15 +262,15 @@ def test_refusals(channel: grpc.Channel, method: str, message: dict[str, Any], c
 @pytest.mark.parametrize(
     ("model", "code", "words"),
     [
-        ("classify", "FAILED_PRECONDITION", "model 'classify' is for the task classify, not for embed"),
-        ("nobody", "NOT_FOUND", "no model of that name is served"),
+        ("classify", "FAILED_PRECONDITION", "model 'classify' is for the task classify, not for embed; "),
+        ("nobody", "NOT_FOUND", "no model of that name is served; "),
     ],
 )
 def test_the_metadata_name_a_model(embed: Any, model: str, code: str, words: str) -> None:
     """One of another task, or that is not there."""
     with pytest.raises(grpc.RpcError) as refused:
         embed.Embed(pb.EmbedRequest(inputs="a"), metadata=[("model", model)])
-    assert (refused.value.code().name, refused.value.details()) == (code, words)
+    assert (refused.value.code().name, refused.value.details().startswith(words)) == (code, True)
 
 
 @pytest.mark.parametrize(

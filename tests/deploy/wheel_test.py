@@ -126,7 +126,7 @@ def test_an_export_says_what_to_install(programs: Path, elsewhere: Path, tmp_pat
         done = run(programs / "bertserve", *("serve", "--model-id", name, "--cache-dir", str(tmp_path)), cwd=elsewhere)
         assert done.returncode == 1
         *_, line = done.stderr.splitlines()
-        assert re.search(r"the module \w+ is missing: pip install bertserve\[cpu,export\]", line)
+        assert re.search(r"the module \w+ is missing: /\S+/pip install 'bertserve\[cpu,export\]'$", line)
         assert not list(tmp_path.iterdir())
 
 

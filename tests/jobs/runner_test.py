@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
-import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,10 +30,11 @@ from serving.jobs.service import Jobs, Upload
 from serving.jobs.store import Store, StoreLimits
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
+from tests.support.no_room import no_room
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from serving.errors import BertserveError
     from serving.jobs.runner import Retry
@@ -341,17 +340,6 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
         assert list((tmp_path / "incoming").iterdir()) == []
 
     run(tmp_path, clock, work)
-
-
-@contextlib.contextmanager
-def no_room() -> Iterator[None]:
-    """No file of this process can grow: what the kernel says then is handled as a full disk is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:

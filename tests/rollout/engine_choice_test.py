@@ -245,7 +245,7 @@ def test_auto_takes_both_libraries_where_every_model_has_a_form_for_each(
         choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
-    assert "pip install 'bertserve[openvino]'" in choice.rejected[-1].reason
+    assert "pip install -e '.[openvino]'" in choice.rejected[-1].reason
     write_bundle(models, tiny_model("tag"))
     choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
@@ -291,7 +291,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
     monkeypatch.setattr(engine_choice, "libraries_of", lambda _target: {})
-    with pytest.raises(StartupError, match=r"pip install 'bertserve\[openvino\]'"):
+    with pytest.raises(StartupError, match=r"pip install -e '\.\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))

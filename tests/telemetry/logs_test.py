@@ -16,7 +16,7 @@ import pytest
 from serving.errors import BertserveError, NotReady
 from serving.http.api import Api
 from serving.http.exchange import HttpRequest
-from serving.logs import LogWriter, RateLimit, escaped, fields, line
+from serving.logs import LogWriter, RateLimit, escaped, fields, line, members
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -239,3 +239,10 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
 def test_fields_are_what_a_line_shows() -> None:
     """The helper for `extra`."""
     assert fields(a=1) == {"fields": {"a": 1}}
+
+
+def test_members_are_what_only_programs_read() -> None:
+    """A message says them in words; in JSON they stand beside it."""
+    record = logging.makeLogRecord({"msg": "model a serves", **members(model="a", count=2)})
+    assert json.loads(line(record, "json")).items() >= {"message": "model a serves", "model": "a", "count": 2}.items()
+    assert line(record, "text").decode().endswith(": model a serves\n")

@@ -150,6 +150,7 @@ def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
     try:
         Path(path).write_bytes(_fingerprint(model) + lane.compiled())
     except (OSError, RuntimeError) as error:
+        Path(path).unlink(missing_ok=True)  # a part of them helps nobody, and the disk may be full
         log.warning("the kernels of %s were not kept: %s", model.name, error)
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
+from serving.host import installing
 from serving.records import Gpu  # noqa: TC001  read when an answer is decoded
 
 LIMIT_S = 30.0
@@ -108,11 +109,10 @@ def _onnx_runtime() -> Library:
         # The one user of the library for CPUs may be missing it; the one for GPUs has the same module.
         from serving.engine.cpu import ort  # noqa: PLC0415  needs its library
     except ImportError as error:
-        return Library(problem=f"ONNX Runtime is not installed ({error}): pip install 'bertserve[gpu]'")
+        return Library(problem=f"ONNX Runtime is not installed ({error}): {installing('gpu')}")
     if _PROVIDER not in ort.providers():
         return Library(
-            problem=f"ONNX Runtime {ort.VERSION} is installed without CUDA: pip install 'bertserve[gpu]' in place of"
-            " [cpu]"
+            problem=f"ONNX Runtime {ort.VERSION} is installed without CUDA: {installing('gpu')} in place of [cpu]"
         )
     return Library(ort.VERSION, _major(ort.cuda_version()))
 

@@ -15,6 +15,7 @@ from serving.engine.base import verified
 from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors, session_options
 from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, ProgramError, lengths_for, shapes_for
 from serving.errors import BundleError
+from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ class OrtCudaBackend(GpuBackend):
 def preload() -> None:
     """Finds CUDA's and cuDNN's libraries where pip has put them; raises BundleError without the provider."""
     if PROVIDER not in ort.get_available_providers():
-        raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: pip install 'bertserve[gpu]'")
+        raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: {installing('gpu')}")
     ort.preload_dlls()
     ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session warns of a plugin that this provider is not
 

@@ -130,9 +130,11 @@ class _Opened:
         """Writes what was compiled for the server to take; a start without it is only slower."""
         if self._cache is None or not self._kernels.write:
             return
+        written = Path(self._kernels.write)
         try:
-            Path(self._kernels.write).write_bytes(bytes(self._cache.serialize()))
+            written.write_bytes(bytes(self._cache.serialize()))
         except OSError as error:
+            written.unlink(missing_ok=True)  # a part of them helps nobody, and the disk may be full
             log.warning("the kernels of %s were not kept: %s", self.spec.name, error)
 
     def _check_fits(self, build: EngineBuild) -> None:

@@ -40,6 +40,7 @@ from serving.engine.process.wire import (
     unpack_run,
 )
 from serving.errors import BundleError, EngineFault
+from serving.host import installing
 from serving.records import OFF_THE_CPU
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def open_backend(load: Load) -> tuple[Backend, str]:
     try:
         from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415
     except ModuleNotFoundError:
-        message = f"the engine {load.engine} is not installed: pip install bertserve[openvino]"
+        message = f"the engine {load.engine} is not installed: {installing('openvino')}"
         raise BundleError(message) from None
     if load.engine == "cpu":
         from serving.engine.cpu import best  # noqa: PLC0415
@@ -191,7 +192,7 @@ def _gpu(load: Load) -> tuple[Backend, str]:
     except cuda_driver.CudaError as error:
         raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
     except ModuleNotFoundError as error:
-        message = f"the engine {load.engine} is not installed ({error}): pip install 'bertserve[gpu]'"
+        message = f"the engine {load.engine} is not installed ({error}): {installing('gpu')}"
         raise BundleError(message) from error
 
 

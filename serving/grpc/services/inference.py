@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.errors import BertserveError, InvalidRequest, Unsupported
+from serving.errors import BertserveError, InvalidRequest, Unsupported, check_inputs
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.grpc.status import ignored_metadata, outcome_metadata
 from serving.net.requests import priority_of
 from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
-from serving.oip.tensors import BYTES, Tensor, check_inputs, decode_text
+from serving.oip.tensors import BYTES, Tensor, decode_text
 from serving.records import DEFAULT_PRIORITY, InferRequest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, setting_of
 from serving.http.apis import tei
 from serving.http.apis.huggingface_messages import (
     AnswerRequest,
@@ -99,7 +99,7 @@ async def _classify_by(
     if count > most:
         raise InvalidRequest(
             f"{len(inputs)} texts with {len(labels)} `candidate_labels` each are {count} inputs;"
-            f" at most {most} are taken"
+            f" at most {most} are taken{setting_of(most)}"
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
     outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)

@@ -1,0 +1,29 @@
+"""Command lines: what is wrong with one is told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """For the end of an error about an unknown word: the known one that was probably meant, if there is one."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """argparse's, which answers a wrong command line with one line in place of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        _, unrecognized, rest = message.partition("unrecognized arguments: ")
+        if unrecognized:
+            options = [word.partition("=")[0] for word in rest.split() if word.startswith("-")]
+            message = f"unexpected argument {rest!r}"
+            if options:
+                message = f"unknown option {options[0]}{nearest(options[0], self._option_string_actions)}"
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` lists the options\n")
