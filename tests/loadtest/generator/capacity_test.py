@@ -133,7 +133,7 @@ def test_an_objective_that_noise_decides_ends_the_search(seed: int) -> None:
 
 
 def test_the_noise_of_a_p99_is_known() -> None:
-    """The interval holds the distribution's own p99 in most runs: in 86 of 100 of 4,000 requests, when it was measured, and is not wide for that."""
+    """The interval holds the distribution's own p99 in most runs (86 of 100, of 4,000 requests), and is not wide."""
     true_ms = math.exp(0.5 * NormalDist().inv_cdf(0.99))
     holds = 0
     for seed in range(30):
