@@ -72,8 +72,8 @@ class VersionNotSpoken(MalformedRequest, reason="version_not_spoken", http=505):
     """A request in a version of HTTP that is not read, or not on this port."""
 
 
-class EmptyInput(InvalidRequest, reason="empty_input"):
-    """A list of inputs without an element."""
+class EmptyInput(InvalidRequest, reason="empty_input", http=400):
+    """A list of inputs without an element, or an empty text where the route's owner refuses it."""
 
 
 class WrongTask(InvalidRequest, reason="wrong_task", http=400, grpc="FAILED_PRECONDITION"):
