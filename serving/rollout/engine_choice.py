@@ -17,7 +17,7 @@ from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.forms import form_of, runs_on_a_gpu, verified
+from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
 from serving.records import OFF_THE_CPU, ON_A_GPU, EngineChoice, RejectedEngine
@@ -63,6 +63,7 @@ class Choice:
         rejected: What was tried before, the best first.
         degraded: Whether it is less than was meant.
         left_out: Why GPUs of the same kind do not take part.
+        by_default: Whether nobody asked for a precision.
     """
 
     engine: EngineName
@@ -71,6 +72,7 @@ class Choice:
     rejected: tuple[RejectedEngine, ...] = ()
     degraded: bool = False
     left_out: tuple[str, ...] = ()
+    by_default: bool = True
 
     def summary(self) -> EngineChoice:
         return EngineChoice(self.engine, self.degraded, self.gpus, self.rejected, self.left_out)
@@ -83,6 +85,9 @@ class Choice:
                 log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
+        if self.by_default:
+            for model in self.repository.models:
+                log_agreement(model)
 
 
 class Chooser:
@@ -148,7 +153,10 @@ class Chooser:
 
     def form_of(self, path: Path, engine: EngineChoice) -> ModelForm:
         """A version of a model, not verified yet, in the form that an engine can run."""
-        return self._form(self._read(path), engine.engine, engine.gpus[0].target if engine.gpus else "")
+        form = self._form(self._read(path), engine.engine, engine.gpus[0].target if engine.gpus else "")
+        if self._settings.precision == "auto":
+            log_agreement(form)
+        return form
 
     def _read(self, path: Path) -> Bundle:
         bundle, cache = read_bundle(path), self._settings.cache_dir
@@ -246,7 +254,8 @@ class Chooser:
         has_gpu = bool(self._machine.gpus) or self._machine.broken
         wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
-        return Choice(engine, repository, gpus, rejected, degraded, left_out)
+        by_default = self._settings.precision == "auto"
+        return Choice(engine, repository, gpus, rejected, degraded, left_out, by_default)
 
     def _on_this_processor(self, engine: EngineName, bundles: Sequence[Bundle]) -> list[Bundle]:
         """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""
