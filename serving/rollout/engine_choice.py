@@ -1,6 +1,7 @@
 """Which engine runs the models: what `--engine auto` tries, in which order, and why an engine was rejected.
 
-An engine is taken if the machine can run it and every model has a form for it. A named engine runs or the server
+An engine is taken if the machine can run it and every model has a form for it; of the engine `cpu` OpenVINO runs the
+models that have a second form, and ONNX Runtime the others. A named engine runs or the server
 does not start; `auto` goes on to the next and ends with ONNX Runtime on the CPU. A server on a CPU that has or should
 have a GPU is degraded.
 """
@@ -41,6 +42,11 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
 
+_FOR_BOTH = (
+    "proven artifacts of the precision that is served for both libraries; `bertserve export` makes INT8 for both where"
+    " OpenVINO is installed"
+)
+
 _WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
@@ -80,11 +86,16 @@ class Choice:
     def log(self) -> None:
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where)
-        for rejected in self.rejected if self.degraded or self.gpus else ():
-            if rejected.engine in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
+        for rejected in self.rejected:
+            if rejected.engine not in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
+                log.info("not the engine %s: %s", rejected.engine, rejected.reason)
+            elif self.degraded or self.gpus:
                 log.warning("not the engine %s: %s", rejected.engine, rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
+        single = [model.name for model in self.repository.models if self.engine == "cpu" and not model.second]
+        if single:
+            log.info("ONNX Runtime alone runs %s: OpenVINO needs %s", ", ".join(single), _FOR_BOTH)
         if self.by_default:
             for model in self.repository.models:
                 log_agreement(model)
@@ -220,7 +231,6 @@ class Chooser:
         if engine == "cpu" and not libraries_of("openvino"):
             raise StartupError("the engine cpu cannot run here: it needs pip install 'bertserve[openvino]'")
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
-            log.info("not the engine cpu: %s", _WITHOUT_VNNI)
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
         if engine not in OFF_THE_CPU:
             bundles = self._on_this_processor(engine, bundles)
@@ -232,12 +242,8 @@ class Chooser:
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
-        single = [model.name for model in repository.models if not model.second] if engine == "cpu" else []
-        if single and (self._settings.engine != engine or len(single) == len(repository.models)):
-            raise StartupError(
-                f"the engine cpu has nothing to choose from: {', '.join(single)} has no proven artifacts of one"
-                " precision for both ONNX Runtime and OpenVINO; export with --precision int8 --precision int8-openvino"
-            )
+        if engine == "cpu" and not any(model.second for model in repository.models):
+            raise StartupError(f"the engine cpu has nothing to choose from: no model has {_FOR_BOTH}")
         if gpus:
             for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
