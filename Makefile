@@ -29,7 +29,7 @@ $(call STAMP,dev): $(BIN)/python $(SOURCES)
 	@touch $(call STAMP,run) $@
 
 models/minilm: $(call STAMP,run)
-	@$(BIN)/bertserve export demo --out models --precision fp32 --precision int8 --precision int8-openvino
+	@$(BIN)/bertserve export demo --out models
 
 run: models/minilm ## export the demo model once, then serve it
 	@exec $(BIN)/bertserve serve --models models --cache-dir build/cache
@@ -226,7 +226,7 @@ build/peers/infinity-model: build/peers/infinity/.installed | build/peers/checkp
 	@build/peers/infinity/bin/python loadtest/benchmarks/peers/inside/infinity_model.py build/peers/checkpoint $@
 
 build/peers/models: | $(call STAMP,dev)
-	@$(BIN)/bertserve export demo --out $@ --precision fp32 --precision int8 --precision int8-openvino
+	@$(BIN)/bertserve export demo --out $@
 
 build/peers/dynamic.onnx: | build/peers/models
 	@echo "quantising the model as ONNX Runtime's own tool does ..."

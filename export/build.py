@@ -34,6 +34,7 @@ from export.split import layers, ranks
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
+from serving.models.forms import few_agree
 from serving.models.manifest import (
     ENGINE_GRAPHS,
     REPORT,
@@ -218,7 +219,7 @@ class _Export:
     def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
         """An artifact; None where it cannot be had, which costs no other one: fp32 alone every model must have."""
         try:
-            return self._artifact(name, yardstick)
+            return self._judged(name, self._artifact(name, yardstick))
         except NoRoomError:
             raise
         except ExportError as error:
@@ -330,13 +331,14 @@ class _Export:
             return artifact
         verdict = graph.result.verdict
         self._findings[name] = page.Finding(verdict.comparison, [])
-        return msgspec.structs.replace(
+        proven = msgspec.structs.replace(
             artifact,
             graph=GraphProof(verdict.parity, verdict.invariance, verdict.batch_invariant, graph.result.accuracy),
             waived=tuple(graph.result.broken),
             limits=self._recipe.asked_of(INT8_ENGINE),
             quantisation=self._int8.quantisation(INT8_ENGINE, "static"),
         )
+        return self._judged(INT8_ENGINE, proven)
 
     def _verified(
         self, paths: Sequence[Path], name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
@@ -374,6 +376,28 @@ class _Export:
             ranks=self._recipe.ranks,
             lookups=self._recipe.split_by == "layers" and len(paths) > self._recipe.split,
         )
+
+    def _judged(self, name: str, artifact: Artifact) -> Artifact:
+        """An artifact with why it is not served by default: its limits are kept, and too few answers are PyTorch's."""
+        few = few_agree(artifact, self._checkpoint.task)
+        if not few or "agreement" in artifact.limits:
+            return artifact
+        if self._recipe.allows(name, "agreement"):
+            return msgspec.structs.replace(artifact, waived=(*artifact.waived, "agreement"))
+        return msgspec.structs.replace(artifact, reserved=few + self._cost_of_fp32(artifact.file))
+
+    def _cost_of_fp32(self, file: str) -> str:
+        """How many times as long fp32 takes for the longest text that was timed alone, to follow what it gains."""
+        findings = [self._findings.get(each) for each in (FORMS["fp32"].file, file)]
+        cells = [finding.latencies for finding in findings if finding is not None]
+        if len(cells) < len(findings):
+            return ""
+        fp32, own = ({cell.tokens: cell.p50_ms for cell in each if cell.batch == 1} for each in cells)
+        timed = fp32.keys() & own.keys()
+        if not timed:
+            return ""
+        tokens = max(timed)
+        return f"; fp32 takes {fp32[tokens] / own[tokens]:.1f} times as long for a text of {tokens} tokens"
 
     def _latencies(self, name: str, engine: Engine, yardstick: Yardstick, *, batched: bool) -> list[latency.Latency]:
         with self._progress.stage(f"timing {name}"):

@@ -60,6 +60,8 @@ LIMITED = tuple(_PRECISIONS)
 """Names of what limits can be set for."""
 
 DEFAULT_FORMS = ("fp32", "int8")
+SECOND = "int8-openvino"
+"""Made by default too where OpenVINO is installed."""
 
 TASKS: tuple[Task, ...] = get_args(Task)
 

@@ -72,8 +72,8 @@ class VersionNotSpoken(MalformedRequest, reason="version_not_spoken", http=505):
     """A request in a version of HTTP that is not read, or not on this port."""
 
 
-class EmptyInput(InvalidRequest, reason="empty_input"):
-    """A list of inputs without an element."""
+class EmptyInput(InvalidRequest, reason="empty_input", http=400):
+    """A list of inputs without an element, or an empty text where the route's owner refuses it."""
 
 
 class WrongTask(InvalidRequest, reason="wrong_task", http=400, grpc="FAILED_PRECONDITION"):
@@ -179,9 +179,10 @@ class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILA
 class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
     """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
 
-    def __init__(self) -> None:
-        words = "the server holds as many bytes of requests as it may (--buffer-limit-mb); try again"
-        super().__init__(words, retry_after_s=1.0)
+    def __init__(
+        self, message: str = "the server holds as many bytes of requests as it may (--buffer-limit-mb); try again"
+    ) -> None:
+        super().__init__(message, retry_after_s=1.0)
 
 
 class NotReady(Unavailable, reason="not_ready"):

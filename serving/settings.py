@@ -149,7 +149,8 @@ class Settings(BaseModel):
         description="What runs the models. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU, "
         "`cpu` and ONNX Runtime on the CPU, and says why not the others; a named engine runs or the server "
         "does not start. `cpu` is ONNX Runtime and OpenVINO, for each length what is faster here; `auto` takes it "
-        "where OpenVINO is installed and every model has proven artifacts of one precision for both. "
+        "where OpenVINO is installed and a model has proven artifacts of one precision for both; the other models stay "
+        "with ONNX Runtime. "
         "`fake` answers made-up vectors, for tests.",
     )
     cpu_fallback: bool = Field(
@@ -164,7 +165,9 @@ class Settings(BaseModel):
         "`cache_dir` and switch to it.",
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
-        "auto", description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU."
+        "auto",
+        description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU, "
+        "and fp32 where INT8 of a model for questions gives too few of PyTorch's answers.",
     )
     allow_unproven: bool = Field(
         False,

@@ -16,12 +16,13 @@ from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SPLIT_FORMS, TASKS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, TASKS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
 from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
+from serving.models.node_cache import libraries_of
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 from serving.options import OptionParser
@@ -156,7 +157,7 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error("--if-changed looks at the bundle alone, so --triton and --tensorrt native do not go with it")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column is of a --calibration file")
-    chosen = options.forms or DEFAULT_FORMS
+    chosen = options.forms or default_forms(options.split)
     if options.split > 1 and (options.triton or options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
         arguments.error(
             f"--split is of {' and '.join(sorted(SPLIT_FORMS))}, which ONNX Runtime runs on a CPU, so --triton, "
@@ -173,6 +174,11 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         "allowed": frozenset(options.allowed),
     }
     return Recipe(**fields)
+
+
+def default_forms(split: int) -> tuple[str, ...]:
+    """What `serve` takes by default where the libraries are those of this machine."""
+    return (*DEFAULT_FORMS, SECOND) if split == 1 and libraries_of("openvino") else DEFAULT_FORMS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -205,7 +211,8 @@ def parser() -> argparse.ArgumentParser:
         dest="forms",
         action="append",
         choices=FORMS,
-        help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)})",
+        help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)}, and {SECOND} "
+        "where OpenVINO is installed)",
     )
     add(
         "--tensorrt",

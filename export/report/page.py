@@ -104,6 +104,7 @@ def _verdict(manifest: Manifest) -> Markup:
     sentences += [
         f"{a.file} breaks limits that the recipe let pass: {', '.join(a.waived)}." for a in artifacts if a.waived
     ]
+    sentences += [f"{a.file} is not served by default: it {a.reserved}." for a in artifacts if a.reserved]
     sentences += [
         f"{a.file} is unproven: it is for {executor(a)} and was not run here. "
         f"{_OF_ITS_GRAPH if a.graph else ''}“bertserve verify” proves it where it can run."

@@ -147,6 +147,7 @@ def table(artifacts: Sequence[Artifact]) -> str:
     if figures := [row for artifact in artifacts for row in _accuracy_rows(artifact)]:
         parts += ["", _aligned([_ACCURACY_COLUMNS, *figures])]
     parts += [f"  {a.file}: allowed to break {', '.join(a.waived)}" for a in artifacts if a.waived]
+    parts += [f"  {a.file}: served by --precision {a.precision} only: {a.reserved}" for a in artifacts if a.reserved]
     return "\n".join(parts)
 
 

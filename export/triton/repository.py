@@ -254,7 +254,8 @@ def _preferred(engines: Mapping[str, Artifact]) -> str:
     def rank(name: str) -> tuple[bool, ...]:
         artifact = engines[name]
         on_cpu = artifact.target == "cpu"
-        return artifact.parity is None, artifact.kind != "tensorrt", not on_cpu, artifact.precision != "int8"
+        is_fast = artifact.precision == "int8" and not artifact.reserved
+        return artifact.parity is None, artifact.kind != "tensorrt", not on_cpu, not is_fast
 
     return min(engines, key=rank)
 

@@ -2,7 +2,7 @@
 
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
 /v1        {"error": {"message", "type", "param", "code"}}  OpenAI; `/embeddings` too
-TEI's, /   {"error": "text", "error_type": "Validation"}    an empty list is 400, a wrong model type 424
+TEI's, /   {"error": "text", "error_type": "Validation"}    a wrong model type is 424
 Cohere's   {"id", "message"}                                /v1/embed, /v1/rerank, and the same of /v2
 all else   {"error": {"reason", "message", "request_id"}}
 
@@ -40,7 +40,7 @@ COHERE_PATHS = frozenset({"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"})
 _NAMED = "/models/"
 _SCHEMA = 422
 _BAD_REQUEST = 400
-_TEI_STATUS: Mapping[type[BertserveError], int] = {EmptyInput: 400, WrongTask: 424}
+_TEI_STATUS: Mapping[type[BertserveError], int] = {WrongTask: 424}
 _TEI_TYPES: Mapping[type[BertserveError], str] = {
     EmptyInput: "Empty",
     WrongTask: "Backend",

@@ -270,7 +270,8 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
     causes = {
         "the body is not JSON in UTF-8": docs.takes is not None,
         _BREAKS: docs.takes is not None and family is V2Error,
-        "a list of inputs is empty": hot and family is TeiError,
+        "a list of inputs or an input is empty": hot and family in {TeiError, OpenAiError},
+        "a list of inputs is empty": hot and family is CohereError,
         "several models could answer and none is named": hot and "{model}" not in route.path,
         "the model is for another task": hot and family is not TeiError,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Part, Precision
+    from serving.models.manifest import Artifact, Manifest, Part, Precision, Task
+
+log = logging.getLogger("bertserve")
+
+SERVED_AGREEMENT: Mapping[Task, float] = {"answer": 0.92}
+"""The least share of decisions that are PyTorch's with which INT8 is served by default; argued in docs/int8.md."""
 
 _TARGETS: Mapping[str, frozenset[Target]] = {
     # With a second form for OpenVINO, where there is one.
@@ -205,7 +211,12 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         )
     best = min(
         fitting,
-        key=lambda form: (not form.proven, wanted.index(form.precision), bundle.made_here_in(form) is None),
+        key=lambda form: (
+            not form.proven,
+            precision == "auto" and bool(form.reserved),
+            wanted.index(form.precision),
+            bundle.made_here_in(form) is None,
+        ),
     )
     if not best.proven and not unproven:
         raise BundleError(
@@ -213,8 +224,36 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
             f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
             " --allow-unproven"
         )
-    second = _second(bundle, best, unproven=unproven) if engine == "cpu" else None
+    by_default = precision == "auto"
+    second = _second(bundle, best, unproven=unproven, by_default=by_default) if engine == "cpu" else None
     return ModelForm(bundle=bundle, artifact=best, second=second)
+
+
+def log_agreement(form: ModelForm) -> None:
+    """Says in the log where INT8, which nobody asked for by name, gives too few of PyTorch's answers."""
+    name, task = form.name, form.manifest.task
+    for artifact in form.artifacts:
+        if artifact.reserved:
+            log.warning("%s: %s is served for want of fp32: it %s", name, artifact.file, artifact.reserved)
+            return
+        if (few := few_agree(artifact, task)) and "agreement" not in {*artifact.limits, *artifact.waived}:
+            advice = "a bundle exported today would serve fp32: export it again, or give --precision fp32"
+            log.warning("%s: %s is served: it %s; %s", name, artifact.file, few, advice)
+            return
+    left = next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
+    if left is not None and form.artifact.precision == "fp32":
+        log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
+
+
+def few_agree(artifact: Artifact, task: Task) -> str:
+    """Why INT8 is not for serving by default, as half a sentence; empty where it is."""
+    parity, least = artifact.evidence.parity, SERVED_AGREEMENT.get(task, 0)
+    if artifact.precision != "int8" or parity is None or parity.agreement is None or parity.agreement >= least:
+        return ""
+    return (
+        f"gives PyTorch's answer to {parity.agreement:.1%} of the {parity.texts} texts of its proof,"
+        f" less than {least:.0%}"
+    )
 
 
 def _refused(bundle: Bundle) -> str:
@@ -222,7 +261,7 @@ def _refused(bundle: Bundle) -> str:
     return "".join(f"; on this processor {file} {sentence}" for file, sentence in bundle.refused.items())
 
 
-def _second(bundle: Bundle, first: Artifact, *, unproven: bool) -> Artifact | None:
+def _second(bundle: Bundle, first: Artifact, *, unproven: bool, by_default: bool) -> Artifact | None:
     """The form for OpenVINO that may answer in place of one for ONNX Runtime: it is batched as that is."""
     alike = [
         form
@@ -230,5 +269,6 @@ def _second(bundle: Bundle, first: Artifact, *, unproven: bool) -> Artifact | No
         if form.target == "openvino"
         and (form.precision, form.batch_invariant) == (first.precision, first.batch_invariant)
         and (form.proven or unproven)
+        and (first.reserved or not form.reserved or not by_default)
     ]
     return min(alike, key=lambda form: not form.proven, default=None)

@@ -168,6 +168,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parity: None where the machine that made it could not run it.
         operators: How many of each fused operator the graph holds.
         waived: Limits that it broke and that the recipe let pass.
+        reserved: Why it is served only where `--precision` asks for it or nothing else can be served, as half a
+            sentence; empty where it is served by default.
         limits: Limits that the recipe set for it, in place of the usual ones.
         proven_on: What `host.integer_kernels` said where it was compared; empty where nothing does.
         sample: The part of `parity` that a node whose processor is another repeats before it serves INT8.
@@ -195,6 +197,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: dict[str, int]
     accuracy: tuple[Accuracy, ...] = ()
     waived: tuple[str, ...] = ()
+    reserved: str = ""
     limits: dict[str, float] = {}
     proven_on: tuple[str, ...] = ()
     sample: Parity | None = None

@@ -1,6 +1,7 @@
 """Which engine runs the models: what `--engine auto` tries, in which order, and why an engine was rejected.
 
-An engine is taken if the machine can run it and every model has a form for it. A named engine runs or the server
+An engine is taken if the machine can run it and every model has a form for it; of the engine `cpu` OpenVINO runs the
+models that have a second form, and ONNX Runtime the others. A named engine runs or the server
 does not start; `auto` goes on to the next and ends with ONNX Runtime on the CPU. A server on a CPU that has or should
 have a GPU is degraded.
 """
@@ -19,7 +20,7 @@ from serving.host import installing
 from serving.inference.served_models import Repository
 from serving.logs import members
 from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.forms import form_of, runs_on_a_gpu, verified
+from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import libraries_of, with_proofs
 from serving.records import OFF_THE_CPU, ON_A_GPU, EngineChoice, RejectedEngine
@@ -43,6 +44,11 @@ AUTO: tuple[EngineName, ...] = ("tensorrt", "ort-cuda", "cpu", "ort-cpu")
 BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
 
+_FOR_BOTH = (
+    "proven artifacts of the precision that is served for both libraries; `bertserve export` makes INT8 for both where"
+    " OpenVINO is installed"
+)
+
 _WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
 
 _LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
@@ -65,6 +71,7 @@ class Choice:
         rejected: What was tried before, the best first.
         degraded: Whether it is less than was meant.
         left_out: Why GPUs of the same kind do not take part.
+        by_default: Whether nobody asked for a precision.
     """
 
     engine: EngineName
@@ -73,6 +80,7 @@ class Choice:
     rejected: tuple[RejectedEngine, ...] = ()
     degraded: bool = False
     left_out: tuple[str, ...] = ()
+    by_default: bool = True
 
     def summary(self) -> EngineChoice:
         return EngineChoice(self.engine, self.degraded, self.gpus, self.rejected, self.left_out)
@@ -80,12 +88,20 @@ class Choice:
     def log(self) -> None:
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
-        for rejected in self.rejected if self.degraded or self.gpus else ():
-            if rejected.engine in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
-                told = members(engine=rejected.engine, reason=rejected.reason)
+        for rejected in self.rejected:
+            told = members(engine=rejected.engine, reason=rejected.reason)
+            if rejected.engine not in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
+                log.info("not the engine %s: %s", *told["members"].values(), extra=told)
+            elif self.degraded or self.gpus:
                 log.warning("not the engine %s: %s", *told["members"].values(), extra=told)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
+        single = [model.name for model in self.repository.models if self.engine == "cpu" and not model.second]
+        if single:
+            log.info("ONNX Runtime alone runs %s: OpenVINO needs %s", ", ".join(single), _FOR_BOTH)
+        if self.by_default:
+            for model in self.repository.models:
+                log_agreement(model)
 
 
 class Chooser:
@@ -151,7 +167,10 @@ class Chooser:
 
     def form_of(self, path: Path, engine: EngineChoice) -> ModelForm:
         """A version of a model, not verified yet, in the form that an engine can run."""
-        return self._form(self._read(path), engine.engine, engine.gpus[0].target if engine.gpus else "")
+        form = self._form(self._read(path), engine.engine, engine.gpus[0].target if engine.gpus else "")
+        if self._settings.precision == "auto":
+            log_agreement(form)
+        return form
 
     def _read(self, path: Path) -> Bundle:
         bundle, cache = read_bundle(path), self._settings.cache_dir
@@ -215,7 +234,6 @@ class Chooser:
         if engine == "cpu" and not libraries_of("openvino"):
             raise StartupError(f"the engine cpu cannot run here: it needs {installing('openvino')}")
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
-            log.info("not the engine cpu: %s", _WITHOUT_VNNI)
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
         if engine not in OFF_THE_CPU:
             bundles = self._on_this_processor(engine, bundles)
@@ -227,12 +245,8 @@ class Chooser:
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
-        single = [model.name for model in repository.models if not model.second] if engine == "cpu" else []
-        if single and (self._settings.engine != engine or len(single) == len(repository.models)):
-            raise StartupError(
-                f"the engine cpu has nothing to choose from: {', '.join(single)} has no proven artifacts of one"
-                " precision for both ONNX Runtime and OpenVINO; export with --precision int8 --precision int8-openvino"
-            )
+        if engine == "cpu" and not any(model.second for model in repository.models):
+            raise StartupError(f"the engine cpu has nothing to choose from: no model has {_FOR_BOTH}")
         if gpus:
             for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
@@ -249,7 +263,8 @@ class Chooser:
         has_gpu = bool(self._machine.gpus) or self._machine.broken
         wanted = has_gpu and any(each.engine in ON_A_GPU for each in rejected)
         degraded = (engine not in ON_A_GPU and wanted) or bool(left_out)
-        return Choice(engine, repository, gpus, rejected, degraded, left_out)
+        by_default = self._settings.precision == "auto"
+        return Choice(engine, repository, gpus, rejected, degraded, left_out, by_default)
 
     def _on_this_processor(self, engine: EngineName, bundles: Sequence[Bundle]) -> list[Bundle]:
         """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""

@@ -26,6 +26,7 @@ NO_SPARSE = "no model here makes sparse vectors (TEI's pooling `splade`)"
 _MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
 BYTES_PER_ID = 4
 _PAIR = 2
+_EMPTY: Sequence[object] = ("", [], ("", ""))
 
 
 class Info(msgspec.Struct):
@@ -149,6 +150,7 @@ class TeiService:
         """The tokens of texts, as `write` writes them; `special` adds those that a model sees around them."""
         found = self.model(model)
         self.check_count(len(texts), "inputs")
+        check_not_empty(texts)
         inputs = found.prompted(texts, prompt_name, input_type)
         prompted = [text for text in inputs if isinstance(text, str)]
         size = sum(found.tokenizer.sizes_bytes(prompted))
@@ -162,6 +164,7 @@ class TeiService:
         """The texts of token ids, as `write` writes them; `bare` leaves out special tokens."""
         found = self.model(model)
         self.check_count(len(rows), "ids")
+        check_not_empty(rows, "input_ids")
         for row in rows:
             found.tokenizer.check_readable(row)
         size = BYTES_PER_ID * sum(map(len, rows))
@@ -174,6 +177,18 @@ class TeiService:
         if not count:
             raise EmptyInput(f"`{field}` is empty; send at least one")
         check_inputs(count, most)
+
+
+def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
+    """Refuses an empty text, empty token ids, and a pair of two empty texts; prompts and blanks make no difference.
+
+    Raises:
+        EmptyInput: One of the inputs is empty.
+    """
+    for empty in _EMPTY:
+        if empty in inputs:
+            which = f" (input {inputs.index(empty)})" if len(inputs) > 1 else ""
+            raise EmptyInput(f"`{field}` cannot be empty{which}")
 
 
 def text_or_pair(texts: Sequence[str]) -> TextInput:

@@ -85,7 +85,7 @@ def test_upload_batch_poll_download(client: openai.OpenAI, server: Server) -> No
     assert batch.request_counts.to_dict() == {"total": 120, "completed": 118, "failed": 2}
     output, errors = results_of(client, batch)
     assert [line["custom_id"] for line in output] == [f"r-{n}" for n in range(120) if n not in {5, 7}]
-    assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [("r-5", 422), ("r-7", 422)]
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [("r-5", 400), ("r-7", 422)]
     assert "stranger" not in errors[0]["response"]["body"]["error"]["message"]
     assert all(line["error"] is None and line["response"]["request_id"] == line["id"] for line in output + errors)
     for line in (output[0], output[3]):

@@ -174,10 +174,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"images": ["data:image/png;base64,AAAA"], "input_type": "image"}, 422, "`images`.*text"),
         ({"inputs": [{"content": [{"type": "text", "text": "a"}, IMAGE]}]}, 422, "input 0 has an `image_url`"),
         ({"inputs": [{"content": [{"type": "video"}]}]}, 422, "text, image_url"),
-        ({"inputs": [{"content": []}]}, 422, "`content` of input 0 is empty"),
+        ({"inputs": [{"content": []}]}, 400, "`content` of input 0 is empty"),
         ({"texts": ["a"], "inputs": []}, 422, "either `texts` or `inputs`"),
         ({}, 422, "either `texts` or `inputs`"),
-        ({"texts": []}, 422, "empty"),
+        ({"texts": []}, 400, "empty"),
         ({"texts": ["a"] * 2049, "max_tokens": 1}, 422, "2049 inputs in one request; at most 2048"),
         ({"texts": ["a"], "embedding_types": ["int4"]}, 422, "float, int8|base64"),
         ({"texts": ["a"], "input_type": "question"}, 422, "search_document"),
@@ -279,6 +279,7 @@ def test_documents_that_are_refused(tasks_server: Server, path: str) -> None:
         (["a", {"title": "b"}], None, "document 1 has no `text`; name the fields"),
         ([{"text": "b"}], ["title"], "document 0 lacks a field that `rank_fields` names"),
         ([{"text": 5}], None, "expected `str`"),
-        ([], None, "empty"),
     ):
         assert said in refusal(tasks_server, path, 422, query="a", documents=documents, rank_fields=fields)
+    # As at Cohere: 400, "list of documents must not be empty".
+    assert "empty" in refusal(tasks_server, path, 400, query="a", documents=[])

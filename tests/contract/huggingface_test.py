@@ -176,8 +176,10 @@ def test_sagemaker(server: Server, tasks_server: Server) -> None:
     assert (get(server.http, "/ping").status, get(server.http, "/ping").body) == (200, b"")
     for message in ({"inputs": TEXT}, {"inputs": [TEXT], "parameters": {"candidate_labels": LABELS}}):
         assert ask(server, "/invocations", message) == ask(server, "/", message)
-    refused = ask(server, "/invocations", {"inputs": []}, 400)
-    assert (refused["error_type"], "empty" in refused["error"]) == ("Empty", True)
+    for empty in ([], "", [TEXT, ""]):
+        refused = ask(server, "/invocations", {"inputs": empty}, 400)
+        assert (refused["error_type"], "empty" in refused["error"]) == ("Empty", True)
+    assert len(ask(server, "/classify", {"inputs": ""})[0]) == 3
     for path in ("/invocations", "/vertex"):
         message = {"inputs": TEXT} if path == "/invocations" else {"instances": [{"inputs": TEXT}]}
         assert "7 models are served" in ask(tasks_server, path, message, 400)["error"]

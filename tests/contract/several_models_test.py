@@ -178,7 +178,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     assert ask(tasks_server, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (
         ({"top_n": 0}, 422),
-        ({"documents": []}, 422),
+        ({"documents": []}, 400),
         ({"max_tokens_per_doc": 0}, 422),
         ({"max_chunks_per_doc": 0}, 422),
         ({"max_tokens_per_doc": 4096}, 200),

@@ -150,8 +150,8 @@ def test_a_long_context_is_read_to_its_end(server: Server) -> None:
 
 
 def test_no_answer(server: Server) -> None:
-    """An empty context has no answer, and with the parameter the server says how sure it is of that."""
-    message = {"question": QUESTION, "context": ""}
+    """A blank context has no answer, and with the parameter the server says how sure it is of that."""
+    message = {"question": QUESTION, "context": " "}
     assert ask(server, "/answer", inputs=message) == {"answer": "", "score": 0.0, "start": 0, "end": 0}
     sure = ask(server, "/answer", inputs=message, parameters={"handle_impossible_answer": True})
     assert sure == {"answer": "", "score": 1.0, "start": 0, "end": 0}
@@ -257,7 +257,7 @@ WRONG = {
     "no class at all": ("/classify", {"inputs": "x", "parameters": {"top_k": 0}}, 422),
     "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
     "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"grouped_entities": True}}, 422),
-    "no inputs": ("/tag", {"inputs": []}, 422),
+    "no inputs": ("/tag", {"inputs": []}, 400),
     "too many inputs": ("/tag", {"inputs": ["x"] * 33}, 422),
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
     "no mask": ("/fill-mask", {"inputs": "x"}, 422),
@@ -268,7 +268,7 @@ WRONG = {
         422,
     ),
     "no model of inference": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": ["a"]}}, 400),
-    "labels of nothing": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": []}}, 422),
+    "labels of nothing": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": []}}, 400),
     "no target": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 422),
     "too many targets": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 9}}, 422),
     "no context": ("/answer", {"inputs": {"question": "x"}}, 422),
@@ -294,6 +294,9 @@ WRONG = {
     "an empty pair": ("/predict", {"inputs": [[]]}, 422),
     "nothing to classify": ("/predict", {"inputs": []}, 400),
     "no texts": ("/rerank", {"query": "x", "texts": []}, 400),
+    # Transformers 4's pipeline: "`context` cannot be empty", "`question` cannot be empty".
+    "empty context": ("/answer", {"inputs": {"question": "x", "context": ""}}, 400),
+    "empty question": ("/answer", {"inputs": [{"question": "", "context": "x"}]}, 400),
     "no query": ("/rerank", {"texts": ["x"]}, 422),
 }
 
@@ -335,7 +338,7 @@ def test_vectors_of_tokens_are_what_transformers_says(server: Server, tiny: dict
     """The last hidden state of every token, the special ones included, of texts of any length, also all at once."""
     model = tiny["embed_tokens"]
     texts = [
-        "",
+        " ",
         "the server",
         "a text that is not in it",
         "of the and to a text with more " * 4,

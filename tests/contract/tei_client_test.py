@@ -132,6 +132,16 @@ def test_info_and_health(tei: TeiClient, fake_server: Server, tasks_server: Serv
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 32}}, 422, "Validation"),
         ("/tokenize", {"inputs": []}, 400, "Empty"),
         ("/tokenize", {"inputs": ["a"] * 33}, 422, "Validation"),
+        # What `is_empty` of TEI's core/src/tokenization.rs says is empty, and `decode` beside it.
+        ("/embed", {"inputs": ["a", ""]}, 400, "Empty"),
+        ("/embed", {"inputs": [[]]}, 400, "Empty"),
+        ("/predict", {"inputs": ["", ""]}, 400, "Empty"),
+        ("/rerank", {"query": "", "texts": ["a", ""]}, 400, "Empty"),
+        ("/similarity", {"inputs": {"source_sentence": "", "sentences": ["a"]}}, 400, "Empty"),
+        ("/tokenize", {"inputs": ""}, 400, "Empty"),
+        ("/decode", {"ids": [[], [1]]}, 400, "Empty"),
+        ("/models/embed", {"inputs": ""}, 400, "Empty"),
+        ("/models/classify", {"inputs": ""}, 400, "Empty"),
         ("/tokenize", {"inputs": "a " * 2000}, 422, "Validation"),
         ("/tokenize", {"inputs": "a", "prompt_name": "none"}, 422, "Validation"),
         ("/decode", {"ids": []}, 400, "Empty"),
@@ -152,6 +162,17 @@ def test_errors(tei: TeiClient, path: str, message: dict[str, object], status: i
     with pytest.raises(TeiError) as refused:
         tei.post(path, **message)
     assert (refused.value.status, refused.value.error_type) == (status, kind)
+
+
+def test_empty_texts(tei: TeiClient) -> None:
+    """An empty text is refused in TEI's words, with a prompt too; blanks and pairs with one empty side are answered."""
+    for message in ({}, {"prompt_name": "query"}):
+        with pytest.raises(TeiError) as refused:
+            tei.post("/embed", inputs="", **message)
+        assert (refused.value.status, refused.value.error) == (400, "`inputs` cannot be empty")
+    assert len(tei.post("/embed", inputs=[" "])) == 1
+    assert len(tei.post("/rerank", query="", texts=["a"])) == 1
+    assert len(tei.post("/predict", inputs=["a", ""])) == 3
 
 
 def test_health_while_the_server_starts(serve: Callable[..., Server]) -> None:

@@ -96,7 +96,7 @@ def test_the_exporters_stage_has_what_an_export_needs() -> None:
     """Its extras, each pinned; a user who is not root, and a home that can be written where the root cannot."""
     made = lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), "export")
     (extras,) = re.findall(r'--constraint constraints\.txt "\.\[([a-z,]+)\]"', made[-6][1])
-    assert set(extras.split(",")) == {"cpu", "export"}
+    assert set(extras.split(",")) == {"cpu", "openvino", "export"}
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {"torch", "transformers", "onnx"} <= pinned
     rest = dict(made)

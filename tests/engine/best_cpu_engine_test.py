@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from serving import host
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
@@ -97,6 +98,21 @@ def test_every_lane_computes_a_length_by_the_library_of_its_bucket(
             rows = backend.runner(lane).run(Batch(ONLY, [text(length)] * 2)).arrays[0]
             lone = backend.runner(lane).run(Batch(ONLY, [text(length)])).arrays[0]
             np.testing.assert_allclose([*rows, *lone], [answers[library][length]] * 3, atol=1e-4)
+
+
+@pytest.mark.skipif(host.saturates(), reason="auto leaves OpenVINO out on this processor")
+def test_a_model_without_a_second_form_takes_openvino_from_no_other(tmp_path: Path) -> None:
+    """The choice is made for each model: `auto` serves both, and a line names the one that ONNX Runtime alone runs."""
+    write_bundle(tmp_path, tiny_model("embed"), second=tiny_model("embed"))
+    write_bundle(tmp_path, tiny_model("tag"))
+    with Server(tmp_path) as server:
+        assert get(server.http, "/info").json()["engine"]["engine"] == "cpu"
+        assert "ONNX Runtime alone runs tag: OpenVINO needs proven artifacts" in server.log
+        libraries = {model["name"]: model["libraries"] for model in get(server.http, "/status").json()["models"]}
+        assert set(libraries["embed"]) == set(libraries["tag"]) == {"16", "32", "64"}
+        assert set(libraries["tag"].values()) == {"onnxruntime"}
+        for path in ("/embed", "/tag"):
+            assert post_json(server.http, path, b'{"inputs": "the server is on"}').status == 200
 
 
 def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:

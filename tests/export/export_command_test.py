@@ -12,14 +12,18 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from export.cli.export import main
+from export.cli.export import default_forms, main
 from export.report import terminal
+from serving import host
 from serving.engine.base import InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Quantisation
 from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
+from serving.rollout.engine_choice import Chooser
+from serving.settings import Settings
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.exports import ORT
 from tests.support.gpus import without_gpu
 from tests.support.models import MAX_LENGTH, NAME
 
@@ -147,13 +151,34 @@ BROKEN = (
 
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
+def test_what_auto_serves_here_is_made_by_default(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INT8 for OpenVINO too where that is installed, so that both libraries run the model; --split cuts it for one."""
+    pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
+    models = tmp_path / "models"
+    assert main([str(folder), "--out", str(models)]) == 0
+    made = open_bundle(models / "small" / "1").manifest.artifacts
+    assert [(each.precision, each.target) for each in made] == [
+        ("fp32", "cpu"),
+        ("int8", "cpu"),
+        ("int8", "openvino"),
+    ]
+    monkeypatch.setattr(host, "saturates", lambda: False)
+    assert Chooser(Settings(models=models)).first().engine == "cpu"
+    assert default_forms(2) == ("fp32", "int8")
+    monkeypatch.setattr("export.cli.export.libraries_of", lambda _target: {})
+    assert default_forms(1) == ("fp32", "int8")
+
+
+@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_beyond_its_limit_costs_no_other(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model that INT8 damages is written in fp32; one line gives the figure, the limit and what to do."""
     edit_weights(folder, poison_quantisation)
     models = tmp_path / "models"
-    assert main([str(folder), "--out", str(models)]) == 3
+    assert main([str(folder), "--out", str(models), *ORT]) == 3
     assert re.fullmatch(
         rf"bertserve export: {re.escape(str(models / 'small' / '1'))} is written, but {BROKEN}", capsys.readouterr().err
     )
@@ -169,7 +194,7 @@ def test_what_is_left_out_is_no_failure_of_a_job(
     """With --if-changed a note says it, and the code is that of the next run, which finds the bundle."""
     edit_weights(folder, poison_quantisation)
     for said in ("note: .* is written, but model.int8.onnx does not answer as PyTorch does", "made before"):
-        assert main([str(folder), "--out", str(tmp_path / "models"), "--if-changed"]) == 0
+        assert main([str(folder), "--out", str(tmp_path / "models"), "--if-changed", *ORT]) == 0
         captured = capsys.readouterr()
         assert re.search(said, captured.out)
         assert captured.err == ""

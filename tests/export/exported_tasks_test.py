@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,16 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.cli.export import main
-from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_task_checkpoint
+from tests.support.checkpoints import (
+    SPECIAL,
+    edit_json,
+    edit_weights,
+    write_checkpoint,
+    write_json,
+    write_task_checkpoint,
+)
 from tests.support.clients import get, post_json
+from tests.support.poison import edit_manifest
 from tests.support.server import Server
 
 if TYPE_CHECKING:
@@ -66,6 +75,40 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, pre
         assert reply.status == 200, reply.body
         np.testing.assert_allclose(reply.json()[0], wanted, atol=off)
         assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
+
+
+def test_int8_that_answers_otherwise_too_often_is_served_where_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of questions alone: else fp32 is, and a line says what that costs; a bundle of before goes on, with a warning."""
+    folder = write_task_checkpoint(tmp_path / "small", "bert", "answer")
+    edit_weights(folder, coarsen_quantisation)
+    models = tmp_path / "models"
+    words = [str(folder), "--out", str(models), "--precision", "fp32", "--precision", "int8"]
+    said = r"gives PyTorch's answer to \d\d\.\d% of the 32 texts of its proof, less than 92%; fp32 takes \d+\.\d times"
+
+    def served(*options: str) -> tuple[str, str]:
+        with Server(models, "--engine", "ort-cpu", *options) as server:
+            (line,) = [each for each in server.log.splitlines() if "PyTorch's answer" in each] or [""]
+            return json.loads(get(server.http, "/info").body)["model_dtype"], line
+
+    assert main(words) == 0
+    assert re.search(rf"model\.int8\.onnx: served by --precision int8 only: {said}", capsys.readouterr().out)
+    precision, line = served()
+    assert precision == "float32"
+    assert re.search(rf" INFO .* small: fp32 is served: model\.int8\.onnx {said}.*; --precision int8 serves INT8", line)
+    assert served("--precision", "int8") == ("int8", "")
+    edit_manifest(models / "small" / "1", lambda manifest: [each.pop("reserved") for each in manifest["artifacts"]])
+    precision, line = served()
+    assert precision == "int8"
+    assert re.search(r" WARNING .* small: model\.int8\.onnx is served: it gives .*; .* or give --precision fp32", line)
+    assert main([*words, "--allow", "int8.agreement"]) == 0
+    assert served() == ("int8", "")
+
+
+def coarsen_quantisation(tensors: dict[str, torch.Tensor]) -> None:
+    """Gives a word that no text holds a vector which takes most of the table's 8 bits from the others."""
+    tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 12.0
 
 
 def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_them(tmp_path: Path) -> None:

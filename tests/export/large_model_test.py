@@ -22,6 +22,7 @@ from serving.models.manifest import ENGINE_GRAPHS
 from tests.support.checkpoints import write_large_checkpoint
 from tests.support.clients import post_json
 from tests.support.expected import cosines
+from tests.support.exports import ORT, Export
 from tests.support.models import ROOT
 from tests.support.server import Server, environment
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tests.support.exports import Export
 
 NAMES = ("model.fp32.onnx", "model.int8.onnx", "model.int8.openvino.onnx", "model.fp16.onnx")
 IDS = [[2, 95, 96, 97, 98, 3], [2, 70, 80, 90, 3], [2, 3]]
@@ -167,7 +167,7 @@ def test_xlm_roberta_large(tmp_path: Path, record_property: Callable[[str, objec
     The vectors of ids from all over the vocabulary are compared: a gigabyte of it is mapped.
     """
     checkpoint = write_large_checkpoint(tmp_path / "large")
-    command = [sys.executable, "bertserve.py", "export", str(checkpoint), "--out", str(tmp_path / "models")]
+    command = [sys.executable, "bertserve.py", "export", str(checkpoint), "--out", str(tmp_path / "models"), *ORT]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         out = process.stdout.read()

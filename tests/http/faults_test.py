@@ -36,7 +36,7 @@ STATUSES: dict[type[BertserveError], tuple[int, int, int, int]] = {
     #                      TEI, OpenAI, V2, other
     InvalidRequest: (422, 422, 400, 422),
     MalformedRequest: (400, 400, 400, 400),
-    EmptyInput: (400, 422, 400, 422),
+    EmptyInput: (400, 400, 400, 400),
     WrongTask: (424, 400, 400, 400),
     ModelNotNamed: (400, 400, 400, 400),
     Forbidden: (403, 403, 403, 403),

@@ -39,6 +39,15 @@ def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
     return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)), bundle.sha256)
 
 
+def reserving(bundle: Bundle, *words: str) -> Bundle:
+    """The same with the artifacts of these precisions or targets reserved."""
+    artifacts = tuple(
+        msgspec.structs.replace(each, reserved="why" if {each.precision, each.target}.intersection(words) else "")
+        for each in bundle.manifest.artifacts
+    )
+    return Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, artifacts=artifacts), bundle.sha256)
+
+
 ALL = (("fp32", "cpu", True), ("fp16", "cpu", True), ("int8", "cpu", True), ("fp16", "sm75", True))
 ENGINES = (("int8", "sm75", True), ("fp16", "sm75", True))
 UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
@@ -73,7 +82,39 @@ def test_the_form_that_is_served(
     assert (found.precision, found.target) == expected
 
 
+@pytest.mark.parametrize(
+    ("forms", "reserved", "precision", "expected"),
+    [
+        (ALL, {"int8"}, "auto", "fp32"),
+        (ALL, {"int8"}, "int8", "int8"),
+        (ALL[2:3], {"int8"}, "auto", "int8"),
+        ((("fp32", "cpu", False), ALL[2]), {"int8"}, "auto", "int8"),
+    ],
+)
+def test_what_is_reserved_is_served_where_it_is_asked_for(
+    repository: Repository,
+    forms: tuple[tuple[str, str, bool], ...],
+    reserved: set[str],
+    precision: str,
+    expected: str,
+) -> None:
+    """Or where there is nothing else that was proven."""
+    bundle = reserving(offering(repository, *forms), *reserved)
+    assert form_of(bundle, precision, "ort-cpu", unproven=False).artifact.precision == expected
+
+
 OPENVINO = ("int8", "openvino", True)
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("auto", False), ("int8", True)])
+def test_a_second_form_that_is_reserved_takes_no_part(
+    repository: Repository,
+    precision: str,
+    expected: bool,  # noqa: FBT001  a column of it
+) -> None:
+    """Unless its precision is asked for."""
+    bundle = reserving(offering(repository, *ALL, OPENVINO), "openvino")
+    assert (form_of(bundle, precision, "cpu", unproven=False).second is not None) == expected
 
 
 @pytest.mark.parametrize(

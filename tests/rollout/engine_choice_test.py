@@ -233,10 +233,11 @@ with_openvino = pytest.mark.skipif(not libraries_of("openvino"), reason="the ext
 
 
 @with_openvino
-def test_auto_takes_both_libraries_where_every_model_has_a_form_for_each(
+def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without OpenVINO, or with a model that has one form, it is ONNX Runtime alone: nothing is wrong with that."""
+    """Without OpenVINO, or for a model that has one form, it is ONNX Runtime alone, and a line says why."""
+    caplog.set_level("INFO")
     models = tmp_path / "models"
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     assert Chooser(Settings(models=models), discovery.Machine).first().engine == "cpu"
@@ -246,13 +247,25 @@ def test_auto_takes_both_libraries_where_every_model_has_a_form_for_each(
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
     assert "pip install -e '.[openvino]'" in choice.rejected[-1].reason
+    assert "not the engine cpu: the engine cpu cannot run here: it needs " in caplog.text
     write_bundle(models, tiny_model("tag"))
+    caplog.clear()
     choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
+    assert (choice.engine, choice.degraded) == ("cpu", False)
+    assert [(model.name, model.second is not None) for model in choice.repository.models] == [
+        ("embed", True),
+        ("tag", False),
+    ]
+    (line,) = [record.getMessage() for record in caplog.records if "OpenVINO" in record.getMessage()]
+    assert line.startswith("ONNX Runtime alone runs tag: OpenVINO needs proven artifacts")
+    shutil.rmtree(models / "embed")
+    choice = Chooser(Settings(models=models), discovery.Machine).first()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
-    assert choice.rejected[-1].reason.startswith("the engine cpu has nothing to choose from: tag has no proven")
-    assert Chooser(Settings(models=models, engine="cpu")).first().engine == "cpu"
-    assert caplog.records == []
+    assert choice.rejected[-1].reason.startswith("the engine cpu has nothing to choose from: no model has proven")
+    with pytest.raises(StartupError, match="nothing to choose from"):
+        Chooser(Settings(models=models, engine="cpu")).first()
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 @with_openvino
@@ -295,7 +308,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))
-    with pytest.raises(StartupError, match="export with --precision int8 --precision int8-openvino"):
+    with pytest.raises(StartupError, match="`bertserve export` makes INT8 for both"):
         Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
 
 

@@ -173,6 +173,7 @@ def test_without_vnni_auto_leaves_openvino_out(
         monkeypatch.setattr(host, "saturates", lambda saturates=saturates: saturates)
         caplog.clear()
         choice = Chooser(settings, Machine).first()
+        choice.log()
         assert choice.engine == engine
         assert ("this processor has no VNNI" in caplog.text) is saturates
     assert "this processor has no VNNI" in choice.summary().rejected[-1].reason

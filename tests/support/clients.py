@@ -342,7 +342,7 @@ STATUS: Mapping[str, Mapping[str, int | str]] = {
     for name, row in {
         "malformed": (400, 400, 400, "INVALID_ARGUMENT"),
         "invalid": (422, 422, 400, "INVALID_ARGUMENT"),
-        "empty": (400, 422, 400, "INVALID_ARGUMENT"),
+        "empty": (400, 400, 400, "INVALID_ARGUMENT"),
         "overloaded": (429, 429, 429, "RESOURCE_EXHAUSTED"),
         "too late": (504, 504, 504, "DEADLINE_EXCEEDED"),
         "unavailable": (503, 503, 503, "UNAVAILABLE"),

@@ -13,7 +13,7 @@ from serving.grpc.calls import Method
 from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
 from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, InferRequest, RerankOptions
-from serving.tei.service import NO_SPARSE, text_or_pair
+from serving.tei.service import NO_SPARSE, check_not_empty, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,6 +165,7 @@ class TeiServices:
         prompt_name: str | None = None,
         most: int = 1,
     ) -> Outcome[Any]:
+        check_not_empty(inputs)
         outcome = await self._service.infer(
             InferRequest(
                 inputs=inputs,

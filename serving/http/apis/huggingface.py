@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import InvalidRequest, setting_of
+from serving.errors import EmptyInput, InvalidRequest, setting_of
 from serving.http.apis import tei
 from serving.http.apis.huggingface_messages import (
     AnswerRequest,
@@ -45,6 +45,7 @@ from serving.records import (
     Windows,
     ZeroShotOptions,
 )
+from serving.tei.service import check_not_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,10 +75,16 @@ _FILLED = {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}}
 @router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], _CLASSIFIED)
 async def classify(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
+    return await _classify(api, http, empty=True)
+
+
+async def _classify(api: Api, http: HttpRequest, *, empty: bool) -> HttpReply:
     message = await http.json(_CLASSIFY, api.turn)
     parameters = message.parameters
     listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     inputs: list[TextInput] = [_text(value) for value in listed]
+    if not empty:
+        check_not_empty(inputs)
     if parameters.candidate_labels is not None:
         if parameters.windows is not None:
             raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
@@ -120,6 +127,10 @@ async def answer(api: Api, http: HttpRequest) -> HttpReply:
         parameters.align_to_words,
     )
     questions = message.inputs if isinstance(message.inputs, list) else [message.inputs]
+    for index, question in enumerate(questions):
+        if not (question.question and question.context):
+            field = "context" if question.question else "question"
+            raise EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if len(questions) > 1 else ""))
     pairs = [(question.question, question.context) for question in questions]
     outcome = await _infer(api, http, pairs, options, truncate=parameters.truncate)
     results = [spans[0] for spans in outcome.answer] if parameters.top_k == 1 else outcome.answer
@@ -188,7 +199,7 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
 _RUN: Mapping[Task, tuple[Endpoint, object]] = {
     "embed": (_features, {"inputs": ["What is a T4?", "A graphics card."]}),
     "embed_tokens": (tei.embed_all, {"inputs": "What is a T4?"}),
-    "classify": (classify, _CLASSIFIED),
+    "classify": (lambda api, http: _classify(api, http, empty=False), _CLASSIFIED),
     "rerank": (tei.rerank, {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}),
     "answer": (answer, _ANSWERED),
     "tag": (lambda api, http: _tag(api, http, "simple"), _TAGGED),

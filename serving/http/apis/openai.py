@@ -14,7 +14,7 @@ from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.records import EmbedOptions
-from serving.tei.service import BYTES_PER_ID
+from serving.tei.service import BYTES_PER_ID, check_not_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,6 +82,7 @@ async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, S
     name = api.repository.named_or_only(message.model, "embed")
     model = api.repository.find(name, task="embed")
     inputs, read_ids = text_inputs(_plain(message.input)), api.read_ids
+    check_not_empty(inputs, "input")
     rows = [value for value in inputs if not isinstance(value, str)]
     if read_ids is None or not rows:
         return name, [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]

@@ -38,7 +38,7 @@ from serving.records import (
     LateChunkOptions,
     RerankOptions,
 )
-from serving.tei.service import NO_SPARSE, Info, text_or_pair
+from serving.tei.service import NO_SPARSE, Info, check_not_empty, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -80,6 +80,7 @@ def _infer(
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
 ) -> Coroutine[Any, Any, Outcome[A]]:
     settings = api.settings
+    check_not_empty(inputs)
     if isinstance(message, PredictRequest | RerankRequest):
         prompt_name = input_type = None
     else:
