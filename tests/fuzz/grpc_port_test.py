@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import struct
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -174,6 +175,10 @@ def check_answer(call: PlannedCall, answer: Answer) -> None:
         assert answer.fields["bertserve-reason"]
 
 
+_MAX_FRAME_SIZE = 5
+"""A setting: RFC 9113, 6.5.2."""
+
+
 class Judge:
     """The library's server: what a sequence says.
 
@@ -213,6 +218,10 @@ class Judge:
             return "6.4: RST_STREAM of an idle stream"
         if one.kind == HEADERS and stream in self.whole | self.given_up:
             return "5.1: HEADERS of a closed stream"
+        settings = struct.iter_unpack(">HI", one.payload[: len(one.payload) // 6 * 6])
+        sizes = [value for number, value in settings if number == _MAX_FRAME_SIZE]
+        if one.kind == SETTINGS and not one.flags & ACK and any(not 2**14 <= size < 2**24 for size in sizes):
+            return "6.5.2: a MAX_FRAME_SIZE out of range, before another"  # the library looks at the last
         return ""
 
     def _take(self, data: bytes) -> None:
