@@ -252,10 +252,8 @@ def setting_of(most: int) -> str:
     return f" ({most.flag})" if isinstance(most, Limit) else ""
 
 
-def check_inputs(count: int, most: int) -> None:
-    """Raises `InvalidRequest` for more inputs than a route takes."""
-    if count > most:
-        raise InvalidRequest(f"{count} inputs in one request; at most {most} are taken{setting_of(most)}")
+def too_many_inputs(count: int, most: int) -> InvalidRequest:
+    return InvalidRequest(f"{count} inputs in one request; at most {most} are taken{setting_of(most)}")
 
 
 def reasons(root: type[BertserveError] = BertserveError) -> list[str]:

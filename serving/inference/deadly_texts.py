@@ -18,25 +18,27 @@ _REFUSAL = "an input of this request ended the engine twice; it is not computed 
 
 
 class DeadlyTexts:
-    """Remembers the last `most` of them, by the model and the token ids: another version may bear them."""
+    """Remembers the last `most` of them, by the model and the token ids: another version may bear them.
+
+    Attributes:
+        told: Their digests, and whether somebody was told that it is one.
+    """
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._told: dict[bytes, bool] = {}
+        self.told: dict[bytes, bool] = {}
 
     def add(self, model: ModelIndex, text: EncodedText) -> None:
-        self._told.setdefault(_digest(model, text), False)
-        if len(self._told) > self._most:
-            del self._told[next(iter(self._told))]
+        self.told.setdefault(_digest(model, text), False)
+        if len(self.told) > self._most:
+            del self.told[next(iter(self.told))]
 
     def find(self, model: ModelIndex, texts: Sequence[EncodedText]) -> EngineFault | None:
         """What a request gets that has one of them among its texts; None without."""
-        if not self._told:
-            return None
         for text in texts:
             digest = _digest(model, text)
-            if (told := self._told.get(digest)) is not None:
-                self._told[digest] = True
+            if (told := self.told.get(digest)) is not None:
+                self.told[digest] = True
                 return EngineFault(_REFUSAL, news=not told)
         return None
 

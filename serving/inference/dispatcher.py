@@ -185,7 +185,7 @@ class Dispatcher:
         """
         if permit.model not in self._engines and not self._restarting:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
-        if (deadly := self._deadly.find(permit.model, texts)) is not None:
+        if self._deadly.told and (deadly := self._deadly.find(permit.model, texts)) is not None:
             raise deadly
         now = self._clock()
         lengths = [len(text.ids) for text in texts]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, check_inputs
+from serving.errors import EmptyInput, too_many_inputs
 from serving.inference.tasks import TASKS
 from serving.inference.tasks.base import Work
 from serving.records import BULK, A, Outcome, Timings
@@ -279,4 +279,5 @@ def _tokens(texts: Sequence[EncodedText]) -> int:
 def _check_count(request: InferRequest[A]) -> None:
     if not request.inputs:
         raise EmptyInput("the list of inputs is empty; send at least one")
-    check_inputs(len(request.inputs), request.max_inputs)
+    if len(request.inputs) > request.max_inputs:
+        raise too_many_inputs(len(request.inputs), request.max_inputs)

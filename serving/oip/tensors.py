@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, MalformedRequest, check_inputs
+from serving.errors import InvalidRequest, MalformedRequest, too_many_inputs
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
             raise InvalidRequest(
                 f"input {tensor.name!r} has {len(tensor.shape)} dimensions; at most {_MATRIX} are taken"
             )
-        if tensor.shape:
-            check_inputs(tensor.shape[0], max_inputs)
+        if tensor.shape and tensor.shape[0] > max_inputs:
+            raise too_many_inputs(tensor.shape[0], max_inputs)
 
 
 def texts_of(tensor: Tensor) -> list[str]:

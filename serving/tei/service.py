@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, InvalidRequest, check_inputs
+from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
 from serving.oip.service import SERVER_VERSION
 from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
 
@@ -176,7 +176,8 @@ class TeiService:
         most = self.settings.max_client_batch_size
         if not count:
             raise EmptyInput(f"`{field}` is empty; send at least one")
-        check_inputs(count, most)
+        if count > most:
+            raise too_many_inputs(count, most)
 
 
 def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:

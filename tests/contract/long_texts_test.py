@@ -174,7 +174,7 @@ def test_v2_refuses_windows_of_other_tasks(server: Server) -> None:
 @pytest.mark.parametrize(("tokens", "overlap"), [(None, 0), (16, 0), (16, 5), (8, 0)])
 def test_a_chunk_is_embedded_as_if_it_were_asked_alone(server: Server, tokens: int | None, overlap: int) -> None:
     """Chunks stand in the text's order and leave out no word of it; offsets are those of the text."""
-    texts = [LONG, "a" * 200, "Paris é 12!", ""]
+    texts = [LONG, "a" * 200, "Paris é 12!"]
     answer = ask(server, "/embed", inputs=texts, chunk=True, chunk_tokens=tokens, chunk_overlap=overlap)
     assert len(answer) == len(texts)
     for text, chunks in zip(texts, answer, strict=True):

@@ -20,7 +20,7 @@ from tests.contract.clients.proxies import PROXIES, Ports, Proxy
 from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, Refused, get, metric, post_json
 from tests.support.expected import fake_answers
 from tests.support.models import NAME
-from tests.support.server import FAKE, Server, free_port, listening
+from tests.support.server import FAKE, SLOW_ENGINES, Server, free_port, listening
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -34,7 +34,7 @@ AGE_S, PASSED_S = 0.1, 1.0
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
     """A server that asks for a new connection ten times a second."""
-    with Server(models, *FAKE, "--max-connection-age-s", str(AGE_S)) as running:
+    with Server(models, *FAKE, "--max-connection-age-s", str(AGE_S), env=SLOW_ENGINES, cold=True) as running:
         yield running
 
 
@@ -80,10 +80,9 @@ def test_no_request_is_lost_where_connections_end(proxied: Any, models: Path) ->
     np.testing.assert_allclose(vectors, fake_answers(models, list(texts)), atol=1e-5)
 
 
+@pytest.mark.parametrize("proxied", [proxy for proxy in PROXIES if proxy.name == "Envoy"], ids=["Envoy"], indirect=True)
 def test_what_was_not_computed_is_sent_again(proxied: Any, server: Server) -> None:
     """Envoy retries what the server refuses while its engine restarts, and nothing else that it refuses."""
-    if proxied.name != "Envoy":
-        pytest.skip("no line of its configuration says when to send a request again")
     engine = server.engine_pid()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)

@@ -22,7 +22,7 @@ from tests.support.expected import fake_answers, tokenizer
 from tests.support.open_loop import measured as open_loop
 from tests.support.open_loop import target_of
 from tests.support.poison import poisoned_bundle
-from tests.support.server import FAKE, MEASURED, Server, elapsed, is_running, measured
+from tests.support.server import FAKE, MEASURED, SLOW_ENGINES, Server, elapsed, is_running, measured
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
@@ -383,7 +383,7 @@ def test_row_45_requests_while_the_engine_restarts(serve: Callable[..., Server],
 
 def test_row_45_a_deadline_before_the_next_engine(serve: Callable[..., Server]) -> None:
     """What cannot wait for as long as a start takes is refused at once, and told that nothing was computed."""
-    server = serve(*FAKE)
+    server = serve(*FAKE, env=SLOW_ENGINES, cold=True)
     engine = server.engine_pid()
     assert engine is not None
     with Grpc(server) as client:

@@ -113,7 +113,7 @@ class Client:
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._h2.initiate_connection()
 
-    def _record(self, error: BertserveError, _: str) -> None:
+    def _record(self, error: BertserveError, *_: str) -> None:
         self.errors.append(error.reason)
 
     async def call(self, case: Case) -> Reply:

@@ -101,7 +101,7 @@ class Peer:
         }
         settings = settings or Settings()
         self.budget = BufferBudget.of(settings)
-        self.calls = CallDispatch(methods, settings, lambda error, _: self.errors.append(error), self.budget)
+        self.calls = CallDispatch(methods, settings, lambda error, *_: self.errors.append(error), self.budget)
         self.connection = GrpcConnection(self.calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)

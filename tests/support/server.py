@@ -68,6 +68,9 @@ RUNNING: list[Server] = []
 """Every server that is up, oldest first; a failing test shows the ends of their logs."""
 
 
+SLOW_ENGINES = {"PYTHONPATH": str(Path(__file__).with_name("slow_engines"))}
+"""Environment in which engines take two seconds longer to start."""
+
 FROM_SOURCE = (sys.executable, "bertserve.py")
 """The program that the working tree is."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.errors import BertserveError, InvalidRequest, Unsupported, check_inputs
+from serving.errors import BertserveError, InvalidRequest, Unsupported, too_many_inputs
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.grpc.status import ignored_metadata, outcome_metadata
@@ -207,7 +207,8 @@ def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
 def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) -> Sequence[Any]:
     contents = tensor.contents
     if tensor.datatype == BYTES:
-        check_inputs(len(contents.bytes_contents), max_inputs)
+        if len(contents.bytes_contents) > max_inputs:
+            raise too_many_inputs(len(contents.bytes_contents), max_inputs)
         return [decode_text(element) for element in contents.bytes_contents]
     return contents.int_contents or contents.int64_contents
 
