@@ -155,7 +155,7 @@ def test_an_artifact_that_is_left_out_leaves_no_weights(
 ) -> None:
     """The bundle holds what its manifest lists, and nothing else."""
     monkeypatch.setattr(draft, "LARGEST_FILE", 0)
-    words = ["--out", str(tmp_path), "--limit", "int8.cosine_min=1"]
+    words = ["--out", str(tmp_path), "--precision", "fp32", "--precision", "int8", "--limit", "int8.cosine_min=1"]
     assert export([str(small_export.checkpoint), *words]) == 3
     assert [artifact.file for artifact in open_bundle(tmp_path / "small" / "1").manifest.artifacts] == [NAMES[0]]
 
