@@ -220,7 +220,7 @@ def test_what_cannot_be_split_is_said_before_anything_is_made(capsys: pytest.Cap
     """Other forms than ONNX Runtime's on a CPU, and numbers of parts that no model has."""
     for options in (["--split", "2", "--precision", "fp16"], ["--split", "2", "--tensorrt", "t4"], ["--split", "17"]):
         assert export(["folder", "--out", "models", *options]) == 2
-    assert capsys.readouterr().err.count("error: ") == 3
+    assert capsys.readouterr().err.count("bertserve export: ") == 3
 
 
 def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> None:
