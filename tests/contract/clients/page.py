@@ -32,6 +32,10 @@ _PROXIES = """
 `tests/contract/proxies_test.py` sends requests through each, by HTTP and gRPC, while the server closes connections all
 the time (`--max-connection-age-s`): none is lost. HAProxy has a configuration of its own, `deploy/haproxy/haproxy.cfg`.
 
+Envoy sends a request again that a replica could not be reached for, or that it refused with `X-Computed: none` before
+anything was computed. Not every 503 is such a refusal: `buffers_full` says that there is too much already. HAProxy's
+`retry-on 503` cannot tell the two apart, so its configuration retries failed connections alone.
+
 | proxy | version | what its user writes |
 |---|---|---|
 """
