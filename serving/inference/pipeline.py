@@ -40,6 +40,8 @@ _INLINE_BYTES = 2048
 _INLINE_TOKENS = 1024
 """A task that looks at every token finishes so many of them on the event loop (about a millisecond)."""
 
+_EMPTY: Sequence[object] = ("", [], ("", ""))
+
 
 class AnswerCounts(Protocol):
     @property
@@ -281,3 +283,15 @@ def _check_count(request: InferRequest[A]) -> None:
         raise EmptyInput("the list of inputs is empty; send at least one")
     if len(request.inputs) > request.max_inputs:
         raise too_many_inputs(len(request.inputs), request.max_inputs)
+
+
+def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
+    """Refuses an empty text, empty token ids, and a pair of two empty texts; prompts and blanks make no difference.
+
+    Raises:
+        EmptyInput: One of the inputs is empty.
+    """
+    for empty in _EMPTY:
+        if empty in inputs:
+            which = f" (input {inputs.index(empty)})" if len(inputs) > 1 else ""
+            raise EmptyInput(f"`{field}` cannot be empty{which}")

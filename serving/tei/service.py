@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
+from serving.inference.pipeline import check_not_empty
 from serving.oip.service import SERVER_VERSION
 from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
 
@@ -26,7 +27,6 @@ NO_SPARSE = "no model here makes sparse vectors (TEI's pooling `splade`)"
 _MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
 BYTES_PER_ID = 4
 _PAIR = 2
-_EMPTY: Sequence[object] = ("", [], ("", ""))
 
 
 class Info(msgspec.Struct):
@@ -178,18 +178,6 @@ class TeiService:
             raise EmptyInput(f"`{field}` is empty; send at least one")
         if count > most:
             raise too_many_inputs(count, most)
-
-
-def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
-    """Refuses an empty text, empty token ids, and a pair of two empty texts; prompts and blanks make no difference.
-
-    Raises:
-        EmptyInput: One of the inputs is empty.
-    """
-    for empty in _EMPTY:
-        if empty in inputs:
-            which = f" (input {inputs.index(empty)})" if len(inputs) > 1 else ""
-            raise EmptyInput(f"`{field}` cannot be empty{which}")
 
 
 def text_or_pair(texts: Sequence[str]) -> TextInput:

@@ -12,8 +12,9 @@ from serving.errors import EmptyInput, InvalidRequest, Unsupported
 from serving.grpc.calls import Method
 from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
+from serving.inference.pipeline import check_not_empty
 from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, InferRequest, RerankOptions
-from serving.tei.service import NO_SPARSE, check_not_empty, text_or_pair
+from serving.tei.service import NO_SPARSE, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

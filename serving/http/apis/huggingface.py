@@ -34,6 +34,7 @@ from serving.http.apis.tei_messages import (
 )
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
+from serving.inference.pipeline import check_not_empty
 from serving.records import (
     AnswerOptions,
     AnswerSpan,
@@ -45,7 +46,6 @@ from serving.records import (
     Windows,
     ZeroShotOptions,
 )
-from serving.tei.service import check_not_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,9 @@ from serving.http.apis.tei import text_inputs
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
+from serving.inference.pipeline import check_not_empty
 from serving.records import EmbedOptions
-from serving.tei.service import BYTES_PER_ID, check_not_empty
+from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -29,6 +29,7 @@ from serving.http.apis.tei_messages import (
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, Router, all_models
+from serving.inference.pipeline import check_not_empty
 from serving.records import (
     ChunkOptions,
     ClassifyOptions,
@@ -38,7 +39,7 @@ from serving.records import (
     LateChunkOptions,
     RerankOptions,
 )
-from serving.tei.service import NO_SPARSE, Info, check_not_empty, text_or_pair
+from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
