@@ -173,7 +173,15 @@ class StorageFull(BertserveError, reason="storage_full", http=507, grpc="RESOURC
 
 
 class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):
-    """Not now: another replica, or this one a little later, will answer."""
+    """Not now: another replica, or this one a little later, will answer.
+
+    Attributes:
+        begun: Whether an engine may have computed some of the request.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, begun: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.begun = begun
 
 
 class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
@@ -186,27 +194,14 @@ class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED")
 
 
 class NotReady(Unavailable, reason="not_ready"):
-    """Starting, warming up, restarting its engine or draining.
-
-    Attributes:
-        begun: Whether an engine may have computed some of the request.
-    """
-
-    def __init__(self, message: str, *, retry_after_s: float | None = None, begun: bool = False) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.begun = begun
+    """Starting, warming up, restarting its engine or draining."""
 
 
 class EngineLost(Unavailable, reason="engine_lost"):
-    """The engine process ended while it held the request.
-
-    Attributes:
-        begun: Whether it may have computed some of the request.
-    """
+    """The engine process ended while it held the request."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, begun: bool = True) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.begun = begun
+        super().__init__(message, retry_after_s=retry_after_s, begun=begun)
 
 
 class VersionNotLoaded(Unavailable):

@@ -58,6 +58,11 @@ def members(**values: object) -> dict[str, Any]:
     return {"members": values}
 
 
+def tell(say: Callable[..., None], message: str, /, **values: object) -> None:
+    """Logs, by a method of a logger, a message whose arguments are these `members`, in this order."""
+    say(message, *values.values(), extra=members(**values))
+
+
 def escaped(text: str) -> str:
     """A text as one line of harmless characters: whatever cannot be printed stands as JSON would escape it.
 

@@ -29,7 +29,7 @@ from serving.jobs.records import JobState
 from serving.jobs.runner import Runner
 from serving.jobs.service import Jobs
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
-from serving.logs import members
+from serving.logs import members, tell
 from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
 from serving.net.free_memory import give_back_free_memory
@@ -236,7 +236,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     slot.on_up += [_freeze_garbage, announcement.engine_up]
     slot.on_end.append(metrics.engine_died)
     lifecycle.subscribe(metrics.state)
-    lifecycle.subscribe(lambda state: log.info("state: %s", state, extra=members(state=state)))
+    lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 
     background = [files.run, give_back_free_memory]
     if settings.watch_models_s:

@@ -45,6 +45,19 @@ def read_artifact(path: Path, sha256: str) -> bytes:
     return data
 
 
+def write_kernels(path: str, data: bytes) -> None:
+    """Writes what an engine has compiled, or nothing: a part of it helps nobody, and the disk may be full.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    try:
+        Path(path).write_bytes(data)
+    except OSError:
+        Path(path).unlink(missing_ok=True)
+        raise
+
+
 @contextmanager
 def verified(model: ModelSpec) -> Iterator[bytes]:
     """An artifact's bytes; in the block a library may map the weights that lie beside a graph.

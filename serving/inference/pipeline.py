@@ -293,5 +293,9 @@ def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
     """
     for empty in _EMPTY:
         if empty in inputs:
-            which = f" (input {inputs.index(empty)})" if len(inputs) > 1 else ""
-            raise EmptyInput(f"`{field}` cannot be empty{which}")
+            raise empty_input(field, inputs.index(empty), len(inputs))
+
+
+def empty_input(field: str, index: int, count: int) -> EmptyInput:
+    """The error for one of `count` inputs, as text-embeddings-inference words it."""
+    return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""))

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from serving import host
 from serving.engine.gpu import discovery
 from serving.errors import BundleError, StartupError
-from serving.host import installing
 from serving.inference.served_models import Repository
-from serving.logs import members
+from serving.logs import members, tell
 from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified
 from serving.models.manifest import ENGINE_GRAPHS
@@ -89,11 +88,10 @@ class Choice:
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected:
-            told = members(engine=rejected.engine, reason=rejected.reason)
-            if rejected.engine not in ON_A_GPU:  # a CPU without OpenVINO lacks nothing
-                log.info("not the engine %s: %s", *told["members"].values(), extra=told)
-            elif self.degraded or self.gpus:
-                log.warning("not the engine %s: %s", *told["members"].values(), extra=told)
+            for_gpus = rejected.engine in ON_A_GPU
+            if not for_gpus or self.degraded or self.gpus:
+                say = log.warning if for_gpus else log.info  # a CPU without OpenVINO lacks nothing
+                tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
         single = [model.name for model in self.repository.models if self.engine == "cpu" and not model.second]
@@ -232,7 +230,7 @@ class Chooser:
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
-            raise StartupError(f"the engine cpu cannot run here: it needs {installing('openvino')}")
+            raise StartupError(f"the engine cpu cannot run here: it needs {host.installing('openvino')}")
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
         if engine not in OFF_THE_CPU:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving import host
-from serving.host import installing
 from serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class ProcessorCheck:
 def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
     """Whether artifacts may be served and what was found, by file; else why not."""
     if not host.installed("safetensors"):
-        return {}, installing("verify")
+        return {}, host.installing("verify")
     # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
     command = [sys.executable, "-P", "-m", "export.proof.sample", str(bundle), str(threads), *files]
     try:

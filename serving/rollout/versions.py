@@ -18,7 +18,7 @@ import msgspec
 from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
-from serving.logs import members
+from serving.logs import tell
 from serving.models import verified_dir
 from serving.models.bundle import warn_of_schema
 from serving.models.manifest import TOKENIZER
@@ -172,8 +172,13 @@ class Versions:
                 return
             self._loading = (name, version)
             started = time.perf_counter()
-            told = members(model=name, version=version, before=before.manifest.version)
-            log.info("%s: version %d is to take the place of version %d", *told["members"].values(), extra=told)
+            tell(
+                log.info,
+                "%s: version %d is to take the place of version %d",
+                model=name,
+                version=version,
+                before=before.manifest.version,
+            )
             try:
                 if self._is_kept(name, version):
                     self._slot.roll_back()
@@ -186,8 +191,7 @@ class Versions:
             self.unserved.forget((name, version))
             self.outcomes["switched"] += 1
             passed = time.perf_counter() - started
-            told = members(model=name, version=version, seconds=round(passed, 2))
-            log.info("%s: version %d serves after %.2f s", *told["members"].values(), extra=told)
+            tell(log.info, "%s: version %d serves after %.2f s", model=name, version=version, seconds=round(passed, 2))
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
         """Records why a version is not served, and returns the error for the caller."""
@@ -203,15 +207,20 @@ class Versions:
         else:
             self.outcomes["failed"] += 1
             when = self.unserved.when(key, served=served)
-            told = members(model=name, version=version, reason=str(error) or reason, again=when)
-            log.warning("%s: version %d is not served now: %s; %s", *told["members"].values(), extra=told)
+            tell(
+                log.warning,
+                "%s: version %d is not served now: %s; %s",
+                model=name,
+                version=version,
+                reason=str(error) or reason,
+                again=when,
+            )
         return VersionNotLoaded(message, retry_after_s=pause_s or _AGAIN_S)
 
     def _refuse(self, key: Key, reason: str, error: Exception) -> None:
         self.outcomes["refused"] += 1
         self.unserved.leave_out(key, reason)
-        told = members(model=key[0], version=key[1], reason=str(error) or reason)
-        log.error("%s: version %d is not served: %s", *told["members"].values(), extra=told)
+        tell(log.error, "%s: version %d is not served: %s", model=key[0], version=key[1], reason=str(error) or reason)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
         """Loads a version in a new engine, with the other models as they are, and switches to it."""

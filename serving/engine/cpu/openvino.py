@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 
 from serving import host
-from serving.engine.base import check_interface, read_artifact, verified
+from serving.engine.base import check_interface, read_artifact, verified, write_kernels
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
@@ -148,9 +148,8 @@ def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
     How many threads compute it is said when it is read, so that one file serves all lanes.
     """
     try:
-        Path(path).write_bytes(_fingerprint(model) + lane.compiled())
+        write_kernels(path, _fingerprint(model) + lane.compiled())
     except (OSError, RuntimeError) as error:
-        Path(path).unlink(missing_ok=True)  # a part of them helps nobody, and the disk may be full
         log.warning("the kernels of %s were not kept: %s", model.name, error)
 
 

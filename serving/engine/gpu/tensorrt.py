@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import check_interface, read_artifact
+from serving.engine.base import check_interface, read_artifact, write_kernels
 from serving.engine.gpu import tensorrt_library
 from serving.engine.gpu.model import MASK_SIZES, GpuBackend, GpuModel, ModelBuffers, ProgramError, shapes_for
 from serving.errors import BundleError
@@ -130,11 +130,9 @@ class _Opened:
         """Writes what was compiled for the server to take; a start without it is only slower."""
         if self._cache is None or not self._kernels.write:
             return
-        written = Path(self._kernels.write)
         try:
-            written.write_bytes(bytes(self._cache.serialize()))
+            write_kernels(self._kernels.write, bytes(self._cache.serialize()))
         except OSError as error:
-            written.unlink(missing_ok=True)  # a part of them helps nobody, and the disk may be full
             log.warning("the kernels of %s were not kept: %s", self.spec.name, error)
 
     def _check_fits(self, build: EngineBuild) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import EmptyInput, InvalidRequest, setting_of
+from serving.errors import InvalidRequest, setting_of
 from serving.http.apis import tei
 from serving.http.apis.huggingface_messages import (
     AnswerRequest,
@@ -34,7 +34,7 @@ from serving.http.apis.tei_messages import (
 )
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
-from serving.inference.pipeline import check_not_empty
+from serving.inference.pipeline import check_not_empty, empty_input
 from serving.records import (
     AnswerOptions,
     AnswerSpan,
@@ -130,7 +130,7 @@ async def answer(api: Api, http: HttpRequest) -> HttpReply:
     for index, question in enumerate(questions):
         if not (question.question and question.context):
             field = "context" if question.question else "question"
-            raise EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if len(questions) > 1 else ""))
+            raise empty_input(field, index, len(questions))
     pairs = [(question.question, question.context) for question in questions]
     outcome = await _infer(api, http, pairs, options, truncate=parameters.truncate)
     results = [spans[0] for spans in outcome.answer] if parameters.top_k == 1 else outcome.answer
