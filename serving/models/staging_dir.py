@@ -33,6 +33,12 @@ _ATTEMPTS = 10
 _PLAIN_MODE = 0o666
 """The part of a directory's permissions that its files get: nothing in it is run."""
 
+_LOST_RACES = FileNotFoundError, FileExistsError, BlockingIOError
+"""What another process that removes the directory meanwhile makes of mkdir, of opening it, and of locking it.
+
+`Path.mkdir(exist_ok=True)` raises FileExistsError where the directory that was in its way is gone when it looks.
+"""
+
 T = TypeVar("T")
 
 
@@ -59,7 +65,7 @@ class StagingDir:
     def __enter__(self) -> Self:
         self._new = [folder for folder in (self._home, *self._home.parents) if not folder.exists()]
         self._sweep()
-        self.path, self._handle = attempted(self._make, FileNotFoundError, BlockingIOError)
+        self.path, self._handle = attempted(self._make, *_LOST_RACES)
         return self
 
     def __exit__(
@@ -75,8 +81,7 @@ class StagingDir:
         """The directory and the descriptor that locks it.
 
         Raises:
-            FileNotFoundError: Another process removed it, or its home, before it was locked.
-            BlockingIOError: Another process is removing it.
+            OSError: One of `_LOST_RACES`, where another process removes it, or its home.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         path = self._home / f"{self._prefix}{secrets.token_hex(8)}"
@@ -107,7 +112,7 @@ def exclusive(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         directory: What the processes share.
         on_wait: Called before waiting for another process.
     """
-    made, handle = attempted(lambda: _take(directory, on_wait), FileNotFoundError)
+    made, handle = attempted(lambda: _take(directory, on_wait), *_LOST_RACES)
     try:
         yield
     finally:
@@ -121,7 +126,7 @@ def _take(directory: Path, on_wait: Callable[[], None]) -> tuple[list[Path], int
     """The directories that had to be made, innermost first, and the descriptor that locks the directory.
 
     Raises:
-        FileNotFoundError: Another process removed it before it was locked.
+        OSError: One of `_LOST_RACES`, where another process removes it before it is locked.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)

@@ -160,6 +160,25 @@ def test_processes_that_come_and_go_do_not_disturb_one_another(tmp_path: Path) -
     assert list(tmp_path.rglob(f"{PREFIX}*")) == []
 
 
+def test_the_place_may_go_while_it_is_found_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Path.mkdir` asks what is in its way, and by then another process has removed it."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def gone_meanwhile(_: Path) -> bool:
+        monkeypatch.undo()
+        home.rmdir()
+        return False
+
+    monkeypatch.setattr(Path, "is_dir", gone_meanwhile)
+    with StagingDir(home, PREFIX) as staging:
+        assert staging.path.parent == home
+    home.mkdir(exist_ok=True)
+    monkeypatch.setattr(Path, "is_dir", gone_meanwhile)
+    with exclusive(home, pytest.fail):
+        assert home.exists()
+
+
 def _removed(home: Path, _: contextlib.ExitStack) -> None:
     sweep(home)
 
