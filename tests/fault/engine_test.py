@@ -364,7 +364,7 @@ def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
 
 def test_row_45_requests_while_the_engine_restarts(serve: Callable[..., Server], models: Path) -> None:
     """Meanwhile the server lives and is not ready, and requests wait for the engine."""
-    server = serve(*FAKE)
+    server = serve(*FAKE, env=SLOW_ENGINES, cold=True)
     engine = server.engine_pid()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
