@@ -564,7 +564,13 @@ def opened_tokenizer(
         BundleError: One of these rules takes too much time or memory on a text that is made to hurt.
     """
     if not (foreign := foreign_rules(json.loads(content))):
-        return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
+        try:
+            return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
+        except BaseException as error:
+            # A panic of the library is no Exception: a template that names an unknown token raises one.
+            if type(error).__name__ == "PanicException":
+                raise BundleError(f"not a tokenizer: {error}") from None
+            raise
     isolated = IsolatedTokenizer(content, max_length, vocab_size, mask_id, truncation_side)
     isolated.check(foreign)
     return isolated

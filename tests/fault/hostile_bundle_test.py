@@ -646,6 +646,9 @@ TOKENIZERS: dict[str, Case] = {
     "one-word-more": Case(tokenizer(lambda t: t["model"]["vocab"].update(onetoomany=30_522)), "tokens"),
     "an-id-beyond": Case(tokenizer(lambda t: t["model"]["vocab"].update(zebra=1 << 20)), "token id"),
     "other-special-ids": Case(put(special_ids={"pad": 0, "cls": 2023, "sep": 102}), "cls"),
+    "frames-unknown": Case(
+        tokenizer(lambda t: t["post_processor"]["special_tokens"].pop("[CLS]")), "not a tokenizer: no entry found"
+    ),
     "frames-nothing": Case(tokenizer(lambda t: t.update(post_processor=None)), "cls"),
 }
 

@@ -12,7 +12,6 @@ import pytest
 from serving import errors
 from serving.errors import BertserveError, InvalidRequest
 from serving.http.exchange import outcome_head
-from serving.http.faults import error_body, status_of
 from serving.inference.tasks import embed, rerank
 from serving.lifecycle import Lifecycle, State
 from serving.records import EmbedOptions, EngineChoice, Outcome, RerankOptions, Timings
@@ -136,16 +135,6 @@ def test_reasons_are_unique() -> None:
     """A reason names one class, the roots of the tree apart."""
     reasons = [kind.reason for kind in tree() if kind not in {BertserveError, errors.Unavailable}]
     assert len(set(reasons)) == len(reasons)
-
-
-@pytest.mark.sampled(60)
-@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/models/m/infer", "/v2", "/livez", "/unknown"])
-def test_every_error_has_a_body_on_every_path(kind: type[BertserveError], path: str) -> None:
-    """Whatever goes wrong wherever, there is a JSON body with the message and a status of the right class."""
-    error = kind("what went wrong")
-    assert b"what went wrong" in error_body(path, error, "id-1")
-    assert status_of(path, error) // 100 == kind.http_status // 100
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_defaults() -> None:
-    """Without a word the server listens on this machine only, on its three usual ports."""
-    settings = Settings.load([], {})
-    assert (settings.host, settings.http_port, settings.grpc_port, settings.metrics_port) == (
-        "127.0.0.1",
-        8000,
-        8001,
-        8002,
-    )
-
-
 def test_order_of_sources(tmp_path: Path) -> None:
     """Default, file, environment, command line: the last one that speaks wins."""
     file = tmp_path / "settings.toml"

@@ -77,16 +77,17 @@ def _export(folder: Path) -> None:
         raise RuntimeError(f"export demo ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
 
 
-def copy_bundle(models: Path, root: Path, *, without: tuple[str, ...] = ()) -> Path:
+def copy_bundle(models: Path, root: Path, *, name: str = NAME, without: tuple[str, ...] = ()) -> Path:
     """A private copy of the demo bundle below `root`, for a test to spoil; returns the bundle's directory.
 
     Args:
         models: The repository to copy from.
         root: The repository to copy to.
+        name: Of the model there.
         without: Files to leave out of the copy.
     """
     source = models / NAME / "1"
-    target = root / NAME / "1"
+    target = root / name / "1"
     target.mkdir(parents=True)
     for file in source.iterdir():
         if file.name not in without:

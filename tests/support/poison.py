@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from serving.models.bundle import MANIFEST
+from serving.models.manifest import Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
+from serving.records import IDS
 from tests.support.expected import tokenizer
-from tests.support.models import copy_bundle
+from tests.support.models import cache_key, copy_bundle, demo_repository, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 FP32 = "model.fp32.onnx"
 TINY_SIZE = 4
@@ -136,6 +141,54 @@ def lighten(bundle: Path) -> None:
 
     edit_manifest(bundle, change)
     sign(bundle)
+
+
+@functools.cache
+def light_tasks() -> Path:
+    """A model of every task, called after it, for the fake engine: its graph has the right tensors and no more.
+
+    So a server of all tasks needs no PyTorch.
+    """
+    models = demo_repository()
+
+    def make(folder: Path) -> None:
+        for task in get_args(Task):
+            bundle = copy_bundle(models, folder, name=task, without=("model.int8.onnx", FP32))
+            edit_manifest(bundle, partial(_change_task, task, bundle))
+            sign(bundle)
+
+    return kept(f"light-tasks-{cache_key(Path(__file__))}", make)
+
+
+def _change_task(task: Task, bundle: Path, manifest: dict[str, Any]) -> None:
+    keep_only_fp32(manifest)
+    inputs = graph_inputs(task, segments=True)
+    outputs = graph_outputs(task, hidden_size=TINY_SIZE, labels=2, candidates=8)
+    infos = [
+        [
+            onnx.helper.make_tensor_value_info(
+                spec.name,
+                onnx.TensorProto.INT32 if spec.dtype == "int32" else onnx.TensorProto.FLOAT,
+                [None if size < 0 else size for size in spec.shape],
+            )
+            for spec in specs
+        ]
+        for specs in (inputs, outputs)
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([onnx.helper.make_node("Identity", [IDS], ["same"])], "light", *infos), ir_version=8
+    )
+    (bundle / FP32).write_bytes(model.SerializeToString())
+    manifest |= {
+        "model": task,
+        "task": task,
+        "hidden_size": TINY_SIZE,
+        "inputs": msgspec.to_builtins(inputs),
+        "outputs": msgspec.to_builtins(outputs),
+        "pooling": "mean" if task == "embed" else None,
+        "labels": ["calm", "glad"] if task in {"classify", "tag"} else [],
+        "candidates": 8 if task == "fill_mask" else 0,
+    }
 
 
 def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
