@@ -1,4 +1,4 @@
-"""Tests with other people's software: slow, and dependent on few files. `by_change` leaves them out between changes."""
+"""Slow tests that depend on few files, most with other people's software. `by_change` leaves them out between changes."""
 
 from __future__ import annotations
 
@@ -231,6 +231,74 @@ OUTSIDERS = {
         paths=("export/engines", "export/graph", "export/precision", "serving/rollout"),
         runs=("serving.cli",),
         beside=("bertserve.py", "charts", "export", "serving"),
+    ),
+    "exports": Outsider(
+        tests=(
+            "tests/export/any_body_test.py",
+            "tests/export/end_to_end_test.py",
+            "tests/export/export_command_test.py",
+            "tests/export/exported_tasks_test.py",
+            "tests/export/folder_settings_test.py",
+            "tests/export/folders_test.py",
+            "tests/export/half_test.py",
+            "tests/export/hub_test.py",
+            "tests/export/large_model_test.py",
+            "tests/export/long_texts_test.py",
+            "tests/export/megatron_test.py",
+            "tests/export/qdq_test.py",
+            "tests/export/sentence_modules_test.py",
+            "tests/export/split_test.py",
+            "tests/export/tasks_test.py",
+            "tests/export/verify_command_test.py",
+            "tests/fault/hostile_checkpoint_test.py",
+        ),
+        # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
+        paths=("export", "serving/engine/cpu", "serving/inference", "serving/models", "serving/records.py"),
+        runs=("export.cli.export", "export.cli.verify", "serving.cli"),
+        beside=("batch", "bertserve.py", "charts", "serving"),
+    ),
+    "schedules": Outsider(
+        tests=(
+            *_of("tests/scheduling/scheduler_test.py", "test_no_item_is_lost_doubled_or_started_against_the_rules"),
+            *_of("tests/scheduling/batcher_test.py", "test_every_choice_keeps_every_rule"),
+            *_of("tests/scheduling/queue_test.py", "test_no_item_is_lost_doubled_or_overtaken"),
+            *_of(
+                "tests/scheduling/bulk_test.py",
+                "test_bulk_work_has_its_share_of_a_device_that_never_rests",
+                "test_queries_hardly_wait_for_a_saturating_bulk_job",
+                "test_bulk_work_goes_on_while_queries_overload_the_server",
+            ),
+        ),
+        # Pure functions of their arguments; the other tests of the room run always.
+        paths=("serving/scheduling", "simulate"),
+        beside=_SERVER,
+    ),
+    "fuzz": Outsider(
+        tests=(
+            "tests/fuzz/bodies_test.py",
+            "tests/fuzz/grpc_port_test.py",
+            "tests/fuzz/http_test.py",
+            "tests/fuzz/protobufs_test.py",
+            "tests/fuzz/schema_test.py",
+        ),
+        paths=("serving/grpc", "serving/http", "serving/net", "serving/oip", "serving/settings.py"),
+        runs=("serving.cli",),
+        beside=("loadtest", *_SERVER),
+    ),
+    "load tools": Outsider(
+        tests=(
+            "tests/loadtest/generator/capacity_test.py",
+            "tests/loadtest/options_test.py",
+            "tests/loadtest/report/result_test.py",
+            "tests/loadtest/secured_test.py",
+            "tests/simulate/commands_test.py",
+            "tests/simulate/simulator_test.py",
+            "tests/sizing/commands_test.py",
+            "tests/sizing/partial_test.py",
+        ),
+        paths=("charts", "loadtest", "simulate", "sizing"),
+        runs=("serving.cli",),
+        beside=_SERVER,
     ),
     "compatibility": Outsider(
         tests=("tests/export/compatibility_test.py",),
