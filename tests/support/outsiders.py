@@ -1,4 +1,4 @@
-"""Slow tests that depend on few files, most with other people's software. `by_change` leaves them out between changes."""
+"""Slow tests that depend on few files, many of them with other people's software: `by_change` leaves them out."""
 
 from __future__ import annotations
 
