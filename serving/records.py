@@ -703,7 +703,7 @@ _COMPUTE_TYPES = {
 
 
 class RejectedEngine(msgspec.Struct, frozen=True):
-    """An engine that was not taken, and why."""
+    """An engine that was not taken, and why; behind a semicolon `reason` says what to do, where something can be."""
 
     engine: str
     reason: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import defaultdict
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from serving.http.api import Api
+    from serving.http.api import Api, Endpoint
     from serving.http.routes import Docs
 
 _JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
@@ -37,17 +38,33 @@ _NO_KEY = 401
 _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
+_ALIAS = "x-alias-of"
+"""Of an operation that another one describes: that one's path."""
+
 _BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="/">Console</a></p>"""
-_DARK = b"""<style>:root { color-scheme: light dark } .swagger-ui .opblock-body { overflow-x: auto }</style>
+_HEAD = b"""<style>
+:root { color-scheme: light dark }
+.swagger-ui .opblock-body { overflow-x: auto }
+.dark-mode .swagger-ui .header-col { color: inherit }
+</style>
 <script>
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
 dark.addEventListener("change", follow);
 follow();
+const once = (tags) =>
+  tags.map((tag) => tag.update("operations", (all) => all.filterNot((one) => one.hasIn(["operation", "%b"]))))
+    .filter((tag) => tag.get("operations").size);
+const listed = { wrapSelectors: { taggedOperations: (found) => (...given) => once(found(...given)) } };
 </script>
-"""
-"""Swagger UI has dark colours, and leaves it to the page when they are shown; its tables are too wide for a phone."""
+""" % _ALIAS.encode()
+"""Swagger UI has dark colours, but for names of headers, and leaves it to the page when they are shown; its tables are
+too wide for a phone. An endpoint is listed once, whatever its paths."""
 
+_BUNDLE = b"SwaggerUIBundle({"
+_LISTED_ONCE = _BUNDLE + b" plugins: [() => ({ statePlugins: { spec: listed } })],"
+
+# Examples stand in the schemas: Swagger UI would send an `example` beside them with every request.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
         "description": "What the request is called in the reply, in errors and in the log; one is made if need be.",
@@ -55,8 +72,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "X-Request-Timeout-Ms": {
         "description": "Milliseconds after which the answer is useless: 504.",
-        "schema": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,6})?$"},
-        "example": "1000",
+        "schema": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,6})?$", "examples": ["1000"]},
     },
     "X-Request-Priority": {
         "description": "1 goes before 2, and 2 before 3; 4 is bulk work, 0 the default, 2.",
@@ -73,13 +89,11 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "Prefer": {
         "description": "`return=minimal` leaves out the tables of costs.",
-        "schema": {"type": "string"},
-        "example": "return=minimal",
+        "schema": {"type": "string", "examples": ["return=minimal"]},
     },
     "endpoint-load-metrics-format": {
         "description": "`TEXT`, `JSON` or `BIN`: the reply carries a load report of ORCA in `endpoint-load-metrics`.",
-        "schema": {"type": "string"},
-        "example": "TEXT",
+        "schema": {"type": "string", "examples": ["TEXT"]},
     },
     "If-None-Match": {
         "description": "The `ETag` of the page that is there already: 304 where it is the same.",
@@ -152,6 +166,7 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
         description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
         routes=[_without_head(route) for route, _ in listed],
     )
+    shown = _shown(listed[::-1], api)  # of equals the one whose decorator stands on top
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
@@ -162,6 +177,7 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
         keyed = api.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
         entry["parameters"] = _parameters(route, docs, api)
+        entry |= _beside(route, shown[route.method, route.direct])
         example = docs.example(api) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
@@ -179,6 +195,30 @@ async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str
     if api.keys is not None:
         made["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     return made
+
+
+def _shown(listed: Sequence[tuple[ApiRoute, Docs]], api: Api) -> dict[tuple[str, Endpoint], list[ApiRoute]]:
+    """The routes of each endpoint, first the one that `/docs` lists.
+
+    It takes as few parameters as it can: a model's name where several models answer, and no version.
+    """
+
+    def parameters(route: ApiRoute, docs: Docs) -> tuple[bool, int]:
+        several = docs.models is not None and len(docs.models(api)) > 1
+        return several and "{model}" not in route.path, route.path.count("{")
+
+    found: defaultdict[tuple[str, Endpoint], list[ApiRoute]] = defaultdict(list)
+    for route, _ in sorted(listed, key=lambda entry: parameters(*entry)):
+        found[route.method, route.direct].append(route)
+    return found
+
+
+def _beside(route: ApiRoute, routes: Sequence[ApiRoute]) -> dict[str, str]:
+    """What an operation says of the others of its endpoint."""
+    first, *others = routes
+    if route is not first:
+        return {_ALIAS: first.path}
+    return {"description": "\n".join(f"- Also `{other.path}`: {other.summary}" for other in others)} if others else {}
 
 
 def _without_head(route: ApiRoute) -> ApiRoute:
@@ -342,9 +382,10 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
         swagger_js_url="/docs/swagger-ui-bundle.js",
         swagger_css_url="/docs/swagger-ui.css",
         swagger_favicon_url="data:,",
+        swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )
-
-    body = bytes(page.body).replace(b"</head>", _DARK + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
+    body = bytes(page.body).replace(_BUNDLE, _LISTED_ONCE, 1)
+    body = body.replace(b"</head>", _HEAD + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
 
     @router.get("/docs")
     async def docs(_: Api, __: HttpRequest) -> HttpReply:

@@ -44,8 +44,8 @@ BUILT: EngineName = "tensorrt"
 """The engine that a node builds for itself."""
 
 _FOR_BOTH = (
-    "proven artifacts of the precision that is served for both libraries; `bertserve export` makes INT8 for both where"
-    " OpenVINO is installed"
+    "proven artifacts of the precision that is served for both libraries; export again where OpenVINO is installed, as"
+    " `bertserve export` makes INT8 for both there"
 )
 
 _WITHOUT_VNNI = "this processor has no VNNI, so OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
@@ -230,7 +230,9 @@ class Chooser:
     def _opened(self, engine: EngineName, bundles: Sequence[Bundle]) -> Choice:
         gpus = self._gpus(engine, bundles) if engine in ON_A_GPU else ()
         if engine == "cpu" and not libraries_of("openvino"):
-            raise StartupError(f"the engine cpu cannot run here: it needs {host.installing('openvino')}")
+            raise StartupError(
+                f"the engine cpu cannot run here: OpenVINO is not installed; run `{host.installing('openvino')}`"
+            )
         if engine == "cpu" and self._settings.engine == "auto" and host.saturates() and _has_openvino(bundles):
             raise StartupError(f"the engine cpu gains nothing here: {_WITHOUT_VNNI}")
         if engine not in OFF_THE_CPU:

@@ -59,6 +59,8 @@ _LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048,
 
 _RECENT_BATCHES = 128
 
+_RECENT_REQUESTS = 1000
+
 _ANSWERED = "ok"
 """The outcome of a request that got its answer."""
 
@@ -163,6 +165,7 @@ class Metrics:
     Attributes:
         totals: What each model has answered, by its name and version.
         recent: The last batches.
+        times: Of the last requests in `Counts.stages`, a time for each of its stages in their order; microseconds.
     """
 
     bounds = _SECONDS
@@ -187,6 +190,7 @@ class Metrics:
         self._lengths = self._histogram(catalogue.TEXT_TOKENS, _LENGTHS)
         self._cost_ratio = self._histogram(catalogue.COST_RATIO, _RATIOS)
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
+        self.times: deque[float] = deque(maxlen=4 * _RECENT_REQUESTS)
         self._state = State.STARTING
         self.read(catalogue.REQUESTS, self._outcomes)
         self.read(catalogue.TEXTS, lambda: self._texts)
@@ -218,6 +222,7 @@ class Metrics:
             self._queue.observe(timings.queue_us / 1e6)
             self._compute.observe(timings.compute_us / 1e6)
             self._request[source].observe(timings.total_us / 1e6)
+            self.times.extend((timings.tokenize_us, timings.queue_us, timings.compute_us, timings.total_us))
         texts = len(outcome.answer)
         self._texts += texts
         self._tokens += outcome.tokens

@@ -98,6 +98,12 @@ export function signed(value, digits) {
   return value.toFixed(digits).replace("-", "−");
 }
 
+/** A text whose parts between backticks are code, begun with a capital and ended with a full stop. */
+export function sentence(text) {
+  const parts = `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.test(text) ? "" : "."}`.split("`");
+  return node("span", {}, ...parts.map((part, index) => (index % 2 ? node("code", {}, part) : part)));
+}
+
 /** A rate: fractions only where it is small. */
 export function rate(value) {
   if (value === 0) return "0";

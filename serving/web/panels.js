@@ -1,6 +1,6 @@
 // What `/status` says, in figures that are renewed in place.
 
-import { bytes, count, counted, drawn, lasting, millis, node, percent, rate, table } from "./dom.js";
+import { bytes, count, counted, drawn, lasting, millis, node, percent, rate, sentence, table } from "./dom.js";
 import { TASKS } from "./tasks.js";
 
 const STATES = {
@@ -21,6 +21,16 @@ const places = new Map([...document.querySelectorAll("[data-of]")].map((place) =
 function set(name, text) {
   const place = places.get(name);
   if (place.textContent !== text) place.textContent = text;
+}
+
+const last = new Map();
+
+/** Whether something is other than it was: only then it is renewed, so that it can be selected and copied. */
+function changed(name, value) {
+  const text = JSON.stringify(value);
+  if (last.get(name) === text) return false;
+  last.set(name, text);
+  return true;
 }
 
 /** The state beside the name of the page: `kind` colours it. */
@@ -44,18 +54,25 @@ export function show(status) {
   engine(status);
   since(status.totals);
   models(status.models);
+  unused(status.choice);
 }
 
 function latency({ recent, totals }) {
   const asked = recent.latency.request.p50_ms !== null;
   const source = asked ? recent : totals;
-  const window = asked ? `last ${lasting(recent.seconds)}` : totals.requests ? "since the start" : "no request yet";
-  set("window", window);
+  const { requests, exact } = source.latency_of;
+  const window = asked ? `last ${lasting(recent.seconds)}` : "since the start";
+  set("window", requests ? `${window}, ${counted(requests, "request")}` : "no request yet");
   for (const stage of STAGES) {
-    for (const quantile of QUANTILES) set(`${stage}.${quantile}`, millis(source.latency[stage][quantile]));
+    for (const quantile of QUANTILES) set(`${stage}.${quantile}`, within(source.latency[stage][quantile], exact));
   }
-  const values = recent.steps.p99_ms;
-  steps("latency-steps", values, `p99 of each ${recent.steps.seconds} s`, millis);
+  const highest = (value) => within(value, recent.latency_of.exact);
+  steps("latency-steps", recent.steps.p99_ms, `p99 of each ${recent.steps.seconds} s`, highest);
+}
+
+/** A duration in milliseconds; of many requests only its bucket is known. */
+function within(value, exact) {
+  return exact || value === null ? millis(value) : `≤ ${millis(value)}`;
 }
 
 function throughput(recent) {
@@ -84,15 +101,11 @@ function batches({ count: seen, mean_texts: texts, padding_share: padding, predi
 function engine({ engine: running, choice, lanes, totals }) {
   const where = choice.cards.length ? choice.cards.map(({ name }) => name).join(", ") : running && counted(running.threads, "thread");
   set("engine", running ? `${`${running.name} ${running.version}`.trim()}, ${where}` : "none now");
-  const rejected = choice.rejected.map(({ engine: name, reason }) => `${name}: ${reason}`);
-  set("rejected", [...rejected, ...choice.left_out, ...choice.lost].join("; ") || "–");
   const kinds = running?.lanes ?? [];
   const busy = lanes.map(({ tokens }, index) => `${kinds[index] ?? "lane"} ${tokens ? counted(tokens, "token") : "idle"}`);
   set("lanes", busy.join(", ") || "–");
   set("restarts", count(totals.engine_restarts));
 }
-
-let sinceShown = "";
 
 function since(totals) {
   set("uptime", lasting(totals.seconds));
@@ -104,10 +117,7 @@ function since(totals) {
     ["Tokens cut off", count(totals.truncated_tokens)],
     ...reasons.map(([reason, number]) => [reason, count(number)]),
   ];
-  // Renewed only where it changes, so that it can be selected and copied.
-  const text = JSON.stringify(lines);
-  if (text === sinceShown) return;
-  sinceShown = text;
+  if (!changed("since", lines)) return;
   const line = ([name, value]) => node("div", {}, node("dt", {}, name), node("dd", {}, value));
   document.getElementById("since").replaceChildren(...lines.map(line));
 }
@@ -134,18 +144,30 @@ function steps(id, values, what, format) {
   set(`${id}-highest`, highest);
 }
 
-let modelsShown = "";
-
 function models(served) {
-  const text = JSON.stringify(served.map(({ costs, ...model }) => model));
-  if (text === modelsShown) return;
-  modelsShown = text;
-  const heads = ["Model", "Task", "Served as", ["Longest input", "number"], "Beside PyTorch", "Accuracy"];
-  const names = heads.map((head) => (Array.isArray(head) ? head[0] : head));
-  const shown = table("What is served, and what its export found", heads, served.map(row), "models");
-  for (const line of shown.tBodies[0].rows) [...line.cells].forEach((cell, index) => (cell.dataset.head = names[index]));
-  document.getElementById("models-table").replaceChildren(shown);
-  document.getElementById("models").hidden = false;
+  if (!changed("models", served.map(({ costs, ...model }) => model))) return;
+  const heads = ["Model", "Task", "Served as", "Longest input", "Beside PyTorch", "Accuracy"];
+  wide("models", "What is served, and what its export found", heads, served.map(row));
+}
+
+/** What could have run the models and does not; engines with the same reason share a line. */
+function unused({ rejected, left_out, lost }) {
+  const found = [...rejected, ...[...left_out, ...lost].map((reason) => ({ engine: "GPU", reason }))];
+  if (!changed("unused", found)) return;
+  const reasons = Map.groupBy(found, ({ reason }) => reason);
+  const rows = [...reasons].map(([reason, engines]) => {
+    const [why, ...advice] = reason.split("; ");
+    return [node("strong", {}, engines.map(({ engine }) => engine).join(", ")), sentence(why), advice.length ? sentence(advice.join("; ")) : "–"];
+  });
+  wide("unused", "What does not run the models, and why", ["Engine", "Why", "What to do"], rows);
+}
+
+/** A table over the whole width; on a phone each row is a list with the heads as names. */
+function wide(name, caption, heads, rows) {
+  const made = table(caption, heads, rows, `wide ${name}`);
+  for (const line of made.tBodies[0].rows) [...line.cells].forEach((cell, index) => (cell.dataset.head = heads[index]));
+  document.getElementById(`${name}-table`).replaceChildren(made);
+  document.getElementById(name).hidden = !rows.length;
 }
 
 function row(model) {

@@ -19,7 +19,10 @@ export class RequestForm {
 
   constructor(onKeyWanted) {
     this.#onKeyWanted = onKeyWanted;
-    byId("model").addEventListener("change", () => this.#choose(byId("model").value));
+    byId("model").addEventListener("change", () => {
+      history.replaceState(null, "", at(byId("model").value));
+      this.#follow();
+    });
     byId("request").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -46,8 +49,7 @@ export class RequestForm {
     byId("model").replaceChildren(
       ...models.map(({ name, task }) => node("option", { value: name }, `${name} · ${TASKS[task].name}`)),
     );
-    if (!models.some(({ name }) => name === this.#model?.name)) this.#follow();
-    else byId("model").value = this.#model.name;
+    this.#follow();
   }
 
   /** Asks what the form says; what is under way is given up. */
@@ -82,14 +84,26 @@ export class RequestForm {
   }
 
   get #route() {
-    return route(this.#task, this.#model.name, this.#models.length === 1);
+    return route(this.#task, this.#model.name, this.#alone);
   }
 
-  /** Takes the model that the address names, else the first. */
+  /** Whether no other model has its task. */
+  get #alone() {
+    return this.#models.filter(({ task }) => task === this.#model.task).length === 1;
+  }
+
+  /** Takes the model that the address names; where there is none of that name, says so and keeps to what is shown. */
   #follow() {
     const named = new URLSearchParams(location.hash.slice(1)).get("model");
-    const model = this.#models.find(({ name }) => name === named) ?? this.#models[0];
-    if (model) this.#choose(model.name);
+    const find = (wanted) => this.#models.find(({ name }) => name === wanted);
+    const model = find(named) ?? find(this.#model?.name) ?? this.#models[0];
+    if (!model) return;
+    const links = this.#models.flatMap(({ name }) => [", ", node("a", { href: at(name) }, name)]).slice(1);
+    const lacking = named !== null && named !== model.name;
+    byId("unserved").replaceChildren(...(lacking ? [`Unknown model “${named}”. Available: `, ...links, "."] : []));
+    if (named === null) history.replaceState(null, "", at(model.name));
+    if (model.name === this.#model?.name) byId("model").value = model.name;
+    else this.#choose(model.name);
   }
 
   #choose(name) {
@@ -99,7 +113,6 @@ export class RequestForm {
     byId("cancel").hidden = true;
     this.#model = this.#models.find((model) => model.name === name);
     byId("model").value = name;
-    history.replaceState(null, "", `#model=${encodeURIComponent(name)}`);
     const task = this.#task;
     const values = this.#kept[name] ?? task.examples[0];
     byId("fields").replaceChildren(...task.fields.map((field) => input(field, values[field.id])));
@@ -107,9 +120,8 @@ export class RequestForm {
       ...task.examples.map((example) => node("li", {}, node("button", { type: "button", class: "quiet", click: () => this.#try(example) }, example.name))),
     );
     byId("run").textContent = task.verb;
-    const alone = this.#models.length === 1;
     byId("route").textContent = `POST ${this.#route}`;
-    byId("route-docs").href = documentation(task, alone);
+    byId("route-docs").href = documentation(task, this.#alone);
     byId("answer").hidden = true;
     this.#say("");
   }
@@ -188,6 +200,11 @@ export class RequestForm {
     if (reply) byId("trace").append(raw(reply));
     byId("answer").hidden = false;
   }
+}
+
+/** The address of a model. */
+function at(name) {
+  return `#model=${encodeURIComponent(name)}`;
 }
 
 function input({ id, label, hint, rows }, value) {

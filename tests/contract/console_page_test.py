@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 
@@ -153,6 +155,30 @@ def test_the_address_remembers_the_model(tasks_server: Server, page: Page) -> No
     assert page.run("location.hash") == "#model=embed"
     page.fill("#model", "tag")
     assert page.run("document.getElementById('text').value") == "typed"
+
+
+def test_an_address_of_no_model_says_so(tasks_server: Server, page: Page) -> None:
+    """With those that there are, each a link; the address stays until one is chosen."""
+    page.open(f"http://{tasks_server.http}/#model=<b>nope")
+    page.wait("!document.getElementById('main').hidden", "the form")
+    shown = page.run("document.getElementById('model').value")
+    names = page.run("[...document.getElementById('model').options].map((option) => option.value)")
+    assert set(names) == set(TASKS)
+    assert page.text("#unserved") == f"Unknown model “<b>nope”. Available: {', '.join(names)}."
+    assert unquote(page.run("location.hash")) == "#model=<b>nope"
+    page.click("#unserved a:last-of-type")
+    page.wait(f"document.getElementById('model').value === {json.dumps(names[-1])}", "the model of the link")
+    assert shown != names[-1]
+    assert page.text("#unserved") == ""
+    # What is typed is not lost by an address that leads nowhere.
+    field = page.run("document.querySelector('#fields textarea').id")
+    page.fill(f"#{field}", "typed")
+    page.run("location.hash = '#model=other'")
+    page.wait("document.getElementById('unserved').textContent.startsWith('Unknown model “other”')", "the sentence")
+    assert page.run("document.getElementById('model').value") == names[-1]
+    assert page.run(f"document.getElementById('{field}').value") == "typed"
+    page.fill("#model", "tag")
+    assert (page.text("#unserved"), page.run("location.hash")) == ("", "#model=tag")
 
 
 @pytest.mark.parametrize("name", ["", *ASSETS])

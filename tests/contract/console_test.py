@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.browser import PageError
-from tests.support.clients import post_json
+from tests.support.clients import Tei, get, post_json
 from tests.support.console import DASH, MINUS, PASSAGE, QUESTION, TEXT, answered, ask, cells, reply, visit
 from tests.support.server import Server, measured
 from tests.support.tasks import HIDDEN_SIZE, LABELS, TASKS, tiny_model, write_bundle
@@ -145,7 +145,7 @@ def test_an_example_is_one_click(tasks_server: Server, page: Page, task: str) ->
     widths = page.run("[...document.querySelectorAll('.timing .bar span')].map((bar) => parseFloat(bar.style.width))")
     assert widths[2] == pytest.approx(100 * times["Compute"] / times["Total"], abs=1 if unit == "ms" else 5)
     assert page.run("document.querySelector('#route-docs').hash") in {
-        f"#/{tag}/post_models_model_{path}"
+        f"#/{tag}/post_{path}"
         for tag, path in (
             *(("TEI", path) for path in ("embed", "embed_all", "rerank")),
             *(("Tasks", path) for path in ("classify", "answer", "tag", "fill_mask")),
@@ -219,11 +219,48 @@ def test_the_first_screen_and_the_figures(page: Page, serve: Callable[..., Serve
     assert "fake, " in page.text("[data-of=engine]")
     for _ in range(3):
         post_json(server.http, "/embed", json.dumps({"inputs": ["a", "b"]}).encode())
-    page.wait("document.querySelector('[data-of=window]').textContent.startsWith('last ')", "figures")
-    assert re.fullmatch(r"[\d.]+ ms", page.text("[data-of='request.p50_ms']"))
+    page.wait("document.querySelector('[data-of=window]').textContent.endsWith(', 3 requests')", "figures")
+    exact = get(server.http, "/status").json()["recent"]["latency"]["request"]["p99_ms"]
+    assert float(page.text("[data-of='request.p99_ms']").removesuffix(" ms")) == pytest.approx(exact, 0.005, 0.0051)
     assert page.text("[data-of=requests_per_s]") != "0"
     assert page.text("#since").split("\n")[:4] == ["Requests answered", "3", "Texts", "6"]
     page.wait("document.querySelector('#rate-steps').ariaLabel.includes('highest')", "a step with requests in it")
+
+
+def test_of_many_requests_the_bound_is_shown(page: Page, serve: Callable[..., Server]) -> None:
+    """As a bound: nobody kept the times of so many."""
+    server = serve("--engine", "fake")
+    with Tei(server) as client:
+        for _ in range(1001):
+            client.embed(["a"])
+    visit(page, server)
+    page.wait("document.querySelector('[data-of=window]').textContent.endsWith(', 1,001 requests')", "figures")
+    assert re.fullmatch(r"≤ [\d.]+ ms", page.text("[data-of='request.p99_ms']"))
+    page.wait("document.querySelector('#latency-steps').ariaLabel.includes('highest ≤ ')", "the step")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_is_not_used_is_a_table(fp32_server: Server, page: Page, width: int) -> None:
+    """An engine or two, why it does not run the models, and what to do; side by side, or below one another."""
+    page.look(width=width)
+    visit(page, fp32_server)
+    rejected = get(fp32_server.http, "/status").json()["choice"]["rejected"]
+    rows = cells(page, "#unused")
+    assert ", ".join(engines for engines, _, _ in rows).split(", ") == [entry["engine"] for entry in rejected]
+    assert rows[0] == [
+        "tensorrt, ort-cuda",
+        "The bundles hold nothing for a GPU.",
+        "Export with --precision fp16 or --tensorrt.",
+    ]
+    assert page.run(
+        "[...document.querySelectorAll('#unused tbody tr > *')].every((cell) =>"
+        " getComputedStyle(cell).textAlign === 'left' && cell.getBoundingClientRect().right <= innerWidth)"
+    )
+    tops = page.run(
+        "[...document.querySelector('#unused tbody tr').cells].map((cell) => cell.getBoundingClientRect().top)"
+    )
+    assert (len(set(tops)) == 1) is (width > 390)
+    assert "tensorrt" not in page.text("#live")
 
 
 def test_errors_are_shown_as_what_they_say(tasks_server: Server, page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,8 +36,8 @@ def example_of(operation: dict[str, Any], path: str) -> tuple[str, dict[str, str
     for parameter in operation["parameters"]:
         if parameter["in"] == "path":
             path = path.replace(f"{{{parameter['name']}}}", parameter["schema"]["enum"][0])
-        elif "example" in parameter:
-            headers[parameter["name"]] = parameter["example"]
+        elif "examples" in parameter["schema"]:
+            headers[parameter["name"]] = parameter["schema"]["examples"][0]
     if "requestBody" not in operation:
         return path, headers, None
     return (
@@ -113,10 +114,54 @@ def test_every_error_says_when_it_comes(document: dict[str, Any]) -> None:
 def test_the_page_fits_a_phone_and_leads_back_to_the_console(tasks_server: Server, page: Page) -> None:
     """With a route opened, whose tables are wide; the way back stands above all that Swagger draws."""
     page.open(f"http://{tasks_server.http}/docs")
-    page.wait("document.querySelectorAll('.opblock').length > 40", "the routes")
+    page.wait("document.querySelectorAll('.opblock').length > 30", "the routes")
     page.click(".opblock-summary-control")
     page.wait("document.querySelector('.responses-table')", "the route")
     fits_a_phone(page)
+    color = page.run("getComputedStyle(document.querySelector('.header-col')).color")
+    assert max(map(int, re.findall(r"\d+", color)[:3])) > 128, "Swagger's own is dark on dark"
     page.look()
     page.click("body > p a")
     page.wait("location.pathname === '/' && !document.getElementById('main')?.hidden", "the console")
+
+
+def test_the_page_lists_an_endpoint_once(
+    tasks_server: Server, fake_server: Server, document: dict[str, Any], page: Page
+) -> None:
+    """With a model's name in its path where several answer; its other paths are told below it. Schemas are folded."""
+    for server, tokenizing in ((fake_server, "/tokenize"), (tasks_server, "/models/{model}/tokenize")):
+        page.open(f"http://{server.http}/docs")
+        page.wait("document.querySelector('.opblock')", "the routes")
+        paths = page.run("[...document.querySelectorAll('.opblock-summary-path')].map((path) => path.dataset.path)")
+        assert {"/embed", tokenizing, "/health", "/v1/embeddings", "/v2/models/{model}/infer"} <= set(paths)
+        assert [path.removeprefix("/models/{model}") for path in paths].count("/tokenize") == 1
+        assert not {"/ping", "/embeddings", "/models/{model}/embed"} & set(paths)
+        assert page.text("section.models") == "Schemas"
+    assert sorted(paths) == sorted(path for _, path, each in operations(document) if "x-alias-of" not in each)
+    for method, _, alias in operations(document):
+        if "x-alias-of" in alias:
+            main = document["paths"][alias["x-alias-of"]][method.lower()]
+            assert "x-alias-of" not in main
+            assert alias["summary"] in main["description"]
+
+
+def test_trying_a_route_sends_no_header_unasked(tasks_server: Server, page: Page) -> None:
+    """Neither a deadline nor a wish for a load report."""
+    sent: list[dict[str, str]] = []
+    page.on["Network.requestWillBeSent"] = lambda event: sent.append(event["request"]["headers"])
+    page.open(f"http://{tasks_server.http}/docs")
+    page.wait("document.querySelector('#operations-TEI-post_embed')", "the routes")
+    page.click("#operations-TEI-post_embed .opblock-summary-control")
+    page.wait("document.querySelector('.try-out__btn')", "the route")
+    page.click(".try-out__btn")
+    page.wait("document.querySelector('button.execute')", "the form")
+    assert (
+        page.run("[...document.querySelectorAll('.parameters input, .parameters select')].map((one) => one.value)")
+        == [""] * 5
+    )
+    page.click("button.execute")
+    page.wait(
+        "document.querySelector('.live-responses-table tbody .response-col_status')?.innerText.includes('200')",
+        "a reply",
+    )
+    assert not {"x-request-timeout-ms", "endpoint-load-metrics-format"} & {name.lower() for name in sent[-1]}

@@ -247,7 +247,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
     assert "pip install -e '.[openvino]'" in choice.rejected[-1].reason
-    assert "not the engine cpu: the engine cpu cannot run here: it needs " in caplog.text
+    assert "not the engine cpu: the engine cpu cannot run here: OpenVINO is not installed; run `" in caplog.text
     write_bundle(models, tiny_model("tag"))
     caplog.clear()
     choice = Chooser(Settings(models=models), discovery.Machine).first()
@@ -308,7 +308,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))
-    with pytest.raises(StartupError, match="`bertserve export` makes INT8 for both"):
+    with pytest.raises(StartupError, match="`bertserve export` makes INT8 for both there"):
         Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
 
 

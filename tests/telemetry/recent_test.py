@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serving.records import Outcome, Timings
 from serving.telemetry.metrics import Metrics
-from serving.telemetry.recent import STEP_S, STEPS, Recent, quantile
+from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 
 
 class Clock:
@@ -101,22 +101,50 @@ def test_errors_are_told_by_reason(clock: Clock) -> None:
     assert totals["engine_restarts"] == 1
 
 
+def test_few_requests_have_exact_quantiles(clock: Clock) -> None:
+    """A bucket of the histogram would turn 14.2 ms into anything from 12.5 to 15."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    answered(metrics, 1, 14.2)
+    report = recent.report()
+    assert report["latency"]["request"] == {"p50_ms": 14.2, "p90_ms": 14.2, "p99_ms": 14.2}
+    assert report["latency"]["compute"] == {"p50_ms": 7.1, "p90_ms": 7.1, "p99_ms": 7.1}
+    assert report["latency_of"] == {"requests": 1, "exact": True}
+    times = np.random.default_rng(0).lognormal(2.0, 1.0, 400).tolist()
+    for total_ms in times:
+        answered(metrics, 1, total_ms)
+    report = recent.report()
+    true = np.quantile([14.2, *times], [0.5, 0.9, 0.99], method="inverted_cdf")
+    assert list(report["latency"]["request"].values()) == pytest.approx(true.tolist(), abs=0.0006)
+
+
+def test_a_step_has_the_exact_quantile_of_its_own_requests(clock: Clock) -> None:
+    """Those before it are in the same memory."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    for total_ms in (80.0, 14.2):
+        answered(metrics, 3, total_ms)
+        clock.now += STEP_S
+        recent.look()
+    assert recent.report()["steps"]["p99_ms"] == [80.0, 14.2]
+
+
+def test_of_many_requests_the_bounds_are_told(clock: Clock) -> None:
+    """None of them lies above what is said of it, and it is told that this is a bound."""
+    metrics = Metrics()
+    recent = Recent(metrics, clock.read)
+    answered(metrics, 1001, 14.2)
+    report = recent.report()
+    assert report["latency_of"] == {"requests": 1001, "exact": False}
+    assert set(report["latency"]["request"].values()) == {15.0}
+
+
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
+def test_a_bound_is_that_of_the_true_quantile(values: list[float], share: float) -> None:
     """Whatever was counted; beyond the last bound there is only that bound to tell."""
     bounds = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
     places = np.searchsorted(bounds, values)
     counts = np.bincount(places, minlength=len(bounds) + 1).tolist()
-    found = quantile(bounds, counts, share)
     true = float(np.quantile(values, share, method="inverted_cdf"))
     bucket = int(np.searchsorted(bounds, true))
-    assert found is not None
-    if bucket == len(bounds):
-        assert found == bounds[-1]
-    else:
-        assert (bounds[bucket - 1] if bucket else 0.0) <= found <= bounds[bucket]
-
-
-def test_a_quantile_of_nothing() -> None:
-    """Is nothing."""
-    assert quantile((1.0, 2.0), [0, 0, 0], 0.5) is None
+    assert upper_bound(bounds, counts, share) == bounds[min(bucket, len(bounds) - 1)]

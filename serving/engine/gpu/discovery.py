@@ -109,10 +109,10 @@ def _onnx_runtime() -> Library:
         # The one user of the library for CPUs may be missing it; the one for GPUs has the same module.
         from serving.engine.cpu import ort  # noqa: PLC0415  needs its library
     except ImportError as error:
-        return Library(problem=f"ONNX Runtime is not installed ({error}): {installing('gpu')}")
+        return Library(problem=f"ONNX Runtime is not installed ({error}); run `{installing('gpu')}`")
     if _PROVIDER not in ort.providers():
         return Library(
-            problem=f"ONNX Runtime {ort.VERSION} is installed without CUDA: {installing('gpu')} in place of [cpu]"
+            problem=f"ONNX Runtime {ort.VERSION} is installed without CUDA; run `{installing('gpu')}` in place of [cpu]"
         )
     return Library(ort.VERSION, _major(ort.cuda_version()))
 

@@ -251,8 +251,8 @@ async def info(api: Api, http: HttpRequest) -> HttpReply:
 _UNHEALTHY = {503: "The server is not ready for requests."}
 
 
-@router.get("/ping", Docs(statuses=_UNHEALTHY), public=True)
 @router.get("/health", Docs(statuses=_UNHEALTHY), public=True)
+@router.get("/ping", Docs(statuses=_UNHEALTHY), public=True)
 async def health(api: Api, _: HttpRequest) -> HttpReply:
     """200 while new requests should come here."""
     if api.lifecycle.ready:
