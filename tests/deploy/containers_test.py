@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -15,9 +18,15 @@ from packaging.utils import canonicalize_name
 
 from serving.settings import Settings
 from tests.support import kubernetes
+from tests.support.certificates import Certificates
+from tests.support.clients import get
 from tests.support.containerfile import Stage, lineage, stages, words
+from tests.support.credentials import FIRST, write_keys
 from tests.support.kubernetes import manifests, pods
 from tests.support.models import ROOT
+from tests.support.server import FAKE, Server, environment, free_port
+from tests.support.skips import excused
+from tests.support.waiting import wait_for
 from tests.support.wheel import SOURCES, requirements
 
 FILES = sorted((ROOT / "deploy" / "containers").glob("*.Containerfile"))
@@ -95,8 +104,8 @@ def _own(extras: set[str]) -> list[str]:
 def test_the_exporters_stage_has_what_an_export_needs() -> None:
     """Its extras, each pinned; a user who is not root, and a home that can be written where the root cannot."""
     made = lineage(stages(ROOT / "deploy/containers/cpu.Containerfile"), "export")
-    (extras,) = re.findall(r'--constraint constraints\.txt "\.\[([a-z,]+)\]"', made[-6][1])
-    assert set(extras.split(",")) == {"cpu", "openvino", "export"}
+    extras = re.findall(r'--constraint constraints\.txt "\.\[([a-z,]+)\]"', " ".join(text for _, text in made))
+    assert {"cpu", "openvino", "export"} <= set(",".join(extras).split(","))
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {"torch", "transformers", "onnx"} <= pinned
     rest = dict(made)
@@ -107,12 +116,12 @@ def test_the_exporters_stage_has_what_an_export_needs() -> None:
 @every
 def test_constraints_are_those_of_the_tests(path: Path) -> None:
     """Every package at the version that the tests ran with, on a Python that is supported."""
-    (build, *_) = stages(path)
+    base, build, *_ = stages(path)
     assert "--constraint constraints.txt" in " ".join(build.of("RUN"))
     lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pinned = {canonicalize_name(Requirement(line).name) for line in lines if line}
     assert {canonicalize_name(Requirement(need).name) for need in _own(installed(stages(path)))} <= pinned
-    version = re.fullmatch(r"python:(\d+\.\d+)-slim-\w+", build.base)
+    version = re.fullmatch(r"python:(\d+\.\d+)-slim-\w+", base.base)
     assert version is not None
     assert tuple(map(int, version[1].split("."))) >= (3, 11)
 
@@ -121,7 +130,7 @@ def test_constraints_are_those_of_the_tests(path: Path) -> None:
 def test_what_runs_needs_no_shell_and_no_root(path: Path) -> None:
     """The served stages stand on the base the environment was made on, run nothing, and are a numbered user's."""
     all_stages = stages(path)
-    build = all_stages[0]
+    base, build = all_stages[:2]
     assert all_stages[-1].name == "mounted"  # the one that is built where none is named
     for name in SERVED:
         made = lineage(all_stages, name)
@@ -134,8 +143,8 @@ def test_what_runs_needs_no_shell_and_no_root(path: Path) -> None:
         assert script in PROJECT["scripts"]
         assert f"--from=build {folder} {folder}" in [text for word, text in made if word == "COPY"]
         assert f"python -m venv {folder}" in " ".join(build.of("RUN"))
-        assert [made[0]] == [("COPY", f"--from=build {folder} {folder}")]
-    assert next(stage for stage in all_stages if stage.name == "runtime").base == build.base
+        assert made[len(base.instructions)] == ("COPY", f"--from=build {folder} {folder}")
+    assert next(stage for stage in all_stages if stage.name == "runtime").base == build.base == base.name
 
 
 @every
@@ -149,6 +158,93 @@ def test_the_command_is_understood(path: Path) -> None:
     assert settings.host == "::"
     exposed = {int(port) for port in rest["EXPOSE"].split()}
     assert exposed == {settings.http_port, settings.grpc_port, settings.metrics_port}
+
+
+@every
+def test_labels_are_the_project_s(path: Path) -> None:
+    """On every stage that becomes an image, and none of another version, licence or base."""
+    base, *others = stages(path)
+    labels = {
+        name: value for rest in base.of("LABEL") for name, value in (word.split("=", 1) for word in shlex.split(rest))
+    }
+    assert all(name.startswith("org.opencontainers.image.") for name in labels)
+    told = {name.removeprefix("org.opencontainers.image."): value for name, value in labels.items()}
+    assert (told["version"], told["licenses"]) == (PROJECT["version"], PROJECT["license"])
+    assert told["base.name"] == f"docker.io/library/{base.base}"
+    assert told["title"] == PROJECT["name"]
+    for stage in others:
+        assert ("LABEL", base.of("LABEL")[0]) in lineage(stages(path), stage.name)
+
+
+def test_the_cpu_image_has_the_engines_of_make_run() -> None:
+    """The extras of `make run`, but for those that make models."""
+    (extras,) = re.findall(r"--editable '\.\[([a-z,]+)\]'", (ROOT / "Makefile").read_text().split("STAMP,dev")[0])
+    assert installed(stages(ROOT / "deploy/containers/cpu.Containerfile")) >= {*extras.split(",")} - {"export", "demo"}
+
+
+def healthcheck(path: Path) -> tuple[list[str], list[str]]:
+    """Options and command of the probe that both served stages have."""
+    (rest,) = {dict(lineage(stages(path), name))["HEALTHCHECK"] for name in SERVED}
+    options, _, command = rest.partition(" CMD ")
+    return options.split(), words(command)
+
+
+def probe(path: Path, port: str | None, *before: str) -> subprocess.CompletedProcess[str]:
+    """Runs that command with the Python of the tests, as Docker would in the server's container."""
+    _, (python, *rest) = healthcheck(path)
+    assert python == "/opt/bertserve/bin/python"
+    # A proxy that Docker hands to all containers is not asked for the container's own port.
+    env = environment({"http_proxy": "http://127.0.0.1:1"} | ({"BERTSERVE_METRICS_PORT": port} if port else {}))
+    command = [*before, sys.executable, *rest]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def port_of(server: Server) -> str:
+    return server.metrics.rpartition(":")[2]
+
+
+@every
+def test_the_health_check_follows_readiness(path: Path, models: Path, tmp_path: Path) -> None:
+    """Over the port of metrics, with TLS and keys too; not while the server ends, nor where there is none."""
+    keys = write_keys(tmp_path / "keys", FIRST)
+    certificates = Certificates(tmp_path / "certificates")
+    secured = ("--api-keys-file", str(keys), "--lame-duck-s", "60")
+    with Server(models, *FAKE, *secured, tls=certificates) as server:
+        done = probe(path, port_of(server))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        server.signal(signal.SIGTERM)
+        wait_for(lambda: get(server.metrics, "/readyz").status == 503, "readiness to fall")
+        assert probe(path, port_of(server)).returncode == 1
+        server.signal(signal.SIGTERM)
+        server.wait()
+        assert probe(path, port_of(server)).returncode == 1
+
+
+@every
+def test_the_health_check_asks_the_usual_port(path: Path) -> None:
+    """Where the environment names none, and often enough that an engine's restart is no failure."""
+    options, command = healthcheck(path)
+    told = dict(option.removeprefix("--").split("=") for option in options)
+    assert f"'BERTSERVE_METRICS_PORT', '{Settings().metrics_port}'" in command[-1]
+    assert int(told["retries"]) * int(told["interval"].removesuffix("s")) >= 60
+    timeout = re.findall(r"timeout=(\d+)", command[-1])
+    assert int(timeout[0]) < int(told["timeout"].removesuffix("s"))
+
+
+@every
+def test_the_health_check_speaks_ipv6(path: Path, models: Path, tmp_path: Path) -> None:
+    """Where the server listens on nothing else; containers have `localhost` for both families."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip(excused("only root can give a process hosts of its own"))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
+    script = f"mount --bind '{hosts}' /etc/hosts && exec \"$@\""
+    confined = ("unshare", "--mount", "sh", "-c", script, "sh")
+    if subprocess.run([*confined, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip(excused("no namespaces here"))
+    with Server(models, *FAKE, "--host", "::1") as server:
+        assert probe(path, port_of(server), *confined).returncode == 0
+        assert probe(path, str(free_port()), *confined).returncode == 1
 
 
 @every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -20,8 +21,19 @@ from serving.settings import Settings
 from simulate import cli as simulate_cli
 from sizing import cli as sizing_cli
 from tests.support import kubernetes
-from tests.support.containerfile import stages
-from tests.support.kubernetes import NEWEST, OLDEST, OVERLAYS, containers, manifests, pods, render
+from tests.support.containerfile import lineage, stages
+from tests.support.kubernetes import (
+    COMPONENTS,
+    NEWEST,
+    OLDEST,
+    OVERLAYS,
+    combined,
+    containers,
+    manifests,
+    of_kind,
+    pods,
+    render,
+)
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -64,11 +76,26 @@ def test_images_are_built_of_files_that_exist() -> None:
         assert words[words.index("--target") + 1] in {stage.name for stage in made}
 
 
-def test_every_overlay_is_told_of() -> None:
-    """In the table; and what is applied exists."""
-    table = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDE, re.MULTILINE))
-    assert table == set(OVERLAYS)
-    for (path,) in commands("kubectl", "apply", "-k"):
+def test_a_server_in_docker_in_three_lines() -> None:
+    """Of an image that the line before builds; where the image looks for models, on a port that it opens."""
+    at = next(at for at, words in enumerate(COMMANDS) if words[:2] == ["docker", "run"])
+    build, run, call = COMMANDS[at - 1 : at + 2]
+    assert build[build.index("-t") + 1] == run[-1]
+    made = dict(lineage(stages(ROOT / build[build.index("-f") + 1]), build[build.index("--target") + 1]))
+    verb, *options = json.loads(made["CMD"])
+    assert verb == "serve"
+    assert run[run.index("--volume") + 1] == f"$PWD/models:{Settings.load(options, {}).models}:ro"
+    address, _, port = run[run.index("--publish") + 1].rpartition(":")
+    assert port in made["EXPOSE"].split()
+    assert call[0] == "curl"
+    assert f"http://{address}/embed" in call
+
+
+def test_every_overlay_and_component_is_told_of() -> None:
+    """In the tables, but for what only other components use; and what is applied exists."""
+    tables = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDE, re.MULTILINE))
+    assert tables == {*OVERLAYS, *COMPONENTS} - {"https-egress"}
+    for path, *_ in commands("kubectl", "apply", "-k"):
         assert (ROOT / path / "kustomization.yaml").is_file()
     for (path,) in commands("kubectl", "apply", "-f"):
         assert (ROOT / path).is_file()
@@ -104,18 +131,10 @@ def test_the_example_renders(tmp_path: Path) -> None:
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 @pytest.mark.parametrize(("overlay", "component"), [("cpu", "mounted-models"), ("t4", "mounted-models-t4")])
 def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> None:
-    """The components that no overlay shows: every container finds the repository where it looks, read-only."""
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    (tmp_path / "mine").mkdir()
-    mine = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": "bertserve",
-        "resources": [f"../deploy/kubernetes/overlays/{overlay}"],
-        "components": [f"../deploy/kubernetes/components/{component}"],
-    }
-    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine))
-    found = yaml.safe_load(render(tmp_path / "mine", within=tmp_path))
+    """With a claim of the project's: every container finds the repository where it looks, read-only."""
+    found = combined(tmp_path, overlay, component, resources=("models-claim",))
+    (claim,) = of_kind(found, "PersistentVolumeClaim")
+    assert claim["metadata"]["name"] == "bertserve-models"
     for version in (OLDEST, NEWEST):
         for manifest in found:
             assert kubernetes_validate.validate(manifest, version, strict=True) == version
@@ -128,6 +147,18 @@ def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> 
         assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "models"]
     assert volume["persistentVolumeClaim"] == {"claimName": "bertserve-models", "readOnly": True}
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_the_example_of_an_object_store_renders(tmp_path: Path) -> None:
+    """In place of the component's own settings, under a name that makes a rollout."""
+    (example,) = re.findall(r"^    (configMapGenerator:\n(?:    .*\n)+)", GUIDE, re.MULTILINE)
+    more = yaml.safe_load(example.replace("\n    ", "\n"))
+    found = combined(tmp_path, "cpu", "fetched-models", more=more)
+    (config,) = [
+        each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"].startswith("bertserve-fetch-")
+    ]
+    assert config["data"] == dict(line.split("=") for line in more["configMapGenerator"][0]["literals"])
 
 
 def test_numbers_are_the_settings() -> None:

@@ -13,13 +13,16 @@ import yaml
 
 from export.cli import export as export_cli
 from loadtest import cli as load_cli
+from serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
 from tests.support.kubernetes import (
+    COMPONENTS,
     KUBERNETES,
     NEWEST,
     OLDEST,
     OVERLAYS,
+    combined,
     containers,
     manifests,
     named,
@@ -30,6 +33,8 @@ from tests.support.kubernetes import (
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.kubernetes import Manifest
 
 pytestmark = pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
@@ -61,6 +66,9 @@ def custom(version: str, spec: dict[str, Any]) -> dict[str, Any]:
     return closed({"apiVersion": {"const": version}, "kind": WORD, "metadata": metadata, "spec": spec})
 
 
+PARENTS = items(closed({"name": WORD, "namespace": WORD}))
+BACKENDS = items(closed({"name": WORD, "port": {"type": "integer"}}))
+TARGETS = items(closed({"group": WORD, "kind": WORD, "name": WORD}))
 BEHAVIOUR = closed({"scaleUp": {"type": "object"}, "scaleDown": {"type": "object"}})
 CUSTOM: dict[str, dict[str, Any]] = {
     "ServiceMonitor": custom(
@@ -126,6 +134,38 @@ CUSTOM: dict[str, dict[str, Any]] = {
             advanced=closed({"horizontalPodAutoscalerConfig": closed({"behavior": BEHAVIOUR})}),
         ),
     ),
+    "HTTPRoute": custom(
+        "gateway.networking.k8s.io/v1",
+        closed(
+            {
+                "parentRefs": PARENTS,
+                "hostnames": items(WORD),
+                "rules": items(
+                    closed(
+                        {"backendRefs": BACKENDS},
+                        timeouts=closed({"request": {"pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}}),
+                    )
+                ),
+            }
+        ),
+    ),
+    "GRPCRoute": custom(
+        "gateway.networking.k8s.io/v1",
+        closed(
+            {"parentRefs": PARENTS, "hostnames": items(WORD), "rules": items(closed({"backendRefs": BACKENDS}))},
+        ),
+    ),
+    "BackendTrafficPolicy": custom(
+        "gateway.envoyproxy.io/v1alpha1",
+        closed(
+            {
+                "targetRefs": TARGETS,
+                "retry": closed(
+                    {"numRetries": COUNT, "retryOn": closed({"triggers": items({"enum": ["connect-failure"]})})}
+                ),
+            }
+        ),
+    ),
     "ServingRuntime": custom(
         "serving.kserve.io/v1alpha1",
         closed(
@@ -177,7 +217,12 @@ def test_every_overlay_is_rendered(overlay: str, renderer: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_core_kinds_are_valid(overlay: str, version: str) -> None:
     """Strictly: a field that Kubernetes does not know is an error. What others define is held to what is used of it."""
-    for manifest in manifests(overlay):
+    assert_valid(manifests(overlay), version)
+
+
+def assert_valid(found: list[Manifest], version: str) -> None:
+    """Every manifest is, for a version of Kubernetes."""
+    for manifest in found:
         if manifest["kind"] in CUSTOM:
             jsonschema.validate(manifest, CUSTOM[manifest["kind"]])
         else:
@@ -299,7 +344,12 @@ def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_get_whole_cores_of_their_own(overlay: str) -> None:
     """Requests are limits, so neither neighbours nor throttling disturb an engine's threads."""
-    for pod in pods(manifests(overlay)):
+    assert_whole_cores(manifests(overlay))
+
+
+def assert_whole_cores(found: list[Manifest]) -> None:
+    """All containers of all pods have them."""
+    for pod in pods(found):
         for container in containers(pod):
             assert container["resources"]["requests"] == container["resources"]["limits"]
             assert container["resources"]["limits"]["cpu"].isdigit()
@@ -312,8 +362,12 @@ def labels_match(selector: dict[str, str], labels: dict[str, str]) -> bool:
 
 @pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "kserve"])
 def test_everything_points_at_what_is_there(overlay: str) -> None:
-    """Selectors choose the pods, ports and settings have names that exist, mounts have volumes."""
-    found = manifests(overlay)
+    """Selectors choose the pods; ports, settings and claims have names that exist; mounts have volumes."""
+    assert_pointing(manifests(overlay))
+
+
+def assert_pointing(found: list[Manifest]) -> None:
+    """So does whatever goes with a Deployment; routes lead to Services."""
     deployment = named(found, "Deployment", "bertserve")
     template = deployment["spec"]["template"]
     labels, pod = template["metadata"]["labels"], template["spec"]
@@ -334,11 +388,105 @@ def test_everything_points_at_what_is_there(overlay: str) -> None:
     mounted = {mount["name"] for container in containers(pod) for mount in container["volumeMounts"]}
     assert mounted == set(volumes)
     named(found, "ServiceAccount", pod["serviceAccountName"])
-    for source in pod["containers"][0]["envFrom"]:
-        named(found, "ConfigMap", source["configMapRef"]["name"])
+    assert_named(found, pod)
+    assert_routed(found)
     targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers(found)]
     assert targets in ([], ["bertserve"])
     assert ("replicas" in deployment["spec"]) is (not targets)
+
+
+def assert_named(found: list[Manifest], pod: Manifest) -> None:
+    """What a pod names is there: claims and ConfigMaps. Secrets are made elsewhere."""
+    for claim in filter(None, (volume.get("persistentVolumeClaim") for volume in pod["volumes"])):
+        named(found, "PersistentVolumeClaim", claim["claimName"])
+    for container in containers(pod):
+        for source in container.get("envFrom", []):
+            if "configMapRef" in source:
+                named(found, "ConfigMap", source["configMapRef"]["name"])
+            else:
+                assert source["secretRef"]["optional"]
+
+
+def assert_routed(found: list[Manifest]) -> None:
+    """Routes and ingresses lead to ports of Services, and policies to routes."""
+    for route in (*of_kind(found, "HTTPRoute"), *of_kind(found, "GRPCRoute")):
+        for backend in (backend for rule in route["spec"]["rules"] for backend in rule["backendRefs"]):
+            assert backend["port"] in ports_of(found, backend["name"]).values()
+    for policy in of_kind(found, "BackendTrafficPolicy"):
+        for target in policy["spec"]["targetRefs"]:
+            named(found, target["kind"], target["name"])
+    for ingress in of_kind(found, "Ingress"):
+        for path in (path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]):
+            assert path["backend"]["service"]["port"]["name"] in ports_of(found, path["backend"]["service"]["name"])
+
+
+def ports_of(found: list[Manifest], service: str) -> dict[str, int]:
+    """The ports of a Service, by their names."""
+    return {port["name"]: port["port"] for port in named(found, "Service", service)["spec"]["ports"]}
+
+
+SOURCES = {
+    "cpu": ((), ("mounted-models",), ("exported-model",), ("fetched-models",)),
+    "t4": ((), ("mounted-models-t4",), ("mounted-models-t4", "fetched-models")),
+}
+"""Where models come from, by overlay: the image, a claim, the hub, an object store."""
+SCALING: tuple[tuple[str, ...], ...] = ((), ("hpa",), ("keda",))
+ROUTES = (("gateway",), ("envoy-gateway",))
+COMBINATIONS = [
+    (overlay, (*source, *scaling, *routes, "ingress", *(("secured",) if secured else ()), "../../monitoring"))
+    for overlay, sources in SOURCES.items()
+    for at, source in enumerate(sources)
+    for number, scaling in enumerate(SCALING)
+    for secured, routes in [((at + number) % 2 == 0, ROUTES[number % 2])]
+]
+"""Every source of models with every way of scaling, on both kinds of nodes. The other components touch other fields or
+add resources: they are in all, or take turns."""
+
+
+def test_combinations_have_every_component() -> None:
+    """Each is in some; `https-egress` comes with others."""
+    assert {part for _, parts in COMBINATIONS for part in parts} == {*COMPONENTS, "../../monitoring"} - {"https-egress"}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("overlay", "parts"), COMBINATIONS, ids=lambda word: "-".join(word) if word else "baked")
+def test_components_combine(tmp_path: Path, overlay: str, parts: tuple[str, ...]) -> None:
+    """What holds of overlays holds of what users make of them."""
+    found = combined(tmp_path, overlay, *parts, resources=("models-claim",))
+    for version in (OLDEST, NEWEST):
+        assert_valid(found, version)
+    (pod,) = pods(found)
+    assert_restricted(pod)
+    assert_whole_cores(found)
+    assert_pointing(found)
+    assert {each["metadata"].get("namespace") for each in found if each["kind"] != "Namespace"} == {"bertserve"}
+    names = [container["name"] for container in pod.get("initContainers", [])]
+    assert names == [
+        *(["fetch"] if "fetched-models" in parts else []),
+        *(["export"] if "exported-model" in parts else []),
+    ] + (["verify"] if overlay == "t4" else [])
+    mounts = {container["name"]: container["volumeMounts"] for container in containers(pod)}
+    for name in {"bertserve", "verify"} & mounts.keys() if {*parts} & {*sum(SOURCES[overlay], ())} else ():
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts[name]
+    (policy,) = of_kind(found, "NetworkPolicy")
+    opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & {*parts} else set())
+
+
+def test_routes_leave_deadlines_and_retries_to_the_server(tmp_path: Path) -> None:
+    """No timeout is shorter than the longest deadline, nothing is sent again that a replica may have read."""
+    found = combined(tmp_path, "cpu", "envoy-gateway", "ingress")
+    http, grpc = named(found, "HTTPRoute", "bertserve"), named(found, "GRPCRoute", "bertserve")
+    longest_s = Settings().max_timeout_ms / 1000
+    assert not {*http["spec"]["hostnames"]} & {*grpc["spec"]["hostnames"]}  # Gateway API refuses the later route
+    for rule in http["spec"]["rules"]:
+        assert float(rule["timeouts"]["request"].removesuffix("s")) > longest_s
+        assert "retry" not in rule
+    for ingress in of_kind(found, "Ingress"):
+        assert float(ingress["metadata"]["annotations"]["haproxy.org/timeout-server"].removesuffix("s")) > longest_s
+        assert not any("retry" in name for name in ingress["metadata"]["annotations"])
+    (policy,) = of_kind(found, "BackendTrafficPolicy")
+    assert policy["spec"]["retry"]["retryOn"] == {"triggers": ["connect-failure"]}
 
 
 def scalers(found: list[Manifest]) -> list[Manifest]:

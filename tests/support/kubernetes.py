@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
+COMPONENTS = sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml"))
 OLDEST, NEWEST = "1.27", ".".join(kubernetes_validate.latest_version().split(".")[:2])
 """Of Kubernetes; docs/deploy.md says so, too."""
 _KUSTOMIZE = ROOT / "build" / "kustomize" / "kustomize"
@@ -96,6 +97,33 @@ def manifests(overlay: str) -> list[Manifest]:
 @functools.cache
 def _rendered(overlay: str) -> str:
     return render(KUBERNETES / "overlays" / overlay)
+
+
+def combined(
+    folder: Path, overlay: str, *components: str, resources: tuple[str, ...] = (), more: Manifest | None = None
+) -> list[Manifest]:
+    """What applying an overlay with components and other resources of `deploy/` would send.
+
+    Args:
+        folder: An empty directory for a copy of the manifests.
+        overlay: Its name.
+        components: Their paths, below `deploy/kubernetes/components` or from there.
+        resources: Paths below `deploy/kubernetes`.
+        more: What else stands in the kustomization.
+    """
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    (folder / "mine").mkdir()
+    mine = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "bertserve",
+        "resources": [f"../deploy/kubernetes/{path}" for path in (f"overlays/{overlay}", *resources)],
+        "components": [f"../deploy/kubernetes/components/{path}" for path in components],
+        **(more or {}),
+    }
+    (folder / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(mine), encoding="utf-8")
+    found: list[Manifest] = json.loads(render(folder / "mine", within=folder))
+    return found
 
 
 def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:
