@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batch.errors import BatchError
+from serving.engine.kinds import ENGINES, SETTINGS
 from serving.host import installing
 from serving.options import OptionParser
 
@@ -90,13 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--actors", type=_positive, metavar="N", help="engines at most (default: 1, or as many as a cluster holds)")
     add("--threads", type=_positive, metavar="N", help="CPUs of each engine (default: all of a machine)")
     add("--gpus", type=float, default=0.0, metavar="N", help="GPUs of each engine (default: 0)")
-    engines = ("auto", "tensorrt", "ort-cuda", "openvino", "ort-cpu", "fake")
-    add("--engine", choices=engines, default="auto", help="what runs the model, as in docs/settings.md")
+    add("--engine", choices=("auto", *ENGINES), default="auto", help="what runs the model, as in docs/settings.md")
     add("--precision", choices=("auto", "fp32", "fp16", "int8"), default="auto", help="which artifact")
     add("--cache-dir", type=Path, metavar="DIR", help="this node's own proofs and engines")
     add("--allow-unproven", action="store_true", help="take an artifact that was not compared with PyTorch")
-    add("--fake-ms", type=float, default=0.0, help=argparse.SUPPRESS)
-    add("--fake-faults", default="", help=argparse.SUPPRESS)
+    for name, setting in SETTINGS.items():
+        add(f"--{name.replace('_', '-')}", type=type(setting.default), default=setting.default, help=argparse.SUPPRESS)
     return parser
 
 
@@ -137,8 +137,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = {
         "unknown_fields": options.unknown_fields,
         "cache_dir": options.cache_dir,
-        "fake_ms": options.fake_ms,
-        "fake_faults": options.fake_faults,
+        **{name: getattr(options, name) for name in SETTINGS},
     }
     model = Model(options.models, options.task, **chosen, **settings)
     model.check_columns(len(columns.texts))

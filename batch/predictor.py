@@ -17,9 +17,8 @@ import pydantic
 
 from batch.answers import AnswerColumn
 from batch.errors import BatchError
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, Load
 from serving.engine.batches import OneByOne
-from serving.engine.process.wire import Load
 from serving.engine.process.worker import open_backend
 from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
 from serving.fields import owners
@@ -205,8 +204,7 @@ class Predictor:
             engine=choice.engine,
             models=[spec],
             threads=threads,
-            fake_ms=model.settings.fake_ms,
-            fake_faults=model.settings.faults(),
+            options=model.settings.of_engine(choice.engine),
             gpus=[gpu.ordinal for gpu in choice.gpus][:1],
             max_batch_tokens=TOKENS_ON_A_GPU if choice.gpus else TOKENS_ON_A_CPU,
         )

@@ -536,7 +536,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     Attributes:
         tokens: Tokens computed, special tokens included, padding not.
         truncated_tokens: Tokens cut off, over all inputs.
-        compute_type: What computed it; see `EngineChoice`.
+        compute_type: What computed it, as an engine says of itself.
         cached: Whether nothing was computed for it: all of it had been, or was being, computed for others.
         priority: The request's class.
     """
@@ -686,22 +686,6 @@ class Gpu(msgspec.Struct, frozen=True):
         return f"sm{self.compute_capability.replace('.', '')}"
 
 
-ON_A_GPU = frozenset({"tensorrt", "ort-cuda"})
-"""Engines that run models on a GPU, by name."""
-
-OFF_THE_CPU = ON_A_GPU | {"fake"}
-"""Engines that leave the cores idle while they compute."""
-
-
-_COMPUTE_TYPES = {
-    "cpu": "cpu",
-    "ort-cpu": "cpu",
-    "openvino": "cpu+openvino",
-    "ort-cuda": "gpu+onnxruntime",
-    "tensorrt": "gpu+tensorrt",
-}
-
-
 class RejectedEngine(msgspec.Struct, frozen=True):
     """An engine that was not taken, and why; behind a semicolon `reason` says what to do, where something can be."""
 
@@ -727,11 +711,6 @@ class EngineChoice(msgspec.Struct, frozen=True):
     rejected: tuple[RejectedEngine, ...] = ()
     left_out: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-
-    @property
-    def compute_type(self) -> str:
-        """TEI's word for what computes: `cpu` or `gpu`, and the engine behind a plus."""
-        return _COMPUTE_TYPES.get(self.engine, "cpu")
 
     def where(self, threads: int) -> str:
         """The hardware that it computes on, for the log."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
 from serving.options import nearest
 from serving.security.keys import read_keys
@@ -24,18 +25,17 @@ from serving.security.tls import check_certificate, check_pair
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serving.engine.kinds.kind import EngineSetting
+
 _BUFFER_BYTES = 64 << 20
 """Sixteen bodies of the largest size at once; what an attack makes resident is about twice that."""
 _BODIES_IN_BUFFERS = 4
 """Half of the buffers is one connection's, and one request may hold a body twice: compressed and inflated."""
 
 ENVIRONMENT_PREFIX = "BERTSERVE_"
-EngineName = Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake"]
 
 _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
-_FAULT = "[0-9]+:(nan|raise|exit|hang)"
-_TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
 _DEFAULT = "[a-z_]+=[^=,]+"
 _SYNTAX = {
     "cors_origins": (
@@ -46,8 +46,7 @@ _SYNTAX = {
         rf"\*|{_HOST}(,{_HOST})*",
         "must be `*` or names without ports, such as search.example,10.0.0.7,[fd00::7]",
     ),
-    "fake_faults": (f"{_FAULT}(,{_FAULT})*", "must look like 2053:nan,7592:exit"),
-    "fake_batch_ms": (f"{_TEXTS_MS}(,{_TEXTS_MS})*", "must look like 2:1.75,4:2.74, from 2 texts on"),
+    **{name: (each.pattern, f"must look like {each.example}") for name, each in SETTINGS.items() if each.pattern},
     "default": (f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner"),
     "accept_token_ids": (r"cl100k_base=.+", "must look like cl100k_base=PATH or cl100k_base"),
     "otlp_endpoint": (
@@ -71,10 +70,19 @@ _OF_THE_MODEL = ("revision", "token", "task")
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)")
 
 
-class Settings(BaseModel):
+_HELPS = filter(None, (kind.help for kind in ENGINES.values()))
+_AUTO = f"{', '.join(kind.title for kind in AUTO[:-1])} and {AUTO[-1].title}"
+
+if TYPE_CHECKING:  # no type checker follows what is found in a folder
+    EngineName = str
+else:
+    EngineName = Literal["auto", *ENGINES]
+
+
+class _Settings(BaseModel):
     """The options of `bertserve serve`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     models: Path = Field(Path("models"), description="Model repository: `<models>/<model>/<version>/`.")
     model_id: str = Field(
@@ -144,14 +152,10 @@ class Settings(BaseModel):
         " against pages that rebind their name (see security.md).",
     )
 
-    engine: Literal["auto", EngineName] = Field(
+    engine: EngineName = Field(
         "auto",
-        description="What runs the models. `auto` takes the first that can of TensorRT, ONNX Runtime on a GPU, "
-        "`cpu` and ONNX Runtime on the CPU, and says why not the others; a named engine runs or the server "
-        "does not start. `cpu` is ONNX Runtime and OpenVINO, for each length what is faster here; `auto` takes it "
-        "where OpenVINO is installed and a model has proven artifacts of one precision for both; the other models stay "
-        "with ONNX Runtime. "
-        "`fake` answers made-up vectors, for tests.",
+        description=f"What runs the models. `auto` takes the first that can of {_AUTO}, and says why not the others; a "
+        f"named engine runs or the server does not start. {' '.join(_HELPS)}",
     )
     cpu_fallback: bool = Field(
         False,
@@ -190,17 +194,6 @@ class Settings(BaseModel):
         description="By how much the lanes on which an engine on a CPU carries load are nicer than the rest of the "
         "server (see `nice`): they then leave time to read requests and to refuse what is too much. The lane of lone "
         "texts is not nicer, unless it is the only one.",
-    )
-    fake_ms: float = Field(0.0, ge=0, le=60_000, description="How long the fake engine takes for a batch.")
-    fake_batch_ms: str = Field(
-        "",
-        description="How long the fake engine takes for batches of several texts, `texts:ms,...` (`fake_ms`: for one).",
-    )
-    fake_token_us: float = Field(
-        0.0, ge=0, le=100_000, description="How long it takes for each token of a batch beside that, padding included."
-    )
-    fake_faults: str = Field(
-        "", description="Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang."
     )
 
     max_batch_tokens: int = Field(
@@ -477,7 +470,7 @@ class Settings(BaseModel):
             check_certificate(value)
         return value
 
-    @field_validator(*_SYNTAX)
+    @field_validator(*_SYNTAX, check_fields=False)
     @classmethod
     def _well_formed(cls, value: str, info: ValidationInfo) -> str:
         pattern, message = _SYNTAX[info.field_name or ""]
@@ -528,15 +521,9 @@ class Settings(BaseModel):
         """`allowed_hosts` one by one, in lower case; `*` stands for all."""
         return frozenset(self.allowed_hosts.lower().split(",") if self.allowed_hosts else ())
 
-    def faults(self) -> dict[int, str]:
-        """`fake_faults` as token id to fault."""
-        pairs = (word.split(":") for word in self.fake_faults.split(",") if word)
-        return {int(token): fault for token, fault in pairs}
-
-    def batch_ms(self) -> dict[int, float]:
-        """`fake_batch_ms` as texts to milliseconds."""
-        pairs = (word.split(":") for word in self.fake_batch_ms.split(",") if word)
-        return {int(texts): float(ms) for texts, ms in pairs}
+    def of_engine(self, name: str) -> dict[str, float | str]:
+        """The settings of an engine's own."""
+        return {setting: getattr(self, setting) for setting in ENGINES[name].settings}
 
     @classmethod
     def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Settings:
@@ -562,6 +549,18 @@ class Settings(BaseModel):
         return settings
 
 
+def _field(setting: EngineSetting) -> tuple[type, Any]:
+    least, most = (0, setting.most) if setting.most else (None, None)
+    return type(setting.default), Field(setting.default, ge=least, le=most, description=setting.help)
+
+
+if TYPE_CHECKING:
+    Settings = _Settings
+else:
+    fields = {name: _field(setting) for name, setting in SETTINGS.items()}
+    Settings = pydantic.create_model("Settings", __base__=_Settings, __doc__=_Settings.__doc__, **fields)
+
+
 def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
     """What goes against `model_id`; gives it a cache where it goes well."""
     if not values.get("model_id"):
@@ -571,9 +570,10 @@ def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> l
         problems.append(
             "--models and --model-id: give one of them, a repository of exported models or a model to export"
         )
-    if values.get("engine") == "tensorrt":
+    kind = ENGINES.get(str(values.get("engine")))
+    if kind and not kind.exports("auto"):
         problems.append(
-            "--engine tensorrt: needs an engine that --model-id does not build; give --build-engine instead"
+            f"--engine {kind.name}: needs an engine that --model-id does not build; give --build-engine instead"
         )
     if not values.get("cache_dir"):
         home = environment.get("HOME", "")

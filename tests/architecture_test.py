@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,14 +35,15 @@ ARROWS = {
     "unawaited": "errors",
     "security": "errors",
     "options": "",
-    "settings": "errors options security",
     # What requests may bring beside the fields that are read, for every wire.
     "fields": "errors",
     # What decides knows plain data alone.
     "scheduling": "errors records",
-    # What runs a batch knows neither wire nor task nor metric.
-    "models": "errors records host scheduling.cost",
-    "engine": "errors unawaited records host logs models.bundle scheduling.cost",
+    # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
+    "engine": "errors unawaited records host logs scheduling.cost",
+    # What there is of an engine to know before it runs, it says of itself.
+    "settings": "errors options security engine.kinds",
+    "models": "errors records host engine.kinds scheduling.cost",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
@@ -196,10 +199,12 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
         assert not RUN_ALONE & module.project_imports, module.name
 
 
-def test_the_entry_of_the_engine_process_alone_knows_bundles() -> None:
-    """Engines load what they are given, by a digest; whoever starts them has it verified."""
-    users = {module.name for module in _below("serving.engine") if module.reaches("serving.models")}
-    assert users == {"serving.engine.process.__main__"}
+def test_asking_engines_imports_no_library() -> None:
+    """What the settings and the models know of engines is known at once, and where a library is missing."""
+    asked = "import sys, serving.settings, serving.inference.served_models; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert imported & {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "onnx"} == set()
 
 
 def test_costs_stand_alone() -> None:

@@ -19,10 +19,10 @@ from export.errors import ExportError, LeftOutError
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, TASKS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
+from serving.engine.kinds import ENGINES
 from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
-from serving.models.node_cache import libraries_of
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 from serving.options import OptionParser
@@ -178,7 +178,7 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
 
 def default_forms(split: int) -> tuple[str, ...]:
     """What `serve` takes by default where the libraries are those of this machine."""
-    return (*DEFAULT_FORMS, SECOND) if split == 1 and libraries_of("openvino") else DEFAULT_FORMS
+    return (*DEFAULT_FORMS, SECOND) if split == 1 and ENGINES["openvino"].installed else DEFAULT_FORMS
 
 
 def parser() -> argparse.ArgumentParser:

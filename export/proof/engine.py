@@ -5,17 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from serving.engine.base import InlineEngine
+from serving.engine.base import InlineEngine, Load
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.gpu import cuda_driver, discovery
-from serving.engine.gpu.cuda import Device
-from serving.engine.gpu.tensorrt import TensorRtBackend
+from serving.engine.gpu import discovery
+from serving.engine.kinds import engine_for
 from serving.engine.parts import chain
-from serving.errors import BundleError
-from serving.models.manifest import GPUS
+from serving.engine.process.worker import open_backend
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, Engine
+    from serving.engine.base import Engine
     from serving.models.manifest import Artifact, Target
     from serving.records import ModelSpec
 
@@ -34,25 +32,10 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     Raises:
         BundleError: The artifact does not load, or is not what the specification says.
     """
-    if target in GPUS or target == "cuda":
-        return InlineEngine(_on_a_gpu(spec, target))
-    if target != "openvino":
+    if spec.split_by is not None:
         return InlineEngine(OrtCpuBackend([spec], threads, chain.load))
-    from serving.engine.cpu.openvino import OpenVinoBackend  # noqa: PLC0415  an optional library
-
-    return InlineEngine(OpenVinoBackend([spec], threads))
-
-
-def _on_a_gpu(spec: ModelSpec, target: Target) -> Backend:
-    try:
-        device = Device(cuda_driver.load(), 0)
-        if target in GPUS:
-            return TensorRtBackend([spec], device, MOST_TOKENS)
-        from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library on a GPU
-
-        return OrtCudaBackend([spec], device, MOST_TOKENS)
-    except cuda_driver.CudaError as error:
-        raise BundleError(f"{spec.name} cannot run on this GPU: {cuda_driver.explained(error)}") from error
+    load = Load(engine_for(target).name, [spec], threads, max_batch_tokens=MOST_TOKENS)
+    return InlineEngine(open_backend(load)[0])
 
 
 @cache

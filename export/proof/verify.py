@@ -20,6 +20,7 @@ from export.proof.engine import gpu_obstacle, open_engine
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import limits_of
 from export.texts import corpus
+from serving.engine.kinds import engine_for
 from serving.errors import BundleError
 from serving.host import installing
 from serving.models.bundle import data_entry
@@ -275,8 +276,9 @@ def _obstacle(artifact: Artifact) -> str | None:
         return f"it is a TensorRT engine for compute capability {capability}: {obstacle}" if obstacle else None
     if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
         return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
-    if artifact.target == "openvino" and importlib.util.find_spec("openvino") is None:
-        return f"it is for OpenVINO, which is not installed: {installing('openvino')}"
+    engine = engine_for(artifact.target)
+    if not engine.installed:
+        return f"it is for {engine.title}, which is not installed: {installing(engine.extra)}"
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from export.recipe import Limits, limits_of
+from serving.engine.kinds import AUTO, engine_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "m
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
 _MIB = 1 << 20
 _NO_LIMITS = Limits()
-_EXECUTORS = {"cpu": "ONNX Runtime on a CPU", "openvino": "OpenVINO on a CPU", "cuda": "ONNX Runtime on a GPU"}
 
 
 def answer(manifest: Manifest) -> str:
@@ -55,7 +55,8 @@ def end_to_end(manifest: Manifest) -> str:
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
     """What to type next; where nothing is for a CPU, with what `--engine auto` does not try by itself."""
     targets = {artifact.target for artifact in artifacts}
-    engine = " --engine openvino" if targets == {"openvino"} else ""
+    tried = any(kind.runs(target) for kind in AUTO for target in targets)
+    engine = "" if tried else f" --engine {engine_for(min(targets)).name}"
     return f"bertserve serve --models {shlex.quote(str(models))}{engine}"
 
 
@@ -63,7 +64,7 @@ def executor(artifact: Artifact) -> str:
     """What runs an artifact, in words."""
     if artifact.engine is not None:
         return f"TensorRT, compute capability {artifact.engine.compute_capability}"
-    return f"{_EXECUTORS.get(artifact.target, artifact.target)}{artifact.split}"
+    return f"{engine_for(artifact.target).title}{artifact.split}"
 
 
 def ranges(quantisation: Quantisation) -> str:

@@ -13,15 +13,16 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
 
 from serving.errors import BertserveError, BundleError, EngineFault
-from serving.records import DATA_SUFFIX, Batch, BatchOutput
+from serving.records import DATA_SUFFIX, Batch, BatchOutput, KernelFiles, ModelSpec
+from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from serving.records import ModelSpec
 
 Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""
@@ -124,6 +125,32 @@ def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
     return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]
 
 
+class Load(msgspec.Struct, frozen=True):
+    """The order to an engine process: what to load and how.
+
+    Attributes:
+        nice: How much less urgent than the server its narrow lanes are, as `nice` counts; all of it where it has none.
+        options: The settings of the engine's own, by name.
+        costs: For each model what this node measured before; empty where that must be done.
+        max_batch_tokens: Padded tokens of the largest batch to measure.
+        gpus: GPUs, by their indices among those that a process may use; none for a CPU.
+        kernels: For each model the files of its compiled kernels; empty for none.
+        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
+    """
+
+    engine: str
+    models: list[ModelSpec]
+    threads: int
+    nice: int = 0
+    options: dict[str, float | str] = {}
+    costs: list[list[CostPoint]] = []
+    max_batch_tokens: int = 1024
+    log_format: Literal["text", "json"] = "text"
+    gpus: list[int] = []
+    kernels: list[KernelFiles] = []
+    bundles: list[tuple[str, str]] = []
+
+
 class Runner(Protocol):
     def run(self, batch: Batch) -> BatchOutput:
         """Runs a batch.
@@ -136,9 +163,6 @@ class Runner(Protocol):
 
 class Backend(Protocol):
     """What a kind of engine (ONNX Runtime, fake, ...) has to provide, in the process that owns the device."""
-
-    name: str
-    """As `--engine` calls it."""
 
     largest_batch: int
     """Texts that it computes at once; more of them cost what several batches do."""

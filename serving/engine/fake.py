@@ -59,7 +59,6 @@ def _sines(key: int, size: int) -> NDArray[np.float32]:
 
 
 class FakeBackend:
-    name = "fake"
     largest_batch = ANY_BATCH
     padded_to: Sequence[int] = ()
 

@@ -17,6 +17,7 @@ from serving.http.examples import reply_to
 from serving.http.exchange import HttpReply, HttpRequest, json_reply
 from serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
 from serving.http.routes import ApiRoute, HotRoute, Router
+from serving.inference.served_models import COMPUTE_TYPES
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ _BODY_HEADERS = {
 }
 _OUTCOME_HEADERS = {
     "Server-Timing": _header("Milliseconds of the stages `tokenize`, `queue` and `compute`, and of all, `total`."),
-    "X-Compute-Type": _header("What computed: `cpu`, `cpu+openvino`, `gpu+onnxruntime` or `gpu+tensorrt`."),
+    "X-Compute-Type": _header(
+        f"What computed: {', '.join(map('`{}`'.format, COMPUTE_TYPES[:-1]))} or `{COMPUTE_TYPES[-1]}`."
+    ),
     "X-Compute-Tokens": _header("Tokens computed, special tokens included.", "integer"),
     "X-Truncated-Tokens": _header("Tokens cut off.", "integer"),
     "endpoint-load-metrics": _header("How busy the replica is, where the request or the settings ask for that."),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from serving.engine.kinds import ENGINES
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.forms import ModelForm, form_of, verified
@@ -28,6 +29,9 @@ _MOST_NAMES = 10
 """Models that an error lists."""
 
 _EMBEDDING = ("embed", "embed_tokens")
+
+COMPUTE_TYPES = sorted({kind.compute_type for kind in ENGINES.values()})
+"""What `Outcome.compute_type` may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +116,7 @@ class Repository:
 
     Attributes:
         models: One version of each, in service or not.
-        compute_type: What computes; see `EngineChoice`.
+        compute_type: What computes; see `EngineKind`.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
@@ -138,7 +142,8 @@ class Repository:
 
     @engine.setter
     def engine(self, choice: EngineChoice) -> None:
-        self._engine, self.compute_type = choice, choice.compute_type
+        self._engine = choice
+        self.compute_type = ENGINES[choice.engine].compute_type if choice.engine in ENGINES else "cpu"
 
     @property
     def whole(self) -> bool:

@@ -25,7 +25,6 @@ from serving.errors import (
     BertserveError,
     DeadlineExceeded,
     EngineFault,
-    EngineLost,
     InternalError,
     Overloaded,
     StorageFull,
@@ -63,8 +62,6 @@ _SETTLE_S = 0.5
 _TEXTS_AT_ONCE = 256
 """In the pipeline at once, of all jobs."""
 
-_MOST_LOSSES = 2
-"""A request that was with the engine when it died, again alone, is given up: it may be what kills the engine."""
 _MOST_LATE = 5
 _RETRY_S = 0.25
 _LONGEST_RETRY_S = 10.0
@@ -180,7 +177,6 @@ class Runner:
         """`clock` is in seconds since 1970, as the store's."""
         self._jobs, self._endpoint, self._settings, self._clock = jobs, endpoint, settings, clock
         self._slots, self._entering = asyncio.Semaphore(_TEXTS_AT_ONCE), asyncio.Lock()
-        self._alone = asyncio.Lock()
         self._running: dict[str, _Running] = {}
         self._stopping, self._changed = asyncio.Event(), asyncio.Event()
         self._room_missing = False
@@ -379,20 +375,12 @@ class Runner:
 
     async def _persist(self, work: Callable[[], Awaitable[T]], texts: int) -> T:
         """See `Retry`."""
-        losses = late = 0
+        late = 0
         wait_s = _RETRY_S
         while True:
             try:
                 async with self._admitted(texts):
-                    if not losses:
-                        return await work()
-                    async with self._alone:
-                        return await work()
-            except EngineLost as error:
-                losses += 1
-                if losses == _MOST_LOSSES:
-                    raise
-                after_s = error.retry_after_s
+                    return await work()
             except DeadlineExceeded as error:
                 late += 1
                 if late == _MOST_LATE:

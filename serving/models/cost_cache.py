@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving import host
+from serving.engine.kinds import ENGINES
 from serving.models.node_cache import CacheError, add_file, libraries_of, open_entry
 from serving.scheduling.cost import CostPoint, CostTable
 
@@ -65,7 +66,7 @@ class CostCache:
     def read(self, choice: EngineChoice, models: Sequence[ModelForm]) -> list[list[CostPoint]]:
         """For each model what was measured on this node with this engine; empty where that is to be measured."""
         self._measured.clear()
-        if self._root is None or choice.engine == "fake":
+        if self._root is None or not ENGINES[choice.engine].keeps_costs:
             return [[] for _ in models]
         tables = [self._read(self._root, choice, model) for model in models]
         self._measured = {model.artifact.sha256 for model, points in zip(models, tables, strict=True) if not points}

@@ -7,45 +7,29 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from serving.engine.kinds import ENGINES
 from serving.errors import BundleError, StartupError
 from serving.models.bundle import open_bundle
-from serving.models.manifest import GPUS, MANIFEST, MODEL_NAME, Target
+from serving.models.manifest import MANIFEST, MODEL_NAME
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
-from serving.records import ON_A_GPU, ModelSpec, PartFile
+from serving.records import ModelSpec, PartFile
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from serving.engine.kinds.kind import EngineKind
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Part, Precision, Task
+    from serving.models.manifest import Artifact, Manifest, Part, Task
 
 log = logging.getLogger("bertserve")
 
 SERVED_AGREEMENT: Mapping[Task, float] = {"answer": 0.92}
 """The least share of decisions that are PyTorch's with which INT8 is served by default; argued in docs/int8.md."""
-
-_TARGETS: Mapping[str, frozenset[Target]] = {
-    # With a second form for OpenVINO, where there is one.
-    "cpu": frozenset({"cpu"}),
-    "ort-cpu": frozenset({"cpu"}),
-    # The graphs for ONNX Runtime are fused into operators of its own.
-    "openvino": frozenset({"openvino"}),
-    "ort-cuda": frozenset({"cuda"}),
-    "tensorrt": frozenset(GPUS),
-    "fake": frozenset(get_args(Target)),
-}
-"""The artifacts that an engine can run, by what they were made for."""
-
-_FASTEST_FIRST: Sequence[Precision] = ("int8", "fp32", "fp16")
-"""What `auto` prefers on a CPU, which has no arithmetic of its own for fp16."""
-
-_FASTEST_ON_A_GPU: Sequence[Precision] = ("fp16", "int8", "fp32")
-"""INT8 is often no faster there and always less exact."""
 
 _MAKE_ONE = "make one with `bertserve export`, or let the server do it with --model-id"
 
@@ -58,7 +42,7 @@ class ModelForm:
     """A model in the form that an engine runs: an artifact of its bundle.
 
     Attributes:
-        second: What OpenVINO runs of it beside ONNX Runtime, with the engine `cpu`.
+        second: What the engine runs beside it; see `EngineKind.second`.
     """
 
     bundle: Bundle
@@ -168,21 +152,19 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
         built: Whether it is enough that an engine can be built.
         split: Whether it may be one that several GPUs run together.
     """
-    targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
+    engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
-        (built and bool(bundle.engine_graphs)) or bool(_made_for(targets, bundle, split=split)) for bundle in bundles
+        (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle, split=split) for kind in engines)
+        for bundle in bundles
     )
 
 
-def _made_for(targets: Collection[str], bundle: Bundle, *, split: bool) -> list[Artifact]:
-    """The artifacts of some targets.
-
-    With `split` also those that are split by tensors: their graphs are the same for CPUs and for ONNX Runtime on GPUs.
-    """
+def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool = True) -> list[Artifact]:
+    """The artifacts that an engine runs on this kind of GPU; without `split` none that several GPUs run together."""
     return [
         artifact
         for artifact in bundle.artifacts
-        if artifact.target in targets or (split and artifact.split_by == "tensors")
+        if engine.runs(artifact.target, gpu) or (split and engine.over_gpus and artifact.split_by == "tensors")
     ]
 
 
@@ -192,16 +174,15 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
     Raises:
         BundleError: It has none.
     """
-    targets = {target} if target and engine == "tensorrt" else _TARGETS[engine]
-    runnable = _made_for(targets, bundle, split=engine == "ort-cuda")
+    kind = ENGINES[engine]
+    runnable = _runnable(kind, bundle, target)
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
-        here = f"{engine} on {target}" if target and engine == "tensorrt" else engine
+        here = f"{engine} on {target}" if target and kind.per_gpu else engine
         raise BundleError(
             f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for}){_refused(bundle)}"
         )
-    fastest = _FASTEST_ON_A_GPU if engine in ON_A_GPU else _FASTEST_FIRST
-    wanted = fastest if precision == "auto" else (precision,)
+    wanted = kind.fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:
         offered = ", ".join(artifact.precision for artifact in runnable)
@@ -225,7 +206,7 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
             " --allow-unproven"
         )
     by_default = precision == "auto"
-    second = _second(bundle, best, unproven=unproven, by_default=by_default) if engine == "cpu" else None
+    second = _second(bundle, best, kind.second, unproven=unproven, by_default=by_default)
     return ModelForm(bundle=bundle, artifact=best, second=second)
 
 
@@ -261,12 +242,12 @@ def _refused(bundle: Bundle) -> str:
     return "".join(f"; on this processor {file} {sentence}" for file, sentence in bundle.refused.items())
 
 
-def _second(bundle: Bundle, first: Artifact, *, unproven: bool, by_default: bool) -> Artifact | None:
-    """The form for OpenVINO that may answer in place of one for ONNX Runtime: it is batched as that is."""
+def _second(bundle: Bundle, first: Artifact, target: str, *, unproven: bool, by_default: bool) -> Artifact | None:
+    """The form for another library that may answer in place of the first: it is batched as that is."""
     alike = [
         form
         for form in bundle.artifacts
-        if form.target == "openvino"
+        if form.target == target
         and (form.precision, form.batch_invariant) == (first.precision, first.batch_invariant)
         and (form.proven or unproven)
         and (first.reserved or not form.reserved or not by_default)

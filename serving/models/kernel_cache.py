@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.engine.kinds import ENGINES
 from serving.models.node_cache import CacheError, add_file, open_entry
 from serving.models.verified_dir import digest
 from serving.records import KernelFiles
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from serving.models.forms import ModelForm
 
 log = logging.getLogger("bertserve")
-
-_COMPILING = frozenset({"tensorrt", "cpu"})
 
 _FORGOTTEN_S = 86_400.0
 """More than any engine takes from its first kernel to its last."""
@@ -44,7 +43,7 @@ class KernelCache:
     def files(self, engine: str, models: Sequence[ModelForm]) -> list[KernelFiles]:
         """For each model where its kernels are read and written; empty where there are none."""
         self._files, self._models = [], models
-        if self._root is not None and engine in _COMPILING:
+        if self._root is not None and ENGINES[engine].compiles:
             self._files = [_files(self._root, model) for model in models]
         return self._files
 

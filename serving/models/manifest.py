@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from serving.engine.kinds.tensorrt import GpuTarget
 from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, Side, SplitBy, TensorSpec, stages
 
 MANIFEST = "manifest.json"
@@ -42,10 +43,10 @@ Precision = Literal["fp32", "fp16", "int8"]
 ENGINE_GRAPHS: dict[Precision, str] = {"fp16": "engine.fp16.onnx", "int8": "engine.int8.onnx"}
 """The graphs from which a node builds a TensorRT engine for its own GPU; nothing runs them as they are."""
 
-Target = Literal["cpu", "openvino", "cuda", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
+Target = Literal["cpu", "openvino", "cuda", GpuTarget]
 """What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
 
-GPUS: tuple[Target, ...] = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+GPUS: tuple[Target, ...] = get_args(GpuTarget)
 
 
 class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from serving import host
+from serving.engine.kinds import engine_for
 from serving.models import verified_dir
 from serving.models.bundle import check_artifact, file_entry
-from serving.models.manifest import GPUS, Accuracy, Artifact, FileEntry, Invariance, Parity, problem
+from serving.models.manifest import Accuracy, Artifact, FileEntry, Invariance, Parity, problem
 from serving.models.staging_dir import StagedVersion, attempted
 from serving.models.verified_dir import UnverifiedError, versions
 
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1
-
-_DISTRIBUTIONS: Mapping[Target, tuple[str, ...]] = {
-    "cpu": ("onnxruntime", "onnxruntime-gpu"),
-    "cuda": ("onnxruntime-gpu", "onnxruntime"),
-    "openvino": ("openvino",),
-    **dict.fromkeys(GPUS, ("tensorrt-rtx-cu13", "tensorrt")),
-}
-"""Distributions of the library that runs a target's artifacts."""
 
 _KEPT = 3
 """Entries of a bundle that stay: a server that restarts its engine reads the entry that was the newest when it started,
@@ -113,12 +106,12 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def device_of(target: Target) -> str:
     """What runs a target's artifacts here: the GPU where it is for one and there is one, else the processor."""
-    return (host.gpu() if target == "cuda" or target in GPUS else "") or host.cpu()
+    return (host.gpu() if engine_for(target).on_gpu else "") or host.cpu()
 
 
 def libraries_of(target: Target) -> dict[str, str]:
     """Version by name of what runs a target's artifacts here; empty where nothing is installed that does."""
-    return host.installed(*_DISTRIBUTIONS.get(target, ()))
+    return host.installed(*engine_for(target).packages)
 
 
 class CacheError(Exception):

@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from serving import host
 from serving.cgroups import cpu_quota, memory_limit
+from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
 from serving.host import available_cpus, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.jobs import store
-from serving.models.node_cache import libraries_of
 from serving.net.ports import PURPOSES, open_port
 from serving.rollout.model_export import home_of
-from serving.settings import EngineName, Settings, flag_of
+from serving.settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from serving.engine.kinds.kind import EngineKind
     from serving.inference.served_models import ServedModel
 
 State = Literal["ok", "note", "bad"]
@@ -181,30 +182,31 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 def engines(settings: Settings) -> Iterator[Finding]:
     """What can run models, and which libraries carry requests."""
     topic = "Software"
-    backend = _backend(settings)
-    backends = ("ort-cpu", "openvino") if backend == "cpu" else (backend,)
-    asked = {f"engine {backend}" for backend in backends}
-    for name, packages, extra in (
-        ("engine ort-cpu", ("onnxruntime", "onnxruntime-gpu"), "cpu"),
-        ("engine openvino", ("openvino",), "openvino"),
-        ("traces", ("opentelemetry-sdk",), "tracing"),
-    ):
-        if versions := _versions(packages):
-            yield Finding(topic, name, versions[0] + (", what --engine says" if name in asked else ""))
-        else:
-            needed = bool(settings.otlp_endpoint) if name == "traces" else name in asked
-            yield _finding(topic, name, "not installed", installing(extra), bad=needed)
+    running = _engine(settings)
+    asked = running.parts or (running.name,)
+    for kind in reversed(ENGINES.values()):
+        if kind.packages and not kind.on_gpu:
+            needed = kind.name in asked
+            use = ", what --engine says" if needed else ""
+            yield _library(topic, f"engine {kind.name}", kind.packages, kind.extra, use, needed=needed)
+    traced = bool(settings.otlp_endpoint)
+    yield _library(topic, "traces", ("opentelemetry-sdk",), "tracing", needed=traced)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
 
 
-def _backend(settings: Settings) -> EngineName:
-    """`--engine`, or what `auto` ends with where there is no GPU: with OpenVINO, for models that have a form for it.
+def _library(topic: str, name: str, packages: Sequence[str], extra: str, use: str = "", *, needed: bool) -> Finding:
+    if versions := _versions(packages):
+        return Finding(topic, name, versions[0] + use)
+    return _finding(topic, name, "not installed", installing(extra), bad=needed)
 
-    Not without VNNI, where INT8 on OpenVINO is as slow as fp32.
-    """
-    if settings.engine == "auto":
-        return "cpu" if libraries_of("openvino") and not host.saturates() else "ort-cpu"
-    return settings.engine
+
+def _engine(settings: Settings) -> EngineKind:
+    """`--engine`, or what `auto` ends with where there is no GPU, for models that have a form for it."""
+    if settings.engine != "auto":
+        return ENGINES[settings.engine]
+    *better, last = (kind for kind in AUTO if not kind.on_gpu)
+    targets = [target for kind in ENGINES.values() for target in kind.made_for]
+    return next((kind for kind in better if not kind.obstacle(targets, asked=False)), last)
 
 
 def serving_with(settings: Settings) -> Iterator[Finding]:
@@ -280,7 +282,7 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
         models = Repository.open(
             settings.models,
             settings.precision,
-            engine=_backend(settings),
+            engine=_engine(settings).name,
             allow_unproven=settings.allow_unproven,
             cache=settings.cache_dir,
             defaults=settings.defaults(),

@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from serving.engine.process.__main__ import PR_SET_PDEATHSIG
 from serving.errors import EngineFailed
+from serving.rollout.engine_process import PR_SET_PDEATHSIG
 
 log = logging.getLogger("bertserve.build")
 

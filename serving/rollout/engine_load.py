@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.process.wire import Load
+from serving.engine.base import Load
 from serving.errors import EngineFailed
 from serving.host import available_cpus
 from serving.models.cost_cache import CostCache
@@ -60,10 +60,7 @@ class LoadBuilder:
             threads=threads,
             nice=0 if choice.gpus else settings.engine_nice,
             costs=costs.read(choice.summary(), models),
-            fake_ms=settings.fake_ms,
-            fake_batch_ms=settings.batch_ms(),
-            fake_token_us=settings.fake_token_us,
-            fake_faults=settings.faults(),
+            options=settings.of_engine(choice.engine),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
             gpus=[gpu.ordinal for gpu in choice.gpus],

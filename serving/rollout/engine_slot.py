@@ -49,8 +49,8 @@ from serving.unawaited import start
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
+    from serving.engine.base import Load
     from serving.engine.process.remote_engine import EngineLife
-    from serving.engine.process.wire import Load
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import ServedModel

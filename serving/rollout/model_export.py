@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving import host
+from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
-from serving.models.node_cache import libraries_of
 from serving.rollout.engine_build import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from serving.settings import Settings
 
@@ -105,16 +105,13 @@ def _options(settings: Settings) -> list[str]:
     return [*words, *(word for form in _forms(settings) for word in ("--precision", form)), *_graph(settings)]
 
 
-def _forms(settings: Settings) -> list[str]:
-    if settings.engine == "openvino":
-        return ["int8-openvino"]
-    if settings.engine == "ort-cuda":
-        return ["fp16"]
-    both = settings.engine == "cpu" or (settings.engine == "auto" and bool(libraries_of("openvino")))
-    second = ["int8-openvino"] if both and settings.precision in {"auto", "int8"} else []
-    if settings.precision != "auto":
-        return [settings.precision, *second]
-    return ["fp32", "int8", *second, *(["fp16"] if settings.engine == "auto" and host.gpu() else [])]
+def _forms(settings: Settings) -> Sequence[str]:
+    precision = settings.precision
+    if settings.engine != "auto":
+        return ENGINES[settings.engine].exports(precision)
+    has_gpu = precision == "auto" and bool(host.gpu())
+    usable = [kind for kind in reversed(AUTO) if (has_gpu if kind.on_gpu else kind.installed)]
+    return list(dict.fromkeys(form for kind in usable for form in kind.exports(precision)))
 
 
 def _graph(settings: Settings) -> list[str]:

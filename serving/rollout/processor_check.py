@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving import host
+from serving.engine.kinds import engine_for
 from serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from serving.models.manifest import Artifact
 
 log = logging.getLogger("bertserve")
-
-_TARGETS = frozenset({"cpu", "openvino"})
 
 _LIMIT_S = 300.0
 """A second or two are usual; an emulated processor takes a hundred times as long."""
@@ -72,7 +71,7 @@ class ProcessorCheck:
         return {file: each.sentence for file, each in found.items() if each is not None and not each.may_serve}
 
     def _is_unknown(self, bundle: Bundle, artifact: Artifact) -> bool:
-        if artifact.precision != "int8" or artifact.target not in _TARGETS or not artifact.proven:
+        if artifact.precision != "int8" or engine_for(artifact.target).on_gpu or not artifact.proven:
             return False
         if set(artifact.proven_on) == set(host.integer_kernels()) or artifact.sha256 in self._found:
             return False

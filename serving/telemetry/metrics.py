@@ -18,10 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from serving.engine.kinds import ENGINES
 from serving.errors import InvalidRequest, reasons
 from serving.lifecycle import State
 from serving.models.statistics import BatchStatistics, Duration
-from serving.records import BULK, ON_A_GPU, Totals
+from serving.records import BULK, Totals
 from serving.telemetry import catalogue, triton
 
 if TYPE_CHECKING:
@@ -357,7 +358,8 @@ class Metrics:
 
         def rejected() -> Values:
             names = {choice.engine for choice in repository.engine.rejected}
-            return {name: float(name in names) for name in sorted(ON_A_GPU | names)}
+            on_gpus = {name for name, kind in ENGINES.items() if kind.on_gpu}
+            return {name: float(name in names) for name in sorted(on_gpus | names)}
 
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)

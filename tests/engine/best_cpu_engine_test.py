@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from serving import host
+from serving.engine.base import Load
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
 from serving.errors import EngineFault
 from serving.inference.served_models import Repository

@@ -17,7 +17,7 @@ import pytest
 
 from export.graph import optimize, task_model
 from export.split import ranks as split_ranks
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda_driver import Driver
 from serving.engine.gpu.nccl import Nccl, NcclError
@@ -25,7 +25,6 @@ from serving.engine.parts import cards, chain, processes
 from serving.engine.parts.exchange import Arena, pair, receive, send
 from serving.engine.parts.processes import Card, Loaded, Order
 from serving.engine.process.warm_up import warm_up
-from serving.engine.process.wire import Load
 from serving.engine.process.worker import open_backend
 from serving.errors import BundleError
 from serving.records import Batch, EncodedText, ModelIndex

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from serving.engine.base import Load
 from serving.engine.fake import FakeBackend, fake_vector
-from serving.records import EncodedText
+from serving.engine.kinds.fake import ENGINE
+from serving.errors import EngineFault
+from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 ids = st.lists(st.integers(0, 30_521), min_size=1, max_size=40)
@@ -63,3 +66,11 @@ def test_a_batch_takes_as_long_as_its_size_says(texts: int, ms: float) -> None:
     """What is named, linear between two sizes, in proportion above the largest."""
     backend = FakeBackend([model_spec()], 1, 2.0, batch_ms={4: 6.0, 2: 4.0})
     assert backend._delay_ms(texts) == ms
+
+
+def test_of_two_faults_for_one_token_the_last_wins() -> None:
+    """As everywhere in the settings."""
+    load = Load("fake", [model_spec(size=8)], threads=1, options={"fake_faults": "1:exit,1:raise"})
+    backend, _ = ENGINE.open(load)
+    with pytest.raises(EngineFault, match="told to fail"):
+        backend.runner(0).run(Batch(ModelIndex(0), [EncodedText(array("i", [1]))]))

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
+from serving.engine.base import Load
 from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
-from serving.engine.process.wire import Load
 from serving.errors import EngineFailed
 from serving.records import KernelFiles
 from serving.scheduling.cost import CostPoint

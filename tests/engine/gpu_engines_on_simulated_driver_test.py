@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import DeviceLost, LaneKind
+from serving.engine.base import DeviceLost, LaneKind, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.gpu.model import SIZES, lengths_for
-from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository

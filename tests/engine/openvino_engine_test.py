@@ -13,9 +13,8 @@ import onnx
 import pytest
 
 from serving import host
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, Load
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.process.wire import Load
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, Load
 from serving.engine.process import supervisor
 from serving.engine.process.remote_engine import RemoteEngine
 from serving.engine.process.supervisor import Supervisor
-from serving.engine.process.wire import Load, pack_result
+from serving.engine.process.wire import pack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from serving.records import BatchOutput, KernelFiles
 from tests.support.engine_processes import (
@@ -35,6 +35,7 @@ from tests.support.engine_processes import (
     asynchronous,
     batch,
     cancel,
+    faulty,
     right,
     soon,
     submit,
@@ -70,7 +71,7 @@ async def test_an_engine_comes_up_warm() -> None:
 @asynchronous
 async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
     """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
-    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=5, fake_faults=FAULTS)) as engine:
+    async with Engine(Load("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})) as engine:
         (lane,) = engine._lanes
         polls, spin = [], lane._spin
 
@@ -104,7 +105,7 @@ async def test_a_batch_comes_back_right() -> None:
 @asynchronous
 async def test_lanes_answer_independently() -> None:
     """Batches on several lanes are under way at once, and each caller gets its own."""
-    async with Engine(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, fake_faults=FAULTS)) as engine:
+    async with Engine(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, options=faulty(FAULTS))) as engine:
         assert list(engine.lanes) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
         hanging = submit(engine, [HANG], lane=1)
         second, third = submit(engine, [2], lane=2), submit(engine, [3], lane=3)
@@ -143,7 +144,9 @@ async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None
 @asynchronous
 async def test_a_batch_sent_ahead_has_its_own_time() -> None:
     """The watchdog counts from when the batch before it was answered, and still sees a hang."""
-    async with Engine(Load("fake", [BATCHED], threads=1, fake_ms=250, fake_faults=FAULTS), hang_s=0.9) as engine:
+    async with Engine(
+        Load("fake", [BATCHED], threads=1, options={"fake_ms": 250, **faulty(FAULTS)}), hang_s=0.9
+    ) as engine:
         outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
         assert right(await soon(outcomes[2]), [3])
         assert isinstance(await soon(outcomes[3]), EngineLost)
@@ -294,7 +297,7 @@ async def test_an_engine_that_dies_while_loading_is_lost() -> None:
     """Warm-up may crash as any batch may; then there is no engine and no process."""
     crash_on_warm_up = dict.fromkeys(range(1000), "exit")
     with pytest.raises(EngineLost, match="while it was loading"):
-        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=crash_on_warm_up)))
+        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, options=faulty(crash_on_warm_up))))
 
 
 @asynchronous
@@ -302,7 +305,7 @@ async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
     """A model that cannot answer the simplest text is not served."""
     fail_on_warm_up = dict.fromkeys(range(1000), "raise")
     with pytest.raises(EngineFailed, match="warm-up of batched failed"):
-        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, fake_faults=fail_on_warm_up)))
+        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, options=faulty(fail_on_warm_up))))
 
 
 @asynchronous
@@ -358,7 +361,7 @@ async def test_an_engine_that_refuses_is_not_tried_again(tmp_path: Path) -> None
 async def test_deaths_while_loading_count_as_well() -> None:
     """Whatever kills every new process at once does not go on for ever."""
     listener = Listener()
-    load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
+    load = Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "exit")))
     await soon(Supervisor(load, listener, crash_limit=2).run())
     assert "died 2 times" in await listener.next("failed")
 
@@ -372,7 +375,7 @@ async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compile
     async def start(load: Load, hang_s: float) -> RemoteEngine:
         loads.append(load)
         faults = dict.fromkeys(range(1000), "exit") if load.kernels[0].read else FAULTS
-        return await RemoteEngine.start(msgspec.structs.replace(load, fake_faults=faults), hang_s)
+        return await RemoteEngine.start(msgspec.structs.replace(load, options=faulty(faults)), hang_s)
 
     task = asyncio.create_task(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), slot, start=start).run())
     await slot.next("up")
@@ -384,7 +387,7 @@ async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compile
 async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
     """Its process is killed and the slot is told, however often it would die; nothing waits for it for ever."""
     before, slot = children(), Listener()
-    load = Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "hang"))
+    load = Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "hang")))
     await soon(Supervisor(load, slot, start_limit_s=1.0).run())
     assert await slot.next("failed") == "the engine was not ready within 1 s"
     assert slot.crashed
@@ -394,7 +397,7 @@ async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
 @asynchronous
 async def test_another_start_has_the_time_that_is_left() -> None:
     """Deaths do not add to it; a start that succeeds gives the next one its own."""
-    slot, load = Listener(), Load("fake", [BATCHED], threads=1, fake_faults=dict.fromkeys(range(1000), "exit"))
+    slot, load = Listener(), Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "exit")))
     await soon(Supervisor(load, slot, crash_limit=1_000_000, start_limit_s=1.0).run())
     assert await slot.next("failed") == "the engine was not ready within 1 s"
 

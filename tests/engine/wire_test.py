@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.process.__main__ import STARTED
 from serving.engine.process.wire import (
     FRAME_LIMIT_BYTES,
     HEADER,
@@ -27,6 +26,7 @@ from serving.engine.process.wire import (
     unpack_run,
 )
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.rollout.engine_process import STARTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from serving.engine.base import LaneKind
+from serving.engine.base import LaneKind, Load
 from serving.engine.process import warm_up
-from serving.engine.process.wire import Channel, Kind, Load, pack
+from serving.engine.process.wire import Channel, Kind, pack
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
 from serving.scheduling.cost import CostPoint
+from tests.support.engine_processes import faulty
 from tests.support.models import ROOT
 from tests.support.poison import FP32, tiny_bundle
 from tests.support.specs import model_spec
@@ -56,7 +57,13 @@ def test_every_model_is_measured_over_the_lengths_that_it_will_see() -> None:
 def test_batches_are_measured_while_they_pay() -> None:
     """A fake batch of any size takes a millisecond, so that they grow to the budget, and never beyond it."""
     _, ready = prepare(
-        Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, fake_ms=1, max_batch_tokens=100)
+        Load(
+            "fake",
+            [spec("one", batch_invariant=True, max_length=16)],
+            threads=1,
+            options={"fake_ms": 1},
+            max_batch_tokens=100,
+        )
     )
     sizes = {(point.tokens, point.batch) for point in ready.costs[0]}
     assert sizes == {(8, 1), (8, 2), (8, 4), (8, 8), (16, 1), (16, 2), (16, 4)}
@@ -64,20 +71,26 @@ def test_batches_are_measured_while_they_pay() -> None:
 
 def test_what_is_computed_text_by_text_is_measured_alone() -> None:
     """A batch of it costs what its texts do."""
-    _, ready = prepare(Load("fake", [spec("one", batch_invariant=False, max_length=8)], threads=2, fake_ms=1))
+    _, ready = prepare(
+        Load("fake", [spec("one", batch_invariant=False, max_length=8)], threads=2, options={"fake_ms": 1})
+    )
     assert {point.batch for point in ready.costs[0]} == {1}
 
 
 def test_a_measurement_is_a_typical_one() -> None:
     """A fake engine that takes three milliseconds is seen to take about that long."""
-    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, fake_ms=3))
+    _, ready = prepare(
+        Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, options={"fake_ms": 3})
+    )
     assert all(point.us >= 3000 for point in ready.costs[0])
 
 
 def test_warm_up_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no time left each length is run once on each lane, and no batch is tried."""
     monkeypatch.setattr(warm_up, "LIMIT_S", 0.0)
-    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, fake_ms=1))
+    _, ready = prepare(
+        Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, options={"fake_ms": 1})
+    )
     assert [(point.tokens, point.batch) for point in ready.costs[0]] == [(8, 1), (16, 1)]
 
 
@@ -86,7 +99,9 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
     known = [CostPoint("wide", 8, 1, 123.0, 4.0)]
     caplog.set_level(logging.INFO, "bertserve.engine")
     _, ready = prepare(
-        Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, fake_ms=1, costs=[known])
+        Load(
+            "fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, options={"fake_ms": 1}, costs=[known]
+        )
     )
     assert ready.costs == [known]
     assert "warm-up of one: " in caplog.text
@@ -96,7 +111,7 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
 def test_a_model_that_cannot_answer_is_refused() -> None:
     """With the engine's own words."""
     with pytest.raises(BundleError, match=r"warm-up of one failed: .*told to fail"):
-        prepare(Load("fake", [spec("one", batch_invariant=True)], threads=1, fake_faults={1: "raise"}))
+        prepare(Load("fake", [spec("one", batch_invariant=True)], threads=1, options=faulty({1: "raise"})))
 
 
 def test_models_are_numbered_as_they_were_given() -> None:
@@ -117,7 +132,7 @@ def test_no_text_of_warm_up_is_longer_than_the_model_takes(max_length: int) -> N
 WITHOUT_A_LIBRARY = """
 import sys
 sys.modules["onnxruntime"] = None
-from serving.engine.process.__main__ import main
+from serving.rollout.engine_process import main
 main([int(word) for word in sys.argv[1:]])
 """
 

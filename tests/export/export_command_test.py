@@ -167,7 +167,7 @@ def test_what_auto_serves_here_is_made_by_default(
     monkeypatch.setattr(host, "saturates", lambda: False)
     assert Chooser(Settings(models=models)).first().engine == "cpu"
     assert default_forms(2) == ("fp32", "int8")
-    monkeypatch.setattr("export.cli.export.libraries_of", lambda _target: {})
+    monkeypatch.setattr("serving.engine.kinds.kind.find_spec", lambda _module: None)
     assert default_forms(1) == ("fp32", "int8")
 
 

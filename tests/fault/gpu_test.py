@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.records import ON_A_GPU
+from serving.engine.kinds import ENGINES
 from tests.support.clients import get, metric, post_json
 from tests.support.gpus import without_gpu
 from tests.support.server import Server, is_running, measured, refused_start
@@ -172,7 +172,8 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
         if state == "degraded":
             # A CPU without OpenVINO lacks nothing that an operator should look into.
             warnings = "".join(line for line in server.log.splitlines() if " WARNING " in line)
-            assert {name for name in found if f"not the engine {name}: " in warnings} == found.keys() & ON_A_GPU
+            on_gpus = {name for name in found if ENGINES[name].on_gpu}
+            assert {name for name in found if f"not the engine {name}: " in warnings} == on_gpus
 
 
 @pytest.mark.long

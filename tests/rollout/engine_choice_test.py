@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import threading
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,12 +13,11 @@ import pytest
 
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Library, Machine
+from serving.engine.kinds import ENGINES, kind
 from serving.errors import StartupError
 from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPHS
-from serving.models.node_cache import libraries_of
 from serving.records import Gpu
-from serving.rollout import engine_choice, model_export
 from serving.rollout.engine_choice import Chooser
 from serving.rollout.model_export import home_of
 from serving.settings import Settings
@@ -229,7 +229,7 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 
 
-with_openvino = pytest.mark.skipif(not libraries_of("openvino"), reason="the extra `openvino` is not installed")
+with_openvino = pytest.mark.skipif(not ENGINES["openvino"].installed, reason="the extra `openvino` is not installed")
 
 
 @with_openvino
@@ -242,7 +242,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     assert Chooser(Settings(models=models), discovery.Machine).first().engine == "cpu"
     with monkeypatch.context() as patched:
-        patched.setattr(engine_choice, "libraries_of", lambda _target: {})
+        patched.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
         choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
@@ -303,13 +303,28 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
-    monkeypatch.setattr(engine_choice, "libraries_of", lambda _target: {})
+    monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
     with pytest.raises(StartupError, match=r"pip install -e '\.\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))
     with pytest.raises(StartupError, match="`bertserve export` makes INT8 for both there"):
         Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
+
+
+@pytest.mark.parametrize("engine", ["ort-cpu", "openvino"])
+def test_an_engine_without_its_library_is_refused_before_its_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """The error says what to install."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
+    assert Chooser(Settings(models=models, engine=engine)).first().engine == engine
+    monkeypatch.setattr(kind, "find_spec", lambda _module: None)
+    with pytest.raises(
+        StartupError, match=rf"the engine {engine} cannot run here: .* is not installed; run `.*pip install"
+    ):
+        Chooser(Settings(models=models, engine=engine)).first()
 
 
 @with_openvino
@@ -322,7 +337,7 @@ def test_a_model_by_its_id_is_exported_for_what_auto_takes(tmp_path: Path, monke
     assert home() == home(engine="cpu") != home(engine="ort-cpu")
     assert home(precision="int8") == home(precision="int8", engine="cpu") != home(precision="int8", engine="ort-cpu")
     assert home(precision="fp32") == home(precision="fp32", engine="ort-cpu")
-    monkeypatch.setattr(model_export, "libraries_of", lambda _target: {})
+    monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
     assert home() == home(engine="ort-cpu")
 
 

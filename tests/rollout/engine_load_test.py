@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from serving.engine.process.wire import Load
+from serving.engine.base import Load
 from serving.errors import EngineFailed
 from serving.records import Gpu, ModelSpec, PartFile
 from serving.rollout.engine_load import LoadBuilder

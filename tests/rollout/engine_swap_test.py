@@ -16,9 +16,9 @@ from loadtest.benchmarks.drive import Requests
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.swap import page
 from loadtest.benchmarks.swap.measure import Plan, Swap, figures
+from serving.engine.base import Load
 from serving.engine.process.remote_engine import RemoteEngine
 from serving.engine.process.supervisor import Supervisor
-from serving.engine.process.wire import Load
 from serving.errors import EngineLost, NotReady
 from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority

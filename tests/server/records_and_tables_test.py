@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from serving import errors
+from serving.engine.kinds import ENGINES
 from serving.errors import BertserveError, InvalidRequest
 from serving.http.exchange import outcome_head
 from serving.inference.tasks import embed, rerank
 from serving.lifecycle import Lifecycle, State
-from serving.records import EmbedOptions, EngineChoice, Outcome, RerankOptions, Timings
+from serving.records import EmbedOptions, Outcome, RerankOptions, Timings
 
 S = State
 ALLOWED = {
@@ -150,7 +151,7 @@ def test_reasons_are_unique() -> None:
 def test_replies_say_what_computed(engine: str, compute_type: str) -> None:
     """In TEI's words, as the header of a reply has it."""
     timings = Timings(1, 2, 3, 4)
-    outcome = Outcome([1.0], "m", "1", timings, 5, 0, EngineChoice(engine).compute_type)
+    outcome = Outcome([1.0], "m", "1", timings, 5, 0, ENGINES[engine].compute_type)
     assert b"\r\nx-compute-type: %b\r\n" % compute_type.encode() in outcome_head(outcome)
 
 

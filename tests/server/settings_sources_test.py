@@ -109,10 +109,12 @@ def test_slips_are_recognised(given: str, meant: str) -> None:
     assert f"did you mean {meant}?" in problems([given, "1"])
 
 
-def test_faults() -> None:
-    """The faults of the fake engine come as a table."""
-    assert Settings.load(["--fake-faults", "7:nan,9:exit"], {}).faults() == {7: "nan", 9: "exit"}
-    assert Settings.load([], {}).faults() == {}
+def test_an_engine_is_given_its_own_settings() -> None:
+    """And no other engine is."""
+    settings = Settings.load(["--fake-faults", "7:nan,9:exit"], {})
+    others = {"fake_ms": 0.0, "fake_batch_ms": "", "fake_token_us": 0.0}
+    assert settings.of_engine("fake") == {**others, "fake_faults": "7:nan,9:exit"}
+    assert settings.of_engine("ort-cpu") == {}
 
 
 @pytest.mark.parametrize("value", ["7", "7:", ":nan", "7:nan,", "x:nan", "7:NAN", "-1:nan"])

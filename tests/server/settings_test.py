@@ -110,11 +110,6 @@ def test_what_only_resembles_a_service_link_is_a_slip(name: str) -> None:
     assert problems(**{name: "1"})[0].startswith(f"unknown setting {name}")
 
 
-def test_of_two_faults_for_one_token_the_last_wins() -> None:
-    """As everywhere in the settings."""
-    assert Settings.load(["--fake-faults", "1:nan,0:exit,1:raise"], {}).faults() == {0: "exit", 1: "raise"}
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [

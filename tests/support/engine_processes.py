@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from serving.engine.base import Load
 from serving.engine.fake import fake_vector
-from serving.engine.process.wire import Load
 from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from serving.engine.process.remote_engine import RemoteEngine
     from serving.errors import BertserveError
@@ -30,7 +30,14 @@ FAULTS = {NAN: "nan", RAISE: "raise", EXIT: "exit", HANG: "hang"}
 LIMIT_S = 60.0
 BATCHED = model_spec("batched", size=SIZE)
 TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
-LOAD = Load("fake", [BATCHED], threads=1, fake_faults=FAULTS)
+
+
+def faulty(faults: Mapping[int, str]) -> dict[str, float | str]:
+    """The option that has the fake engine do this at these tokens."""
+    return {"fake_faults": ",".join(f"{token}:{fault}" for token, fault in faults.items())}
+
+
+LOAD = Load("fake", [BATCHED], threads=1, options=faulty(FAULTS))
 
 
 def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from serving.cli import BEFORE_IMPORTS
-from serving.engine.process import __main__ as engine_process
 from serving.engine.process import remote_engine
+from serving.rollout import engine_process
 from serving.settings import _parser
 from tests.support.models import ROOT
 
@@ -300,7 +300,7 @@ class _EngineForks:
 
     class Popen:
         def __init__(self, command: Sequence[str], pass_fds: Sequence[int], stdin: int) -> None:
-            assert (command[2:4], stdin) == (["-m", "serving.engine.process"], subprocess.DEVNULL)
+            assert (command[2:4], stdin) == (["-m", "serving.rollout.engine_process"], subprocess.DEVNULL)
             self.returncode: int | None = None
             self._lock = threading.Lock()
             self.pid = os.fork()
@@ -327,7 +327,7 @@ class _EngineForks:
 
 
 def _become_engine(descriptors: Sequence[int]) -> NoReturn:
-    """Makes of this copy of a server the process that `python -m serving.engine.process` is."""
+    """Makes of this copy of a server the process that `python -m serving.rollout.engine_process` is."""
     try:
         signal.set_wakeup_fd(-1)
         asyncio._set_running_loop(None)

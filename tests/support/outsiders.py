@@ -104,7 +104,14 @@ OUTSIDERS = {
     "Ray": Outsider(
         tests=("tests/batch/job_test.py", "tests/deploy/ray_serve_test.py"),
         # Ray kills and restarts what runs an engine's process.
-        paths=("bertserve.py", "batch", "serving/engine/process", "deploy/ray", "docs/bulk.md"),
+        paths=(
+            "bertserve.py",
+            "batch",
+            "serving/engine/process",
+            "serving/rollout/engine_process.py",
+            "deploy/ray",
+            "docs/bulk.md",
+        ),
         runs=("batch.cli", "deploy.ray.serve_app", "serving.cli"),
         beside=("serving", "export"),
     ),

@@ -26,7 +26,6 @@ class LaneModel(Protocol):
 class CpuBackend:
     """Models on one wide lane, and where they are small or not batched on narrow ones too."""
 
-    name: str
     largest_batch = ANY_BATCH
     padded_to: Sequence[int] = ()
 

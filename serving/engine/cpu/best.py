@@ -64,8 +64,6 @@ _LONG_TOKENS = 32
 
 
 class BestCpuBackend(CpuBackend):
-    name = "cpu"
-
     def __init__(
         self,
         models: Sequence[ModelSpec],

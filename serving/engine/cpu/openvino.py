@@ -77,8 +77,6 @@ The wide lane gets few batches: only lone texts are warmed up there."""
 
 
 class OpenVinoBackend(CpuBackend):
-    name = "openvino"
-
     def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
         super().__init__(models, threads, _warm)
 

@@ -65,8 +65,6 @@ def cuda_version() -> str:
 
 
 class OrtCpuBackend(CpuBackend):
-    name = "ort-cpu"
-
     def __init__(
         self,
         models: Sequence[ModelSpec],

@@ -11,13 +11,16 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
 from serving.host import installing
 from serving.records import Gpu  # noqa: TC001  read when an answer is decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LIMIT_S = 30.0
 """A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
@@ -29,6 +32,9 @@ Runtime = Literal["ort-cuda", "rtx", "enterprise"]
 """ONNX Runtime's CUDA provider, and the flavours of TensorRT."""
 
 _PROVIDER = "CUDAExecutionProvider"
+
+_LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
+"""The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -63,6 +69,25 @@ class Machine(msgspec.Struct, frozen=True):
     broken: bool = False
     libraries: dict[str, Library] = {}
     free_bytes: tuple[int, ...] = ()
+
+    def obstacles(self, name: str, runtime: Runtime, gpu: Gpu) -> Iterator[str]:
+        """Why a library, called `name`, cannot run on a GPU of this machine."""
+        library = self.libraries.get(runtime)
+        if library is None or library.problem:
+            yield library.problem if library else f"{name} was not looked for"
+            return
+        if library.cuda > self.cuda[0]:
+            newest = "{}.{}".format(*self.cuda)
+            yield (
+                f"the NVIDIA driver is too old: it runs CUDA up to {newest}, {name} {library.version} needs"
+                f" {library.cuda}.0; install a newer driver, or {name} for CUDA {self.cuda[0]}"
+            )
+        least = _LEAST_CAPABILITY.get(library.cuda, (0, 0))
+        if tuple(map(int, gpu.compute_capability.split("."))) < least:
+            yield (
+                f"{gpu.name} has compute capability {gpu.compute_capability}, {name} for CUDA"
+                f" {library.cuda} needs {'{}.{}'.format(*least)}"
+            )
 
 
 def look(limit_s: float = LIMIT_S) -> Machine:

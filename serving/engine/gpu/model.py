@@ -283,7 +283,6 @@ class GpuModel:
 class GpuBackend:
     """Models on one GPU, which is one lane; it is that lane's runner too."""
 
-    name: str
     largest_batch = SIZES[-1]
     padded_to: Sequence[int] = SIZES
 

@@ -33,8 +33,6 @@ NO_GRAPH = "-1"
 
 
 class OrtCudaBackend(GpuBackend):
-    name = "ort-cuda"
-
     def __init__(
         self,
         models: Sequence[ModelSpec],

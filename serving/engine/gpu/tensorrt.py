@@ -34,8 +34,6 @@ _VERSION_PARTS = 3
 class TensorRtBackend(GpuBackend):
     """Engines of verified bytes, of either flavour; `version` is that of the libraries in use."""
 
-    name = "tensorrt"
-
     def __init__(
         self,
         models: Sequence[ModelSpec],

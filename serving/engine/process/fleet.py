@@ -25,8 +25,8 @@ from serving.unawaited import start
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from serving.engine.base import Done
-    from serving.engine.process.wire import Load, Ready
+    from serving.engine.base import Done, Load
+    from serving.engine.process.wire import Ready
     from serving.errors import BertserveError
     from serving.records import Batch, BatchOutput
     from serving.scheduling.cost import CostPoint

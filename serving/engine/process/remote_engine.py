@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from serving.engine.base import Engine, LaneKind, lanes_for
-from serving.engine.process.wire import FrameReader, Kind, Load, Ready, Refused, pack, pack_run, unpack_result
+from serving.engine.base import Engine, LaneKind, Load, lanes_for
+from serving.engine.kinds import ENGINES
+from serving.engine.process.wire import FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
-from serving.records import OFF_THE_CPU
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
@@ -142,8 +142,9 @@ class RemoteEngine:
                 unused.callback(other.close)
                 ends.append(ours)
                 theirs.append(other.fileno())
+            # That module knows bundles, which this room does not.
             # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-            command = [sys.executable, "-P", "-m", "serving.engine.process", *map(str, theirs)]
+            command = [sys.executable, "-P", "-m", "serving.rollout.engine_process", *map(str, theirs)]
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
@@ -198,7 +199,7 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._watch_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
-        if self.ready.engine in OFF_THE_CPU:  # else the loop would take the engine's own cores
+        if ENGINES[self.ready.engine].spares_cpu:  # else the loop would take the engine's own cores
             for lane in self._lanes:
                 lane.expected_s = self._expected_s
 

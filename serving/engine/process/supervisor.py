@@ -22,7 +22,7 @@ from serving.errors import EngineFailed, EngineLost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.engine.process.wire import Load
+    from serving.engine.base import Load
 
 log = logging.getLogger("bertserve.engine")
 

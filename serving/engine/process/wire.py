@@ -21,13 +21,13 @@ import struct
 import time
 from array import array
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from serving.engine.base import LaneKind  # noqa: TC001  read at run time by msgspec
-from serving.records import Batch, BatchOutput, EncodedText, KernelFiles, ModelIndex, ModelSpec
+from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
@@ -61,36 +61,6 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
-
-
-class Load(msgspec.Struct, frozen=True):
-    """The order to an engine process: what to load and how.
-
-    Attributes:
-        nice: How much less urgent than the server its narrow lanes are, as `nice` counts; all of it where it has none.
-        fake_batch_ms: Milliseconds by the texts of a batch, for the fake engine.
-        fake_faults: Token id to fault, for the fake engine.
-        costs: For each model what this node measured before; empty where that must be done.
-        max_batch_tokens: Padded tokens of the largest batch to measure.
-        gpus: GPUs, by their indices among those that a process may use; none for a CPU.
-        kernels: For each model the files of its compiled kernels; empty for none.
-        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
-    """
-
-    engine: Literal["tensorrt", "ort-cuda", "cpu", "openvino", "ort-cpu", "fake"]
-    models: list[ModelSpec]
-    threads: int
-    nice: int = 0
-    fake_ms: float = 0.0
-    fake_batch_ms: dict[int, float] = {}
-    fake_token_us: float = 0.0
-    fake_faults: dict[int, str] = {}
-    costs: list[list[CostPoint]] = []
-    max_batch_tokens: int = 1024
-    log_format: Literal["text", "json"] = "text"
-    gpus: list[int] = []
-    kernels: list[KernelFiles] = []
-    bundles: list[tuple[str, str]] = []
 
 
 class Ready(msgspec.Struct, frozen=True):

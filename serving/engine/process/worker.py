@@ -15,33 +15,19 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
 from serving import logs
-from serving.engine.base import DeviceLost, LaneKind
+from serving.engine.base import DeviceLost, LaneKind, Load
 from serving.engine.batches import OneByOne
 from serving.engine.cpu.backend import CpuBackend
-from serving.engine.fake import FakeBackend, Fault
-from serving.engine.gpu import cuda_driver
-from serving.engine.gpu.cuda import Device
+from serving.engine.kinds import ENGINES
 from serving.engine.process.warm_up import warm_up
-from serving.engine.process.wire import (
-    Channel,
-    Kind,
-    Load,
-    Ready,
-    Refused,
-    WireError,
-    pack,
-    pack_result,
-    unpack_run,
-)
+from serving.engine.process.wire import Channel, Kind, Ready, Refused, WireError, pack, pack_result, unpack_run
 from serving.errors import BundleError, EngineFault
 from serving.host import installing
-from serving.records import OFF_THE_CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +79,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
         os._exit(1)
     except DeviceLost as lost:
         _end_without(lost)
-    if load.engine in OFF_THE_CPU:
+    if ENGINES[load.engine].spares_cpu:
         lanes[0].spin_s = _SPIN_S
     for lane, kind in enumerate(backend.lanes()):
         runner = OneByOne(backend.runner(lane), load.models)
@@ -138,7 +124,7 @@ def prepare(load: Load) -> tuple[Backend, Ready]:
         costs = backend.labelled(costs)
     _trim()
     lanes = list(backend.lanes())
-    return backend, Ready(backend.name, lanes, load.threads, version, costs, list(backend.padded_to))
+    return backend, Ready(load.engine, lanes, load.threads, version, costs, list(backend.padded_to))
 
 
 def _trim() -> None:
@@ -148,51 +134,12 @@ def _trim() -> None:
 
 
 def open_backend(load: Load) -> tuple[Backend, str]:
-    """The engine with its models, and the version of its library; a library is imported where it is used."""
-    if load.engine == "fake":
-        faults = {token: Fault(fault) for token, fault in load.fake_faults.items()}
-        return FakeBackend(load.models, load.threads, load.fake_ms, faults, load.fake_batch_ms, load.fake_token_us), ""
-    if load.engine in {"tensorrt", "ort-cuda"}:
-        return _gpu(load)
-    if load.engine in {"ort-cpu", "cpu"}:
-        from serving.engine.parts import loading  # noqa: PLC0415
-
-        load_model = partial(loading.load, nice=load.nice)
-    if load.engine == "ort-cpu":
-        from serving.engine.cpu import ort  # noqa: PLC0415
-
-        return ort.OrtCpuBackend(load.models, load.threads, load_model), ort.VERSION
+    """The engine with its models, and the version of its library; raises BundleError where it cannot be had."""
+    engine = ENGINES[load.engine]
     try:
-        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415
-    except ModuleNotFoundError:
-        message = f"the engine {load.engine} is not installed: {installing('openvino')}"
-        raise BundleError(message) from None
-    if load.engine == "cpu":
-        from serving.engine.cpu import best  # noqa: PLC0415
-
-        backend = best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
-        return backend, best.VERSION
-    return OpenVinoBackend(load.models, load.threads), VERSION
-
-
-def _gpu(load: Load) -> tuple[Backend, str]:
-    """An engine on a GPU; what cannot be had of the GPU refuses the models."""
-    try:
-        device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
-        if load.engine == "tensorrt":
-            from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415
-
-            backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
-            return backend, backend.version
-        from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415
-        from serving.engine.parts import cards  # noqa: PLC0415
-
-        load_model = partial(cards.load, gpus=load.gpus)
-        return OrtCudaBackend(load.models, device, load.max_batch_tokens, load_model), VERSION
-    except cuda_driver.CudaError as error:
-        raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
+        return engine.open(load)
     except ModuleNotFoundError as error:
-        message = f"the engine {load.engine} is not installed ({error}): {installing('gpu')}"
+        message = f"the engine {load.engine} is not installed ({error}): {installing(engine.extra)}"
         raise BundleError(message) from error
 
 

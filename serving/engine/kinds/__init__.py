@@ -1,0 +1,31 @@
+"""The engines: each module beside this one that has an `ENGINE` is one. Others ask here, by name or by artifact."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.engine.kinds.kind import EngineKind, EngineSetting
+
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+
+ENGINES: dict[str, EngineKind] = {
+    kind.name: kind
+    for kind in sorted((module.ENGINE for module in _MODULES if hasattr(module, "ENGINE")), key=lambda kind: kind.rank)
+}
+"""By name, in the order of their ranks."""
+
+AUTO: Sequence[EngineKind] = [kind for kind in ENGINES.values() if kind.auto]
+"""What `--engine auto` tries, in this order."""
+
+SETTINGS: dict[str, EngineSetting] = {name: each for kind in ENGINES.values() for name, each in kind.settings.items()}
+"""The settings of single engines."""
+
+
+def engine_for(target: str) -> EngineKind:
+    """The engine that artifacts of a target are made for and proven with."""
+    return next(kind for kind in ENGINES.values() if target in kind.made_for)

@@ -1,0 +1,64 @@
+"""ONNX Runtime and OpenVINO side by side; see `serving.engine.cpu.best`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serving import host
+from serving.engine.kinds.kind import EngineKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from serving.engine.base import Backend, Load
+    from serving.engine.gpu.discovery import Machine
+    from serving.records import Gpu, ModelSpec
+
+_FOR_BOTH = (
+    "proven artifacts of the precision that is served for both libraries; export again where OpenVINO is installed, as"
+    " `bertserve export` makes INT8 for both there"
+)
+
+
+class Cpu(EngineKind):
+    name = "cpu"
+    title = "`cpu`"
+    rank = 30
+    auto = True
+    help = (
+        "`cpu` is ONNX Runtime and OpenVINO, for each length what is faster here; `auto` takes it where OpenVINO is "
+        "installed and a model has proven artifacts of one precision for both; the other models stay with ONNX Runtime."
+    )
+    parts = ("ort-cpu", "openvino")
+    library = "OpenVINO"
+    module = "openvino"
+    extra = "openvino"
+    targets = ("cpu",)
+    second = "openvino"
+    compiles = True
+
+    def obstacle(self, targets: Collection[str], *, asked: bool) -> str:
+        if self.installed and not asked and host.saturates() and self.second in targets:
+            reason = "OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
+            return f"the engine cpu gains nothing here: this processor has no VNNI, so {reason}"
+        return super().obstacle(targets, asked=asked)
+
+    def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
+        if not any(model.second for model in models):
+            yield f"the engine cpu has nothing to choose from: no model has {_FOR_BOTH}"
+
+    def remark(self, models: Sequence[ModelSpec]) -> str:
+        single = ", ".join(model.name for model in models if model.second is None)
+        return f"ONNX Runtime alone runs {single}: OpenVINO needs {_FOR_BOTH}" if single else ""
+
+    def open(self, load: Load) -> tuple[Backend, str]:
+        from serving.engine.cpu import best  # noqa: PLC0415  see `EngineKind`
+        from serving.engine.parts import loading  # noqa: PLC0415
+
+        load_model = partial(loading.load, nice=load.nice)
+        backend = best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
+        return backend, best.VERSION
+
+
+ENGINE = Cpu()

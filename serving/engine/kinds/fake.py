@@ -1,0 +1,61 @@
+"""An engine without a model; see `serving.engine.fake`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.engine.kinds.kind import EngineKind, EngineSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.engine.base import Backend, Load
+
+_FAULT = "[0-9]+:(nan|raise|exit|hang)"
+_TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
+
+
+class Fake(EngineKind):
+    name = "fake"
+    title = "no model"
+    rank = 60
+    help = "`fake` answers made-up vectors, for tests."
+    spares_cpu = True
+    keeps_costs = False
+    settings: Mapping[str, EngineSetting] = {
+        "fake_ms": EngineSetting(0.0, "How long the fake engine takes for a batch.", most=60_000),
+        "fake_batch_ms": EngineSetting(
+            "",
+            "How long the fake engine takes for batches of several texts, `texts:ms,...` (`fake_ms`: for one).",
+            pattern=f"{_TEXTS_MS}(,{_TEXTS_MS})*",
+            example="2:1.75,4:2.74, from 2 texts on",
+        ),
+        "fake_token_us": EngineSetting(
+            0.0, "How long it takes for each token of a batch beside that, padding included.", most=100_000
+        ),
+        "fake_faults": EngineSetting(
+            "",
+            "Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang.",
+            pattern=f"{_FAULT}(,{_FAULT})*",
+            example="2053:nan,7592:exit",
+        ),
+    }
+
+    def runs(self, target: str, gpu: str = "") -> bool:  # noqa: ARG002  it runs anything
+        return True
+
+    def open(self, load: Load) -> tuple[Backend, str]:
+        from serving.engine.fake import FakeBackend, Fault  # noqa: PLC0415  see `EngineKind`
+
+        told = {name: load.options.get(name, setting.default) for name, setting in self.settings.items()}
+        faults = {int(token): Fault(fault) for token, fault in _pairs(told["fake_faults"])}
+        batch_ms = {int(texts): float(ms) for texts, ms in _pairs(told["fake_batch_ms"])}
+        ms, token_us = float(told["fake_ms"]), float(told["fake_token_us"])
+        return FakeBackend(load.models, load.threads, ms, faults, batch_ms, token_us), ""
+
+
+def _pairs(value: float | str) -> list[list[str]]:
+    return [word.split(":") for word in str(value).split(",") if word]
+
+
+ENGINE = Fake()

@@ -1,0 +1,32 @@
+"""OpenVINO on the CPU; see `serving.engine.cpu.openvino`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.engine.kinds.kind import EngineKind
+
+if TYPE_CHECKING:
+    from serving.engine.base import Backend, Load
+
+
+class OpenVino(EngineKind):
+    name = "openvino"
+    title = "OpenVINO on a CPU"
+    rank = 40
+    compute_type = "cpu+openvino"
+    library = "OpenVINO"
+    module = "openvino"
+    packages = ("openvino",)
+    extra = "openvino"
+    made_for = ("openvino",)
+    """ONNX Runtime's own graphs are fused into operators that OpenVINO lacks."""
+    forms = ("int8-openvino",)
+
+    def open(self, load: Load) -> tuple[Backend, str]:
+        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  see `EngineKind`
+
+        return OpenVinoBackend(load.models, load.threads), VERSION
+
+
+ENGINE = OpenVino()

@@ -1,0 +1,32 @@
+"""ONNX Runtime on the CPU; see `serving.engine.cpu.ort`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serving.engine.kinds.kind import EngineKind
+
+if TYPE_CHECKING:
+    from serving.engine.base import Backend, Load
+
+
+class OrtCpu(EngineKind):
+    name = "ort-cpu"
+    title = "ONNX Runtime on a CPU"
+    rank = 50
+    auto = True
+    library = "ONNX Runtime"
+    module = "onnxruntime"
+    packages = ("onnxruntime", "onnxruntime-gpu")
+    extra = "cpu"
+    made_for = ("cpu",)
+
+    def open(self, load: Load) -> tuple[Backend, str]:
+        from serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
+        from serving.engine.parts import loading  # noqa: PLC0415
+
+        return ort.OrtCpuBackend(load.models, load.threads, partial(loading.load, nice=load.nice)), ort.VERSION
+
+
+ENGINE = OrtCpu()

@@ -1,0 +1,63 @@
+"""TensorRT and TensorRT for RTX; see `serving.engine.gpu.tensorrt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from serving.engine.kinds.kind import GpuKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from serving.engine.base import Backend, Load
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.discovery import Machine
+    from serving.records import EngineBuild, Gpu, ModelSpec
+
+GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
+"""The compute capabilities that engines are built for."""
+
+
+class TensorRt(GpuKind):
+    name = "tensorrt"
+    title = "TensorRT"
+    rank = 10
+    compute_type = "gpu+tensorrt"
+    packages = ("tensorrt-rtx-cu13", "tensorrt")
+    made_for: tuple[GpuTarget, ...] = get_args(GpuTarget)
+    per_gpu = True
+    forms = ()
+    compiles = True
+
+    def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
+        for model in models:
+            if model.build is not None:
+                yield from map(self.cannot, misfits(Path(model.path).name, model.build, machine, gpus[0]))
+
+    def open_on(self, device: Device, load: Load) -> tuple[Backend, str]:
+        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
+
+        backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
+        return backend, backend.version
+
+
+def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterable[str]:
+    """Why a built engine cannot run with the installed TensorRT."""
+    yield from machine.obstacles("TensorRT", build.flavour, gpu)
+    library = machine.libraries.get(build.flavour)
+    # Without the build number.
+    if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
+        yield (
+            f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
+            " build one here with `bertserve build`"
+        )
+
+
+def build_obstacle(machine: Machine) -> str:
+    """Why no flavour of TensorRT can build an engine here; empty where one can."""
+    problems = [" and ".join(machine.obstacles("TensorRT", each, machine.gpus[0])) for each in ("enterprise", "rtx")]
+    return problems[-1] if all(problems) else ""
+
+
+ENGINE = TensorRt()
