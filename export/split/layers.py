@@ -38,11 +38,12 @@ class _Cuts(NamedTuple):
     sizes: list[float]
 
 
-def split(source: Path, targets: Sequence[Path]) -> list[Path]:
+def split(source: Path, targets: Sequence[Path], *, lookups: bool = True) -> list[Path]:
     """Writes the parts of a graph, one to each target, in the order in which they run.
 
     Where the largest table of embeddings leaves one part too much to do, or allows no cut, its rows are shared: each
     part but the first then has a second graph, which looks words up. These run before the parts, in the same order.
+    Without `lookups` no table is shared.
 
     Returns:
         The files of the parts, and behind them those of second graphs.
@@ -57,7 +58,7 @@ def split(source: Path, targets: Sequence[Path]) -> list[Path]:
     limit, sent = SLACK * whole / parts, _sent(draft, flow)
     plain, shared = _cuts(flow, flow.weights, sent, parts, limit), None
     table, step = flow.table
-    if table:
+    if table and lookups:
         weights = [*flow.weights]
         weights[step] -= {table}
         shared = _cuts(flow, weights, {at: count for at, count in sent.items() if at > step}, parts, limit)

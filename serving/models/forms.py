@@ -166,7 +166,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
     Args:
         bundles: The models.
         built: Whether it is enough that an engine can be built.
-        split: Whether it may be one that several GPUs run together.
+        split: Whether it may be one that was split by layers for CPUs.
     """
     targets = _TARGETS["ort-cuda"] | _TARGETS["tensorrt"]
     return all(
@@ -177,12 +177,13 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
 def _made_for(targets: Collection[str], bundle: Bundle, *, split: bool) -> list[Artifact]:
     """The artifacts of some targets.
 
-    With `split` also those that are split by tensors: their graphs are the same for CPUs and for ONNX Runtime on GPUs.
+    With `split` also those in fp32 that are split by layers: their graphs are the same for ONNX Runtime on GPUs.
     """
     return [
         artifact
         for artifact in bundle.artifacts
-        if artifact.target in targets or (split and artifact.split_by == "tensors")
+        if artifact.target in targets
+        or (split and (artifact.split_by, artifact.precision, artifact.target) == ("layers", "fp32", "cpu"))
     ]
 
 

@@ -248,13 +248,16 @@ class Chooser:
         if gpus:
             for problem in self._problems(engine, repository, gpus):
                 raise StartupError(f"the engine {engine} cannot run here: {problem}")
-        size = sum(model.artifact.total_bytes // model.artifact.ranks for model in repository.models)
-        ranks = max(model.artifact.ranks for model in repository.models)
-        if ranks > 1:  # they are one device
-            gpus = gpus[:ranks]
+        stages = max(len(model.artifact.processes) for model in repository.models)
+        if stages > 1:  # the GPUs are one device
+            gpus = gpus[:stages]
+        size = sum(
+            model.artifact.total_bytes // max(1, min(len(model.artifact.processes), len(gpus)))
+            for model in repository.models
+        )
         free_bytes = self._machine.free_bytes
         full = {gpu.ordinal: problem for gpu in gpus if (problem := too_full(gpu, free_bytes[gpu.ordinal], size))}
-        if full and (ranks > 1 or len(full) == len(gpus)):
+        if full and (stages > 1 or len(full) == len(gpus)):
             raise StartupError(f"the engine {engine} cannot run here: {next(iter(full.values()))}")
         gpus, left_out = tuple(gpu for gpu in gpus if gpu.ordinal not in full), tuple(full.values())
         rejected = self.rejected(engine)
@@ -273,7 +276,7 @@ class Chooser:
 
     def _gpus(self, engine: EngineName, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
-        # Models split between GPUs have never run on any: they must be asked for.
+        # What was split for CPUs runs on GPUs where these are asked for.
         split = engine == self._settings.engine == "ort-cuda"
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine, split=split):
             raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
@@ -289,9 +292,6 @@ class Chooser:
         if engine == "ort-cuda":
             library = self._machine.libraries.get("ort-cuda")
             yield from _library_problems(self._machine, "ONNX Runtime", library, gpus[0])
-            for model in repository.models:
-                if (ranks := model.artifact.ranks) > len(gpus):
-                    yield f"{model.name} is split between {ranks} GPUs, and there are {len(gpus)} of one kind"
         for model in repository.models if engine == "tensorrt" else ():
             if (build := model.artifact.engine) is not None:
                 yield from self._unfit(model.artifact.file, build, gpus[0])

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from serving import logs
-from serving.engine.base import DeviceLost, LaneKind
+from serving.engine.base import DeviceLost, LaneKind, lanes_for
 from serving.engine.batches import OneByOne
 from serving.engine.cpu.backend import CpuBackend
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.gpu import cuda_driver
 from serving.engine.gpu.cuda import Device
+from serving.engine.gpu.model import not_split
 from serving.engine.process.warm_up import warm_up
 from serving.engine.process.wire import (
     Channel,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.engine.base import Backend, Runner
-    from serving.records import Batch
+    from serving.engine.gpu.model import BackendModel
+    from serving.records import Batch, ModelSpec
 
 log = logging.getLogger("bertserve.engine")
 
@@ -179,16 +181,19 @@ def _gpu(load: Load) -> tuple[Backend, str]:
     """An engine on a GPU; what cannot be had of the GPU refuses the models."""
     try:
         device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
+        load_split: Callable[[ModelSpec], BackendModel] = not_split
+        if any(model.stages > 1 for model in load.models):
+            from serving.engine.parts import devices  # noqa: PLC0415  the parts' exchange is of ONNX Runtime too
+
+            load_split = devices.loader(load, device, len(lanes_for(load.models, 1)))
         if load.engine == "tensorrt":
             from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415
 
-            backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
+            backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels, load_split)
             return backend, backend.version
         from serving.engine.gpu.ort_cuda import VERSION, OrtCudaBackend  # noqa: PLC0415
-        from serving.engine.parts import cards  # noqa: PLC0415
 
-        load_model = partial(cards.load, gpus=load.gpus)
-        return OrtCudaBackend(load.models, device, load.max_batch_tokens, load_model), VERSION
+        return OrtCudaBackend(load.models, device, load.max_batch_tokens, load_split), VERSION
     except cuda_driver.CudaError as error:
         raise BundleError(f"the engine {load.engine} cannot run here: {cuda_driver.explained(error)}") from error
     except ModuleNotFoundError as error:
