@@ -10,12 +10,14 @@ from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.tensorrt import TensorRtBackend
-from serving.engine.parts import chain
+from serving.engine.parts import chain, devices
+from serving.engine.parts.processes import Place
 from serving.errors import BundleError
 from serving.models.manifest import GPUS
 
 if TYPE_CHECKING:
     from serving.engine.base import Backend, Engine
+    from serving.engine.gpu.model import BackendModel
     from serving.models.manifest import Artifact, Target
     from serving.records import ModelSpec
 
@@ -46,11 +48,16 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
 def _on_a_gpu(spec: ModelSpec, target: Target) -> Backend:
     try:
         device = Device(cuda_driver.load(), 0)
+        place = Place("tensorrt" if target in GPUS else "ort-cuda", 0, MOST_TOKENS)
+
+        def load_split(model: ModelSpec) -> BackendModel:
+            return devices.load_here(model, place, device)
+
         if target in GPUS:
-            return TensorRtBackend([spec], device, MOST_TOKENS)
+            return TensorRtBackend([spec], device, MOST_TOKENS, load_split=load_split)
         from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library on a GPU
 
-        return OrtCudaBackend([spec], device, MOST_TOKENS)
+        return OrtCudaBackend([spec], device, MOST_TOKENS, load_split)
     except cuda_driver.CudaError as error:
         raise BundleError(f"{spec.name} cannot run on this GPU: {cuda_driver.explained(error)}") from error
 

@@ -19,7 +19,7 @@ import pytest
 
 from export.cli.export import main as export
 from export.graph import optimize, task_model
-from export.split import layers
+from export.split import flow, layers
 from serving.engine.base import DeviceLost, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.ort_cuda import OrtCudaBackend
@@ -61,8 +61,13 @@ def fused(folder: Path, checkpoint: Checkpoint) -> Path:
     """A checkpoint's graph, as the export cuts it, in one file."""
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    onnx.save(onnx.load(folder / "fused.onnx"), folder / "whole.onnx")
-    return folder / "whole.onnx"
+    return folder / "fused.onnx"
+
+
+def cut_for_engines(folder: Path) -> list[Path]:
+    """The parts of the graph before it was fused."""
+    flow.read_sizes_of_inputs(folder / "raw.onnx", folder / "sized.onnx")
+    return layers.split(folder / "sized.onnx", [folder / f"{at}.onnx" for at in range(PARTS)], engines=True)
 
 
 @pytest.fixture(scope="module", params=in_short(("embed", "fill_mask"), "fill_mask"))
@@ -72,12 +77,11 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     checkpoint = opened(write_task_checkpoint(folder / "checkpoint", "bert", request.param, num_hidden_layers=4))
     graph = fused(folder, checkpoint)
     found = [task_model.spec_of(checkpoint, graph)]
-    for lookups in (True, False):
-        targets = [folder / f"{lookups}{number}.onnx" for number in range(PARTS)]
-        files = layers.split(graph, targets, lookups=lookups)
-        assert len(files) == (2 * PARTS - 1 if lookups else PARTS)
-        found.append(task_model.spec_of(checkpoint, *files, split=PARTS))
-    return found
+    shared = layers.split(graph, [folder / f"shared{at}.onnx" for at in range(PARTS)])
+    assert len(shared) == 2 * PARTS - 1
+    found += [task_model.spec_of(checkpoint, *files, split=PARTS) for files in (shared, cut_for_engines(folder))]
+    onnx.save(onnx.load(graph), folder / "whole.onnx")
+    return [*found, task_model.spec_of(checkpoint, folder / "whole.onnx")]
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def plans(model: ModelSpec, flavour: str) -> ModelSpec:
 
 def load(bench: Bench, engine: str, models: Sequence[ModelSpec]) -> Backend:
     """A whole model and one in parts on an engine of `ENGINES`, all in this process."""
-    whole, shared, alone = models
+    whole, shared, alone, whole_for_engines = models
     place = Place("ort-cuda" if engine == "ort-cuda" else "tensorrt", 0, LARGEST_BATCH_TOKENS)
 
     def load_split(model: ModelSpec) -> Any:
@@ -103,7 +107,7 @@ def load(bench: Bench, engine: str, models: Sequence[ModelSpec]) -> Backend:
 
     if engine == "ort-cuda":
         return OrtCudaBackend([whole, shared], bench.device, LARGEST_BATCH_TOKENS, load_split)
-    specs = [as_plan(whole, engine), plans(alone, engine)]
+    specs = [as_plan(whole_for_engines, engine), plans(alone, engine)]
     return TensorRtBackend(specs, bench.device, LARGEST_BATCH_TOKENS, load_split=load_split)
 
 
@@ -152,7 +156,7 @@ def test_a_part_whose_card_is_not_there_refuses_by_its_name(models: list[ModelSp
     inbox, outbox, arena = *pair(), os.memfd_create("arena")
     control = processes.start("part 2 of 2", "part", [[inbox, outbox]], [arena])
     send(control, Order([chain.files(models[1])[1]], 1, 0, place=Place("ort-cuda", 1, LARGEST_BATCH_TOKENS)))
-    with pytest.raises(BundleError, match=r"True1\.onnx cannot run on GPU 1: no NVIDIA driver is in use here"):
+    with pytest.raises(BundleError, match=r"shared1\.onnx cannot run on GPU 1: no NVIDIA driver is in use here"):
         processes.loaded("part 2 of 2", control)
     for each in (inbox, outbox, control):
         each.close()
@@ -167,8 +171,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--out", str(folder / "models"), "--precision", "fp32", "--split", "2"]
     assert export([str(checkpoint), *words]) == 0
     bundle = open_bundle(folder / "models" / "small" / "1")
-    parts = layers.split(fused(folder, opened(checkpoint)), [folder / f"{at}.onnx" for at in (1, 2)], lookups=False)
-    made = [as_plan(model_spec(path=str(part), max_length=bundle.manifest.max_length), "rtx") for part in parts]
+    fused(folder, opened(checkpoint))
+    made = [
+        as_plan(model_spec(path=str(part), max_length=bundle.manifest.max_length), "rtx")
+        for part in cut_for_engines(folder)
+    ]
     files = [bundle.path / f"model.sm75.fp16.part{number}of2.engine" for number in (1, 2)]
     for file, plan in zip(files, made, strict=True):
         shutil.copy(plan.path, file)

@@ -17,7 +17,6 @@ from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.gpu.model import PaddedModel, one_at_a_time, unpadded
 from serving.engine.parts import chain
 from serving.engine.parts.pipeline import Pipeline
-from serving.engine.parts.processes import Place
 from serving.errors import BundleError
 from serving.records import IDS
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from serving.engine.base import Runner
     from serving.engine.batches import Tensors
     from serving.engine.gpu.model import BackendModel, GraphBudget, Shape
-    from serving.engine.process.wire import Load
+    from serving.engine.parts.processes import Place
     from serving.records import Array, ModelSpec
 
 
@@ -44,24 +43,14 @@ def gpus_of(parts: int, gpus: Sequence[int]) -> list[int]:
     return [used[number * len(used) // parts] for number in range(parts)]
 
 
-def loader(load: Load, device: Device, lanes: int) -> Callable[[ModelSpec], BackendModel]:
-    """What loads models in parts for an engine: the first part on its device, the others on all of the load's GPUs.
+def load(model: ModelSpec, places: Sequence[Place], device: Device, lanes: int) -> BackendModel:
+    """A model whose parts are where they are told, the first one on this process's device.
 
-    What it makes raises BundleError where a part cannot be served.
+    Raises:
+        BundleError: A part cannot be served.
     """
-    engine: Any = load.engine
-
-    def load_split(model: ModelSpec) -> BackendModel:
-        gpus = gpus_of(model.stages, load.gpus or [device.gpu.ordinal])
-        places = [Place(engine, gpu, load.max_batch_tokens) for gpu in gpus]
-        pipeline = Pipeline(
-            *(model, load.threads, lanes),
-            places=places,
-            open_first=lambda graph, _: open_part(graph, places[0], device),
-        )
-        return _SplitModel(model, shapes_of(model, places[0]), [lane.answers for lane in pipeline.lanes])
-
-    return load_split
+    pipeline = Pipeline(model, 1, lanes, places=places, open_first=lambda graph, _: open_part(graph, places[0], device))
+    return _SplitModel(model, shapes_of(model, places[0]), [lane.answers for lane in pipeline.lanes])
 
 
 def load_here(model: ModelSpec, place: Place, device: Device) -> BackendModel:

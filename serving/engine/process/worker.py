@@ -16,7 +16,7 @@ import socket
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 import msgspec
 
@@ -27,7 +27,6 @@ from serving.engine.cpu.backend import CpuBackend
 from serving.engine.fake import FakeBackend, Fault
 from serving.engine.gpu import cuda_driver
 from serving.engine.gpu.cuda import Device
-from serving.engine.gpu.model import not_split
 from serving.engine.process.warm_up import warm_up
 from serving.engine.process.wire import (
     Channel,
@@ -181,11 +180,7 @@ def _gpu(load: Load) -> tuple[Backend, str]:
     """An engine on a GPU; what cannot be had of the GPU refuses the models."""
     try:
         device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
-        load_split: Callable[[ModelSpec], BackendModel] = not_split
-        if any(model.stages > 1 for model in load.models):
-            from serving.engine.parts import devices  # noqa: PLC0415  the parts' exchange is of ONNX Runtime too
-
-            load_split = devices.loader(load, device, len(lanes_for(load.models, 1)))
+        load_split = partial(_load_split, load, device)
         if load.engine == "tensorrt":
             from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415
 
@@ -199,6 +194,17 @@ def _gpu(load: Load) -> tuple[Backend, str]:
     except ModuleNotFoundError as error:
         message = f"the engine {load.engine} is not installed ({error}): {installing('gpu')}"
         raise BundleError(message) from error
+
+
+def _load_split(load: Load, device: Device, model: ModelSpec) -> BackendModel:
+    """A model split by layers, whose first part is on this process's device."""
+    from serving.engine.parts import devices  # noqa: PLC0415  needs ONNX Runtime
+    from serving.engine.parts.processes import Place  # noqa: PLC0415  likewise
+
+    engine: Literal["tensorrt", "ort-cuda"] = "tensorrt" if load.engine == "tensorrt" else "ort-cuda"
+    gpus = devices.gpus_of(model.stages, load.gpus or [device.gpu.ordinal])
+    places = [Place(engine, gpu, load.max_batch_tokens) for gpu in gpus]
+    return devices.load(model, places, device, len(lanes_for(load.models, 1)))
 
 
 def _serve(channel: Channel, runner: Runner, nice: int) -> None:
