@@ -19,7 +19,7 @@ VERBS = {
     "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),
 }
 
-OFFERED = {"BatchPredictor": "batch.predictor", "spark_udf": "batch.spark"}
+OFFERED = {"BatchPredictor": "batch.predictor"}
 """What other programs import from here: `from bertserve import BatchPredictor`."""
 
 

@@ -1,1 +1,1 @@
-"""Bulk: columns of texts through an engine, on Ray Data, in Ray pipelines and in Spark; no server in between."""
+"""Bulk: columns of texts through an engine, on Ray Data and in Ray pipelines; no server in between."""

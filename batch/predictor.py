@@ -1,4 +1,4 @@
-"""Texts through an engine in this process: the core of `bertserve batch`, of Ray pipelines and of Spark.
+"""Texts through an engine in this process: the core of `bertserve batch` and of Ray pipelines.
 
 The engine and its bundle are the server's: the same choice of engine and artifact, the same proof, the same tokenizer
 and tasks. There is no queue and no deadline. Texts are sorted by length and cut into batches of a number of padded

@@ -30,7 +30,7 @@ from export.proof.reference_libraries.load import NotLoadedError, load
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
-from export.split import layers, ranks
+from export.split import flow, layers, ranks
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
@@ -237,12 +237,16 @@ class _Export:
         path = self._folder / form.file
         if name in int8.FORMS:
             return self._eight_bits(path, name, yardstick)
+        whole = path if self._recipe.split == 1 else self._raw.with_name(path.name)
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
-                half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
+                half.convert(self._fused, whole, shared_layers=self._checkpoint.family.shared_layers)
             elif self._recipe.split == 1:
                 draft.copy(self._fused, path, draft.MAPPED)
-        return self._verified(self._in_parts(self._fused, name), name, yardstick)
+        if name != "fp16":
+            return self._verified(self._in_parts(self._fused, name), name, yardstick)
+        # A CPU would not round as a GPU does.
+        return self._verified(self._in_parts(whole, name), name, yardstick, runnable=[self._twin(whole)])
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
         """The files of an artifact: its only one or, of an artifact to be cut, the parts of a graph."""
@@ -315,18 +319,26 @@ class _Export:
     def _engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
         with self._progress.stage(f"building the TensorRT engine for {target} in {graph.precision}"):
-            done = tensorrt.build(
-                graph.path,
-                made,
-                target,
-                max_length=self._checkpoint.max_length,
-                count=self._progress.count,
-                timing_cache=timings,
-            )
-        # The bundle may hold another flavour's engine for the same GPU.
-        form = native.form_of(done.engine, graph.precision)
-        name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
-        artifact = tensorrt.artifact(done.engine, Path(shutil.move(made, folder / name)), graph.precision)
+            files = []
+            for number, part in enumerate(self._cut_for_tensorrt(graph.path), 1):
+                done = tensorrt.build(
+                    part,
+                    made,
+                    target,
+                    max_length=self._checkpoint.max_length,
+                    count=self._progress.count,
+                    timing_cache=timings,
+                )
+                # The bundle may hold another flavour's engine for the same GPU.
+                form = native.form_of(done.engine, graph.precision)
+                name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
+                if self._recipe.split > 1:
+                    name = f"{name.removesuffix('engine')}part{number}of{self._recipe.split}.engine"
+                files.append(Path(shutil.move(made, folder / name)))
+        name = files[0].name
+        artifact = tensorrt.artifact(done.engine, files[0], graph.precision)
+        if len(files) > 1:
+            artifact = msgspec.structs.replace(artifact, split_by="layers", parts=tuple(map(part_entry, files[1:])))
         if graph.result is None:
             return artifact
         verdict = graph.result.verdict
@@ -340,13 +352,27 @@ class _Export:
         )
         return self._judged(INT8_ENGINE, proven)
 
+    def _cut_for_tensorrt(self, graph: Path) -> list[Path]:
+        """What engines are built of, one for each part: a table that parts shared would have no engine."""
+        count = self._recipe.split
+        if count == 1:
+            return [graph]
+        ready = graph.with_name(f"{graph.stem}.sized.onnx")
+        flow.read_sizes_of_inputs(graph, ready)
+        return layers.split(ready, [graph.with_name(f"{graph.stem}.{at}.onnx") for at in range(count)], engines=True)
+
     def _verified(
-        self, paths: Sequence[Path], name: str, yardstick: Yardstick, quantisation: Quantisation | None = None
+        self,
+        paths: Sequence[Path],
+        name: str,
+        yardstick: Yardstick,
+        quantisation: Quantisation | None = None,
+        *,
+        runnable: Sequence[Path] = (),
     ) -> Artifact:
+        """An artifact that was compared: itself, or what runs here in its place."""
         form, (path, *others) = FORMS[name], paths
-        # A CPU would not round as a GPU does.
-        runnable = [self._twin(path)] if name == "fp16" else paths
-        engine, result = self._compared(form.file, runnable, name, _prover(form.target), yardstick)
+        engine, result = self._compared(form.file, runnable or paths, name, _prover(form.target), yardstick)
         verdict = result.verdict
         # The twin of an artifact for a GPU says nothing of its speed, and parts in one process nothing of theirs.
         timed = form.target != "cuda" and not others

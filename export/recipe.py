@@ -53,8 +53,8 @@ INT8_ENGINE = "int8-tensorrt"
 """What limits call the INT8 engines of TensorRT: their graph keeps them at the export, an engine where it runs."""
 
 _PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
-SPLIT_FORMS = frozenset({"fp32", "int8"})
-"""The artifacts that can be cut into parts: those that ONNX Runtime runs on a CPU."""
+SPLIT_FORMS = frozenset({"fp32", "int8", "fp16"})
+"""The graphs that can be cut into parts: those that ONNX Runtime runs."""
 
 LIMITED = tuple(_PRECISIONS)
 """Names of what limits can be set for."""

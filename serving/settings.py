@@ -63,6 +63,9 @@ _CL100K_CACHED = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 _METAVARS = {"boolean": "true|false", "integer": "N", "number": "NUMBER", "path": "PATH"}
 """What stands for a value in `--help`, by its format or type in JSON Schema."""
 
+_FOR_TESTS = "fake_"
+"""How the names of settings begin that are accepted, and that neither `--help` nor the page of settings shows."""
+
 _OF_THE_MODEL = ("revision", "token", "task")
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
@@ -609,7 +612,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings.")
     for name, schema in Settings.model_json_schema()["properties"].items():
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **_shown(schema))
+        shown = {"help": argparse.SUPPRESS} if name.startswith(_FOR_TESTS) else _shown(schema)
+        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shown)
     parser.exit_on_error = False
     return parser
 
@@ -628,6 +632,12 @@ def _shown(schema: dict[str, Any]) -> dict[str, Any]:
     if "enum" in kind:
         shown["metavar"] = f"{{{','.join(kind['enum'])}}}"
     return shown | ({"nargs": "?", "const": "true"} if kind["type"] == "boolean" else {})
+
+
+def documented() -> dict[str, dict[str, Any]]:
+    """The schema of each setting that users are told of."""
+    properties = Settings.model_json_schema()["properties"]
+    return {name: schema for name, schema in properties.items() if not name.startswith(_FOR_TESTS)}
 
 
 def kind_of(schema: dict[str, Any]) -> dict[str, Any]:

@@ -158,13 +158,17 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column is of a --calibration file")
     chosen = options.forms or default_forms(options.split)
-    if options.split > 1 and (options.triton or options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
+    if options.split > 1 and (options.triton or GRAPH in options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
         arguments.error(
-            f"--split is of {' and '.join(sorted(SPLIT_FORMS))}, which ONNX Runtime runs on a CPU, so --triton, "
-            "--tensorrt and other precisions do not go with it"
+            f"--split is of {', '.join(sorted(SPLIT_FORMS))} for ONNX Runtime and of engines that are built now, so "
+            "--triton, --tensorrt graph and other precisions do not go with it"
         )
-    if options.split > 1 and options.split_by == "tensors" and tuple(options.forms or ()) != ("fp32",):
-        arguments.error("--split-by tensors is of fp32: give --precision fp32 alone")
+    if (
+        options.split > 1
+        and options.split_by == "tensors"
+        and (options.tensorrt or tuple(options.forms or ()) != ("fp32",))
+    ):
+        arguments.error("--split-by tensors is of fp32 on CPUs: give --precision fp32 alone, and no --tensorrt")
     fields = vars(options) | {
         "forms": tuple(form for form in FORMS if form in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.tensorrt_library import Native
 
-Shape = tuple[int, int]
+Shape = tuple[int, ...]
 
 MAX_MASKS = 16
 """Masks of a text that a fill-mask engine takes: each costs the logits of a whole vocabulary."""
@@ -38,12 +38,18 @@ _LEAST_CAPABILITY = (7, 5)
 
 
 def shapes_of(profile: ShapeProfile, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
-    """The three shapes of an input with these free dimensions; None if it can have none."""
+    """The three shapes of an input with these free dimensions; None if it can have none.
+
+    What one part of a model sends to the next has dimensions named by their places: texts first, then tokens.
+    """
     if dimensions == ["batch", "sequence"]:
         return profile.min, profile.opt, profile.max
     if dimensions == ["batch", "masks"]:
         most = min(MAX_MASKS, profile.max[1])
         return (profile.min[0], 1), (profile.opt[0], 1), (profile.max[0], most)
+    places = [name.rpartition(".")[2] for name in dimensions]
+    if places and places[0] == "0" and all(place.isdecimal() for place in places):
+        return tuple((rows, *[length] * (len(places) - 1)) for rows, length in (profile.min, profile.opt, profile.max))  # type: ignore[return-value]  # three
     return None
 
 
@@ -195,7 +201,10 @@ class _Builder:
             triple = shapes_of(profile, free)
             if triple is None:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
-            shapes.set_shape(tensor.name, *triple)
+            for_all = [iter(sizes) for sizes in triple]
+            shapes.set_shape(
+                tensor.name, *[tuple(size if size >= 0 else next(free) for size in tensor.shape) for free in for_all]
+            )
         if config.add_optimization_profile(shapes) < 0:
             raise BuilderError(tensorrt_library.reason(self._logger.errors))
 

@@ -9,6 +9,7 @@ from serving.engine.base import InlineEngine, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import discovery
 from serving.engine.kinds import engine_for
+from serving.engine.kinds.kind import GpuKind
 from serving.engine.parts import chain
 from serving.engine.process.worker import open_backend
 
@@ -32,9 +33,12 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     Raises:
         BundleError: The artifact does not load, or is not what the specification says.
     """
+    engine = engine_for(target)
+    load = Load(engine.name, [spec], threads, max_batch_tokens=MOST_TOKENS)
+    if isinstance(engine, GpuKind):
+        return InlineEngine(engine.open(load, in_one_process=True)[0])
     if spec.split_by is not None:
         return InlineEngine(OrtCpuBackend([spec], threads, chain.load))
-    load = Load(engine_for(target).name, [spec], threads, max_batch_tokens=MOST_TOKENS)
     return InlineEngine(open_backend(load)[0])
 
 

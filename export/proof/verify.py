@@ -28,7 +28,7 @@ from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
-from serving.records import ModelSpec
+from serving.records import ModelSpec, PartFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,9 +247,17 @@ class _Verification:
         from export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
-            twin = Path(folder) / artifact.file
-            emulation.emulate(path, twin)
-            return open_engine(self._spec(twin, digest(twin), data_entry(twin)), "cpu", self._threads)
+            twins = [Path(folder) / graph.file for graph in artifact.graphs]
+            for twin in twins:
+                emulation.emulate(path.with_name(twin.name), twin)
+            first, *others = [(twin, digest(twin), data_entry(twin)) for twin in twins]
+            parts = tuple(
+                PartFile(str(twin), sha256, "" if data is None else data.sha256) for twin, sha256, data in others
+            )
+            spec = msgspec.structs.replace(
+                self._spec(*first), parts=parts, split_by=artifact.split_by, lookups=artifact.lookups
+            )
+            return open_engine(spec, "cpu", self._threads)
 
     def _spec(self, path: Path, sha256: str, data: FileEntry | None) -> ModelSpec:
         manifest = self._manifest

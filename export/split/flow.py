@@ -11,15 +11,17 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from export.graph.draft import MAPPED, Draft
 from export.split.tables import FUSED, table_of
+from serving.records import IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from export.graph.draft import Draft
+    from pathlib import Path
 
 _LIGHT = 1 << 12
 """Bytes of a constant that every part may hold."""
@@ -31,6 +33,9 @@ _SMALL = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
 """Types of what tells lengths and positions; a hidden state is of none of them."""
 
 _ERRORS_ONLY = 3
+
+_HIDDEN_AXES = 3
+"""Texts, tokens, and the numbers of each."""
 
 
 class Flow:
@@ -157,6 +162,15 @@ class Kinds:
     def is_small(self, name: str) -> bool:
         return self._found[name].type in _SMALL
 
+    def is_hidden_state(self, name: str) -> bool:
+        """Whether it has so many numbers for each token of each text."""
+        shape = self._found[name].shape
+        return len(shape) == _HIDDEN_AXES and isinstance(shape[-1], int) and not self.is_small(name)
+
+    def is_of_tokens(self, name: str) -> bool:
+        """Whether its first two dimensions are those of the inputs."""
+        return list(self._found[name].shape[:2]) == ["batch", "sequence"]
+
     def described(self, name: str) -> ValueInfoProto:
         """A tensor as an input or output of a part."""
         found = self._found[name]
@@ -166,6 +180,39 @@ class Kinds:
         # Each its own name for a dimension that varies: the engine need not find two of them equal.
         dims = [size if isinstance(size, int) else f"{name}.{axis}" for axis, size in enumerate(found.shape)]
         return helper.make_tensor_value_info(name, kind, dims)
+
+
+def read_sizes_of_inputs(source: Path, target: Path) -> None:
+    """Writes a graph that reads how many texts and tokens there are of an input, where it did of what it computed.
+
+    What depends on these sizes alone, as masks, then depends on the inputs alone, and every part computes it anew.
+    """
+    draft = Draft(source, target)
+    draft.lift_constants()
+    readers: dict[str, list[NodeProto]] = {}
+    for node in draft.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    inputs = {value.name for value in draft.graph.input}
+    shapes = [
+        node
+        for node in draft.graph.node
+        if node.op_type == "Shape"
+        and node.input[0] not in inputs
+        and all(_reads_texts_or_tokens(draft, reader) for reader in readers.get(node.output[0], []))
+    ]
+    kinds = Kinds(draft, {node.input[0] for node in shapes})
+    # The embeddings: ONNX Runtime cannot tell that the rows of positions are as many as the tokens.
+    normalised = next((node.output[0] for node in draft.graph.node if node.op_type == "LayerNormalization"), "")
+    for node in shapes:
+        if node.input[0] == normalised or kinds.is_of_tokens(node.input[0]):
+            node.input[0] = IDS
+    draft.write(MAPPED)
+
+
+def _reads_texts_or_tokens(draft: Draft, node: NodeProto) -> bool:
+    """Whether a node takes the first or the second size of a shape."""
+    return node.op_type == "Gather" and node.input[1] in draft and bool(np.all(draft[node.input[1]] <= 1))
 
 
 _KINDS = {

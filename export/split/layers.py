@@ -38,11 +38,12 @@ class _Cuts(NamedTuple):
     sizes: list[float]
 
 
-def split(source: Path, targets: Sequence[Path]) -> list[Path]:
+def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> list[Path]:
     """Writes the parts of a graph, one to each target, in the order in which they run.
 
     Where the largest table of embeddings leaves one part too much to do, or allows no cut, its rows are shared: each
     part but the first then has a second graph, which looks words up. These run before the parts, in the same order.
+    Of what `engines` are built of no table is shared, and hidden states alone go from part to part.
 
     Returns:
         The files of the parts, and behind them those of second graphs.
@@ -54,10 +55,10 @@ def split(source: Path, targets: Sequence[Path]) -> list[Path]:
     draft.lift_constants()
     flow, parts = Flow(draft), len(targets)
     whole = sum(flow.bytes[name] for name in frozenset[str]().union(*flow.weights))
-    limit, sent = SLACK * whole / parts, _sent(draft, flow)
+    limit, sent = SLACK * whole / parts, _sent(draft, flow, engines=engines)
     plain, shared = _cuts(flow, flow.weights, sent, parts, limit), None
     table, step = flow.table
-    if table:
+    if table and not engines:
         weights = [*flow.weights]
         weights[step] -= {table}
         shared = _cuts(flow, weights, {at: count for at, count in sent.items() if at > step}, parts, limit)
@@ -73,11 +74,15 @@ def split(source: Path, targets: Sequence[Path]) -> list[Path]:
     )
 
 
-def _sent(draft: Draft, flow: Flow) -> dict[int, int]:
-    """For each cut, by the step behind it, how many large tensors it sends."""
+def _sent(draft: Draft, flow: Flow, *, engines: bool) -> dict[int, int]:
+    """For each cut that may be, by the step behind it, how many large tensors it sends."""
     crossing = {step: flow.crossing(step) for step in range(1, flow.last_cut + 1)}
     kinds = Kinds(draft, {name for names in crossing.values() for name in names})
-    return {step: sum(not kinds.is_small(name) for name in names) for step, names in crossing.items()}
+    return {
+        step: sum(not kinds.is_small(name) for name in names)
+        for step, names in crossing.items()
+        if not engines or all(map(kinds.is_hidden_state, names))
+    }
 
 
 def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts, table: str) -> list[Path]:

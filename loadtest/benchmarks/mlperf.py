@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loadtest.benchmarks.store import Step, Store
-    from loadtest.mlperf.submission import Rules
+    from loadtest.mlperf.session import Runs
 
 _SLO = "p99=130ms,errors=0%"
 _SEARCH_S = 30.0
@@ -227,10 +227,10 @@ def _url(server: BertServer) -> str:
     return f"http://{HOST}:{server.http_port}"
 
 
-def _values(rules: Rules) -> dict[str, Any]:
-    accuracy = {**dataclasses.asdict(rules.accuracy), "held": rules.accuracy.held} if rules.accuracy else None
+def _values(runs: Runs) -> dict[str, Any]:
+    accuracy = {**dataclasses.asdict(runs.accuracy), "held": runs.accuracy.held} if runs.accuracy else None
     return {
-        "seconds": rules.log.least_s if rules.log else None,
-        "verdict": dataclasses.asdict(rules.verdict) if rules.verdict else None,
+        "seconds": runs.seconds,
+        "verdict": dataclasses.asdict(runs.verdict) if runs.verdict else None,
         "accuracy": accuracy,
     }

@@ -1,1 +1,1 @@
-"""MLPerf's own load generator against the server: four scenarios, two modes, and the folders of a submission."""
+"""MLPerf's own load generator against the server: four scenarios and two modes."""

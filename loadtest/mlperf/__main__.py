@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.generator.messages import KEY_VARIABLE
-from loadtest.mlperf.compliance import TEST
 from loadtest.mlperf.ours import beside
 from loadtest.mlperf.run import MODES
 from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
@@ -40,7 +39,6 @@ class Options:
         modes: Of `MODES`.
         data: The file of the samples; None: the built-in ones.
         load: What the performance runs are told.
-        test: Whether the compliance test is run too.
         ours: Whether our generators measure too.
         out: Where the results go.
     """
@@ -52,7 +50,6 @@ class Options:
     modes: tuple[str, ...]
     data: Path | None
     load: Load
-    test: bool
     ours: bool
     out: Path
 
@@ -63,7 +60,7 @@ class Options:
         Raises:
             BenchError: What is wrong, in one line.
         """
-        modes = tuple(MODES) if arguments.mode == "both" or arguments.compliance else (arguments.mode,)
+        modes = tuple(MODES) if arguments.mode == "both" else (arguments.mode,)
         scenarios = tuple(arguments.scenario or SCENARIOS)
         if "server" in scenarios and arguments.rate is None:
             raise BenchError("--rate is missing: the queries a second of `server`, see bertserve load --find-capacity")
@@ -78,7 +75,6 @@ class Options:
             modes,
             arguments.data,
             Load(arguments.rate or 0.0, arguments.seconds, arguments.p99_ms or 0.0),
-            arguments.compliance,
             arguments.beside_ours,
             arguments.out,
         )
@@ -106,9 +102,6 @@ def parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=FULL_S, metavar="S", help="least duration; below 600 is not compliant"
     )
     made.add_argument(
-        "--compliance", action="store_true", help=f"run both modes, and MLPerf's {TEST} behind them; a cache fails it"
-    )
-    made.add_argument(
         "--beside-ours", action="store_true", help="measure single-stream and server with our generators too"
     )
     made.add_argument("--out", type=Path, default=Path("mlperf-results"), metavar="DIR", help="default: %(default)s")
@@ -133,21 +126,19 @@ def measure(options: Options) -> int:
     session = Session.open(options.target, options.model, options.data, options.out)
     if options.reference is not None and "accuracy" in options.modes:
         session = session.beside(options.reference)
-    library, submission, load = session.library, session.submission, options.load
-    print(f"{submission.model} ({library.task}, {submission.precision}): {library.source}")
+    library, load = session.library, options.load
+    print(f"{session.model} ({library.task}, {session.precision}): {library.source}")
     passed = True
     for scenario in options.scenarios:
-        rules = session.run(scenario, options.modes, load, test=options.test)
-        passed = passed and rules.passed
-        if rules.verdict is not None:
-            breaches = "".join(f"; not compliant: {breach}" for breach in rules.breaches)
-            print(f"{rules.verdict.text()}, {load.seconds:g} s{breaches}", flush=True)
-        if rules.accuracy is not None:
-            print(f"{SCENARIOS[scenario].name}, accuracy: {rules.accuracy.text()}", flush=True)
-        if rules.compliance is not None:
-            print(f"{SCENARIOS[scenario].name}, {TEST}: {rules.compliance.text()}", flush=True)
-        if options.ours and (found := beside(scenario, session.conversation, load.rate, load.seconds)):
-            print(f"{SCENARIOS[scenario].name}, ours: {found}", flush=True)
+        found = session.run(scenario, options.modes, load)
+        passed = passed and found.passed
+        if found.verdict is not None:
+            breaches = "".join(f"; not compliant: {breach}" for breach in found.breaches)
+            print(f"{found.verdict.text()}, {load.seconds:g} s{breaches}", flush=True)
+        if found.accuracy is not None:
+            print(f"{SCENARIOS[scenario].name}, accuracy: {found.accuracy.text()}", flush=True)
+        if options.ours and (ours := beside(scenario, session.conversation, load.rate, load.seconds)):
+            print(f"{SCENARIOS[scenario].name}, ours: {ours}", flush=True)
     print(f"results: {options.out}")
     return PASSED if passed else MISSED
 

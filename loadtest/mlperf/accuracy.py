@@ -34,9 +34,6 @@ GATE = 0.99
 ERROR = "standard error of the difference"
 """Of F1 to fp32's, over the questions of the file: what the gate's hundredth must be seen beside."""
 
-Entry = tuple[int, bytes]
-"""A sample and an answer to it, as LoadGen logs them."""
-
 _BATCH = 8
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -86,25 +83,6 @@ def reference(conversation: Conversation) -> list[bytes]:
     return found
 
 
-def read_entries(file: Path, size: int) -> list[Entry]:
-    """What a `mlperf_log_accuracy.json` holds, in its order.
-
-    Args:
-        file: Of any mode.
-        size: Samples of the library.
-
-    Raises:
-        BenchError: It cannot be read, or names a sample that there is not.
-    """
-    try:
-        found = [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in json.loads(file.read_bytes())]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error
-    if strangers := {index for index, _ in found} - set(range(size)):
-        raise BenchError(f"{file} has an answer to sample {min(strangers)}, of {size}")
-    return found
-
-
 def read_log(file: Path, size: int) -> list[bytes]:
     """What LoadGen logged of an accuracy run, by sample; MultiStream fills its last query with samples that it had.
 
@@ -113,10 +91,16 @@ def read_log(file: Path, size: int) -> list[bytes]:
         size: Samples of the library.
 
     Raises:
-        BenchError: A sample is missing, or has two answers.
+        BenchError: It cannot be read, or a sample is missing, unknown or has two answers.
     """
+    try:
+        entries = [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in json.loads(file.read_bytes())]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error
     found: dict[int, bytes] = {}
-    for index, data in read_entries(file, size):
+    for index, data in entries:
+        if index not in range(size):
+            raise BenchError(f"{file} has an answer to sample {index}, of {size}")
         if found.setdefault(index, data) != data:
             raise BenchError(f"{file} has two answers to sample {index}")
     if found.keys() != set(range(size)):

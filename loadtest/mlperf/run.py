@@ -18,17 +18,7 @@ MODES = {"performance": "PerformanceOnly", "accuracy": "AccuracyOnly"}
 """The modes, and what LoadGen calls them."""
 
 
-def run(
-    *,
-    target: dict[str, Any],
-    task: str,
-    data: str | None,
-    scenario: str,
-    mode: str,
-    conf: str,
-    out: str,
-    audit: str | None = None,
-) -> None:
+def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, mode: str, conf: str, out: str) -> None:
     """Runs a scenario in a mode; LoadGen leaves its logs in a folder.
 
     Args:
@@ -39,7 +29,6 @@ def run(
         mode: One of `MODES`.
         conf: The file of settings.
         out: The folder.
-        audit: A file of settings that win over those of `conf`, for a compliance test.
 
     Raises:
         BenchError: LoadGen is not installed, or the server did not answer all that it was asked.
@@ -64,7 +53,7 @@ def run(
         # Samples are in memory from the start.
         library = loadgen.ConstructQSL(size, size, lambda _: None, lambda _: None)
         # A name that there is no file of, so that LoadGen takes none from wherever this was started.
-        loadgen.StartTestWithLogSettings(system, library, settings, logs, audit or str(Path(out, "no-audit.config")))
+        loadgen.StartTestWithLogSettings(system, library, settings, logs, str(Path(out, "no-audit.config")))
         loadgen.DestroyQSL(library)
         loadgen.DestroySUT(system)
     if asked.failure is not None:

@@ -11,18 +11,16 @@ from loadtest.generator.child import Child
 from loadtest.generator.discovery import cached_of, models_of, precision_of
 from loadtest.generator.messages import Target, api_key
 from loadtest.mlperf import accuracy
-from loadtest.mlperf.compliance import TEST, verify
 from loadtest.mlperf.library import TASKS, Conversation, Library
-from loadtest.mlperf.scenarios import SCENARIOS, user_conf
-from loadtest.mlperf.submission import Rules, Submission
-from loadtest.mlperf.verdict import read_detail, read_verdict
+from loadtest.mlperf.scenarios import FULL_S, SCENARIOS, user_conf
+from loadtest.mlperf.verdict import read_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loadtest.mlperf.compliance import Compliance
-    from loadtest.mlperf.verdict import Log, Verdict
+    from loadtest.mlperf.accuracy import Accuracy
+    from loadtest.mlperf.verdict import Verdict
 
 _TIMEOUT_MS = 30_000
 """The deadline of every request: LoadGen knows no refusal, so that lateness must show as latency."""
@@ -46,19 +44,57 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Runs:
+    """What came of a scenario's runs.
+
+    Attributes:
+        seconds: The least duration of the performance run.
+        verdict: Of the performance run; None: there was none.
+        accuracy: Of the accuracy run; None: there was none.
+        caches: Whether the server took answers from a cache, or kept them in one; None: it does not tell.
+    """
+
+    seconds: float
+    verdict: Verdict | None = None
+    accuracy: Accuracy | None = None
+    caches: bool | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether LoadGen and the gate are content with what was run."""
+        valid = self.verdict is None or (self.verdict.valid and not self.verdict.errors)
+        return valid and (self.accuracy is None or self.accuracy.held)
+
+    @property
+    def breaches(self) -> list[str]:
+        """Why the performance run is not compliant, whatever its figures.
+
+        https://github.com/mlcommons/inference_policies, inference_rules.adoc.
+        """
+        found = []
+        if self.seconds < FULL_S:
+            found.append(f"the rules ask for {FULL_S:g} s")
+        if self.caches:
+            found.append("the server keeps answers, and the rules forbid it: start it without --response-cache-mb")
+        return found
+
+
+@dataclass(frozen=True)
 class Session:
     """A server that is measured.
 
     Attributes:
         conversation: With it.
         data: The file of the samples; None: the built-in ones.
-        submission: Where results go.
+        precision: What the model's artifact computes in, as the server says.
+        out: Where LoadGen's settings and logs go, in a folder for each scenario and mode.
         fp32: What the same model in fp32 answers to every sample; None: accuracy is not measured.
     """
 
     conversation: Conversation
     data: Path | None
-    submission: Submission
+    precision: str
+    out: Path
     fp32: Sequence[bytes] | None = None
 
     @classmethod
@@ -69,7 +105,7 @@ class Session:
             target: The server.
             model: The one to ask; empty: its only one with a task that is known here.
             data: See `data`.
-            out: The root of the results.
+            out: See `out`.
 
         Raises:
             BenchError: It is not there, has no such model, or the samples cannot be read.
@@ -81,10 +117,11 @@ class Session:
             raise BenchError(f"{target.authority} must have one model for {wanted}, or --model; it has {known}")
         [one] = found
         target = dataclasses.replace(target, model=one.name)
-        submission = Submission(out, one.name, precision_of(target))
-        session = cls(Conversation(target, Library.read(one.task, data)), data, submission)
-        submission.describe(session.library)
-        return session
+        return cls(Conversation(target, Library.read(one.task, data)), data, precision_of(target), out)
+
+    @property
+    def model(self) -> str:
+        return self.conversation.target.model
 
     @property
     def library(self) -> Library:
@@ -97,43 +134,46 @@ class Session:
         Raises:
             BenchError: It does not answer, or computes in something else.
         """
-        target = dataclasses.replace(reference, model=self.conversation.target.model)
+        target = dataclasses.replace(reference, model=self.model)
         if (precision := precision_of(target)) not in {"float32", ""}:
             raise BenchError(
                 f"--reference {target.url}: {target.model} is {precision} there; start it with --precision fp32"
             )
         return dataclasses.replace(self, fp32=accuracy.reference(Conversation(target, self.library)))
 
-    def run(self, scenario: str, modes: Sequence[str], load: Load, *, test: bool = False) -> Rules:
-        """Runs a scenario in each mode and writes its results.
+    def run(self, scenario: str, modes: Sequence[str], load: Load) -> Runs:
+        """Runs a scenario in each mode.
 
         Args:
             scenario: One of `scenarios.SCENARIOS`.
             modes: Of `run.MODES`.
             load: What the performance runs are told.
-            test: Whether to run the compliance test behind both modes.
 
         Raises:
             BenchError: Nothing could be measured.
         """
         looked_up = cached_of(self.conversation.target)
         conf = user_conf(SCENARIOS[scenario], self.conversation, load.rate, load.seconds, load.latency_ms)
-        for mode in modes:
-            self._ask(scenario, mode, conf, load)
-        verdict = log = judged = tested = None
-        if "performance" in modes:
-            verdict, log = self._performance(scenario)
-        if self.fp32 is not None and "accuracy" in modes:
-            judged = accuracy.judge(self.library, self._answers(scenario), self.fp32)
-            if test:
-                tested = self._tested(scenario, conf, load, self.fp32)
+        logs = {mode: self._ask(scenario, mode, conf, load) for mode in modes}
+        verdict = judged = None
+        if "performance" in logs:
+            verdict = read_verdict(logs["performance"] / "mlperf_log_summary.txt")
+        if self.fp32 is not None and "accuracy" in logs:
+            answers = accuracy.read_log(logs["accuracy"] / "mlperf_log_accuracy.json", len(self.library.samples))
+            judged = accuracy.judge(self.library, answers, self.fp32)
         caches = None if looked_up is None else cached_of(self.conversation.target) != looked_up
-        rules = Rules(self.library, verdict, log, judged, tested, caches)
-        self.submission.conclude(scenario, rules)
-        return rules
+        return Runs(load.seconds, verdict, judged, caches)
 
-    def _ask(self, scenario: str, mode: str, conf: str, load: Load, audit: Path | None = None) -> None:
-        """Runs LoadGen once; it leaves its logs in the folder of the mode."""
+    def _ask(self, scenario: str, mode: str, conf: str, load: Load) -> Path:
+        """Runs LoadGen once; returns the folder of its settings and logs, in which nothing older is left."""
+        folder = self.out / scenario / mode
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("*"):
+                old.unlink()
+            (folder / "user.conf").write_text(conf, encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"--out {self.out}: {error}") from error
         with Child("loadtest.mlperf.run") as child:
             child.ask(
                 "run",
@@ -142,28 +182,11 @@ class Session:
                 task=self.library.task,
                 data=str(self.data) if self.data else None,
                 scenario=scenario,
-                mode=mode if audit is None else "performance",
-                conf=str(self.submission.begin(scenario, mode, conf)),
-                out=str(self.submission.logs(scenario, mode)),
-                audit=str(audit) if audit else None,
+                mode=mode,
+                conf=str(folder / "user.conf"),
+                out=str(folder),
             )
-
-    def _performance(self, scenario: str, mode: str = "performance") -> tuple[Verdict, Log]:
-        """What LoadGen says of a performance run, or of the compliance test's."""
-        logs = self.submission.logs(scenario, mode)
-        return read_verdict(logs / "mlperf_log_summary.txt"), read_detail(logs / "mlperf_log_detail.txt")
-
-    def _answers(self, scenario: str) -> list[bytes]:
-        """The accuracy run's, by sample."""
-        log = self.submission.logs(scenario, "accuracy") / "mlperf_log_accuracy.json"
-        return accuracy.read_log(log, len(self.library.samples))
-
-    def _tested(self, scenario: str, conf: str, load: Load, fp32: Sequence[bytes]) -> Compliance:
-        """Runs the compliance test behind the runs that it repeats."""
-        self._ask(scenario, TEST, conf, load, self.submission.audit(scenario))
-        logged = accuracy.read_entries(self.submission.move_sampled(scenario), len(self.library.samples))
-        runs = self._performance(scenario), self._performance(scenario, TEST)
-        return verify(self.library, fp32, self._answers(scenario), logged, runs)
+        return folder
 
 
 def target_of(url: str) -> Target:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 _LINE = re.compile(r"^(?P<name>[^:\n]+?)\s*: *(?P<value>.+)$", re.MULTILINE)
 _ESTIMATE = re.compile(r"Early stopping \S+ percentile estimate: (\d+)")
 _ERRORS = re.compile(r"^(\d+) ERRORS? encountered", re.MULTILINE)
 _NS_PER_MS = 1e6
-_MS_PER_S = 1000
 
 METRICS = {
     "SingleStream": "90th percentile, ms",
@@ -26,17 +23,6 @@ METRICS = {
     "Offline": "samples a second",
 }
 """What the rules have a scenario judged by; the streams by the estimate that early stopping makes of it."""
-
-_SCORES = {
-    "SingleStream": "early_stopping_latency_ss",
-    "MultiStream": "early_stopping_latency_ms",
-    "Server": "result_completed_samples_per_sec",
-    "Offline": "result_samples_per_second",
-}
-"""What a compliance test compares two runs of a scenario by."""
-
-_SEEDS = ("qsl", "sample_index", "schedule")
-_MARK = ":::MLLOG "
 
 _RATES = {"Server": "Scheduled samples per second", "Offline": "Samples per second"}
 
@@ -98,74 +84,3 @@ def read_verdict(file: Path) -> Verdict:
     except KeyError as error:
         raise BenchError(f"LoadGen's summary has no line {error}:\n{text}") from error
     return Verdict(scenario, valid, metric, p50_ms, p99_ms, int(errors[1]) if errors else 0, reasons)
-
-
-@dataclass(slots=True, frozen=True)
-class Log:
-    """A performance run in LoadGen's detailed log.
-
-    Attributes:
-        values: By key; what a run has no word of is missing.
-    """
-
-    values: Mapping[str, Any]
-
-    @property
-    def scenario(self) -> str:
-        """LoadGen's name of it."""
-        return str(self.values["effective_scenario"])
-
-    @property
-    def version(self) -> str:
-        """LoadGen's."""
-        return str(self.values["loadgen_version"]).partition(" ")[0]
-
-    @property
-    def least_s(self) -> float:
-        """The least duration."""
-        return float(self.values["effective_min_duration_ms"]) / _MS_PER_S
-
-    @property
-    def queries(self) -> int:
-        """How many were answered."""
-        return int(self.values["result_query_count"])
-
-    @property
-    def least_queries(self) -> int:
-        """How many the rules ask for."""
-        return int(self.values["effective_min_query_count"])
-
-    @property
-    def samples(self) -> int:
-        """Samples of each query."""
-        return int(self.values["generated_samples_per_query"])
-
-    @property
-    def stopped_early(self) -> bool | None:
-        """Whether the rules' test that the queries were enough for the percentile is passed; None: there is none."""
-        found = self.values.get("early_stopping_met")
-        return None if found is None else bool(found)
-
-    @property
-    def seeds(self) -> dict[str, int]:
-        """What the queries are drawn by."""
-        return {name: int(self.values[f"effective_{name}_rng_seed"]) for name in _SEEDS}
-
-    @property
-    def score(self) -> float:
-        """What a compliance test compares, see `_SCORES`."""
-        return float(self.values[_SCORES[self.scenario]])
-
-
-def read_detail(file: Path) -> Log:
-    """What a `mlperf_log_detail.txt` holds.
-
-    Raises:
-        BenchError: It cannot be read.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
-        return Log({entry["key"]: entry["value"] for entry in found})
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"LoadGen's log {file} cannot be read: {error}") from error

@@ -150,7 +150,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
     Args:
         bundles: The models.
         built: Whether it is enough that an engine can be built.
-        split: Whether it may be one that several GPUs run together.
+        split: Whether it may be one that was split by layers for CPUs.
     """
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
@@ -160,11 +160,16 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
 
 
 def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool = True) -> list[Artifact]:
-    """The artifacts that an engine runs on this kind of GPU; without `split` none that several GPUs run together."""
+    """The artifacts that an engine runs on this kind of GPU; without `split` none that was split for CPUs."""
     return [
         artifact
         for artifact in bundle.artifacts
-        if engine.runs(artifact.target, gpu) or (split and engine.over_gpus and artifact.split_by == "tensors")
+        if engine.runs(artifact.target, gpu)
+        or (
+            split
+            and engine.runs_cpu_parts
+            and (artifact.split_by, artifact.precision, artifact.target) == ("layers", "fp32", "cpu")
+        )
     ]
 
 

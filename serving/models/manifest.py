@@ -529,8 +529,9 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
             "the lookups of an artifact do not fit its parts",
         ),
         (
-            any(artifact.parts and (artifact.kind, artifact.target) != ("onnx", "cpu") for artifact in artifacts),
-            "only a graph for ONNX Runtime on a CPU may be in parts",
+            any(artifact.parts and artifact.target == "openvino" for artifact in artifacts)
+            or any(artifact.ranks > 1 and artifact.target != "cpu" for artifact in artifacts),
+            "an artifact for OpenVINO may not be in parts, and one for GPUs only by layers",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import reasons
-from serving.settings import ENVIRONMENT_PREFIX, Settings, bounds_of, flag_of, kind_of
+from serving.settings import ENVIRONMENT_PREFIX, bounds_of, documented, flag_of, kind_of
 from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ _UNITS = {"seconds": "seconds", "bytes": "bytes", "tokens": "tokens", "texts": "
 
 
 def settings_page() -> str:
-    schema = Settings.model_json_schema()["properties"]
-    return _SETTINGS_HEAD + "".join(_setting(name, schema[name]) for name in Settings.model_fields)
+    return _SETTINGS_HEAD + "".join(_setting(name, schema) for name, schema in documented().items())
 
 
 def _setting(name: str, schema: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ class LoadBuilder:
         """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
         if self._gpus is None:
             return
-        size = sum(_size_bytes(model) // model.ranks for model in load.models)
+        size = sum(_size_bytes(model) // min(model.stages, len(load.gpus)) for model in load.models)
         for gpu in self._chooser.gpus:
             free = self._gpus.free_bytes(gpu.uuid)
             if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):

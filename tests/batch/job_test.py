@@ -26,7 +26,6 @@ from batch.store import Job, OwnedStore
 from tests.support.models import ROOT
 from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
 from tests.support.server import environment
-from tests.support.skips import excused
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -142,13 +141,6 @@ def test_the_pages_example_for_ray_runs(cluster: RayNode, docs: Path, tasks_repo
     assert table.num_rows == ROWS
     assert table["error"].null_count == ROWS - 3
     assert table["embedding"].null_count == 3
-
-
-def test_the_pages_example_for_spark_runs(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
-    """The same with Spark, where it is installed."""
-    pytest.importorskip("pyspark", reason=excused("pyspark is not installed: 400 MB, and it needs Java"))
-    run_example("spark_udf", tmp_path, docs, tasks_repository)
-    assert pq.read_table(tmp_path / "embedded")["embedding"].null_count == 3
 
 
 def run_example(what: str, folder: Path, docs: Path, repository: Path, **extra: str) -> None:

@@ -3,14 +3,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 
 from batch.errors import BatchError
 from batch.predictor import BatchPredictor, Model, Predictor
-from batch.spark import answers_of
 from serving.records import EmbedOptions
 
 if TYPE_CHECKING:
@@ -115,16 +113,6 @@ def test_ray_gets_columns_with_nulls_for_what_is_rejected(tasks_repository: Path
     first, none, last = found["embedding"].to_pylist()
     assert none is None
     np.testing.assert_allclose([first, last], expected, atol=CLOSE)
-
-
-def test_spark_gets_series_with_null_for_what_is_rejected(tasks_repository: Path, predictor: Predictor) -> None:
-    """The UDF is an iterator over series; its model is loaded once."""
-    answer = answers_of(models=tasks_repository, task="embed", threads=1)
-    found = list(answer(iter([pd.Series(["a text", None]), pd.Series(["the server"])])))
-    assert [len(series) for series in found] == [2, 1]
-    assert found[0][1] is None
-    expected = [each.answer for each in predictor.predict(["a text", "the server"])]
-    np.testing.assert_allclose([found[0][0], found[1][0]], expected, atol=CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
 from serving.errors import EngineFailed
-from serving.records import KernelFiles
+from serving.records import KernelFiles, PartFile
 from serving.scheduling.cost import CostPoint
 from tests.support.specs import model_spec
 
@@ -29,8 +29,8 @@ def test_a_card_is_told_its_own_costs_alone() -> None:
     assert [first.kernels[0].write, second.kernels[0].write] == ["x", ""]
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [(1, "fleet"), (2, "engine")])
-def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPatch, ranks: int, expected: str) -> None:
+@pytest.mark.parametrize(("parts", "expected"), [(1, "fleet"), (2, "engine")])
+def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPatch, parts: int, expected: str) -> None:
     """Which starts the others itself; without such a model each GPU has an engine of its own."""
 
     async def start(kind: str, load: Load, *_: object, **__: object) -> tuple[str, list[int]]:
@@ -38,7 +38,8 @@ def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fleet.RemoteEngine, "start", partial(start, "engine"))
     monkeypatch.setattr(fleet.RemoteFleet, "start", partial(start, "fleet"))
-    load = Load("ort-cuda", [model_spec(), model_spec(ranks=ranks)], threads=1, gpus=[0, 1])
+    split = model_spec(parts=(PartFile("2.onnx", ""),) * (parts - 1), split_by="layers" if parts > 1 else None)
+    load = Load("ort-cuda", [model_spec(), split], threads=1, gpus=[0, 1])
     assert asyncio.run(fleet.start_engine(load)) == (expected, [0, 1])
 
 

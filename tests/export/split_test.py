@@ -217,10 +217,33 @@ def test_a_part_that_is_not_the_manifests_is_named(repository: Path, tmp_path: P
 
 
 def test_what_cannot_be_split_is_said_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """Other forms than ONNX Runtime's on a CPU, and numbers of parts that no model has."""
-    for options in (["--split", "2", "--precision", "fp16"], ["--split", "2", "--tensorrt", "t4"], ["--split", "17"]):
-        assert export(["folder", "--out", "models", *options]) == 2
-    assert capsys.readouterr().err.count("bertserve export: ") == 3
+    """Forms that nothing runs in parts, GPUs by tensors, and numbers of parts that no model has."""
+    for options in (
+        ["2", "--precision", "int8-openvino"],
+        ["2", "--tensorrt", "graph"],
+        ["2", "--split-by", "tensors", "--precision", "fp16"],
+        ["2", "--split-by", "tensors", "--precision", "fp32", "--tensorrt", "t4"],
+        ["17"],
+    ):
+        assert export(["folder", "--out", "models", "--split", *options]) == 2, options
+    assert capsys.readouterr().err.count("bertserve export: ") == 5
+
+
+def test_parts_for_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In fp16, proven by a twin of the whole and again by those of the parts; an engine of TensorRT for each part."""
+    pytest.importorskip("tensorrt_rtx")
+    checkpoint = write_task_checkpoint(tmp_path / "small", "bert", "embed", num_hidden_layers=4)
+    options = ["--precision", "fp32", "--precision", "fp16", "--tensorrt", "t4", "--split", "2", "--max-length", "16"]
+    assert export([str(checkpoint), "--out", str(tmp_path / "models"), *options]) == 0
+    bundle = open_bundle(tmp_path / "models" / "small" / "1")
+    _, half, engine = bundle.manifest.artifacts
+    assert (half.target, half.split_by, half.proven) == ("cuda", "layers", True)
+    assert [half.file, half.parts[0].file] == [f"model.fp16.part{number}of2.onnx" for number in (1, 2)]
+    assert (engine.target, engine.split_by, engine.proven) == ("sm75", "layers", False)
+    assert [graph.file for graph in engine.graphs] == [f"model.sm75.fp16.part{at}of2.engine" for at in (1, 2)]
+    capsys.readouterr()
+    assert verify.main([str(bundle.path)]) == 0
+    assert f"{half.file}" in capsys.readouterr().out
 
 
 def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> None:

@@ -86,7 +86,7 @@ def as_plan(spec: ModelSpec, flavour: str, **changes: Any) -> ModelSpec:
     """The same model as an engine of a simulated TensorRT, beside its graph; `changes` go to its `EngineBuild`."""
     graph = Path(spec.path)
     lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < spec.max_length] + [spec.max_length]
-    file = graph.with_name(f"model.{flavour}.engine")
+    file = graph.with_name(f"{graph.stem}.{flavour}.engine")
     file.write_bytes(simulated_trt.plan(graph.read_bytes(), flavour, lengths))
     said = {
         "flavour": flavour,

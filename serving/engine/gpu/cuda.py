@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import threading
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
@@ -31,7 +32,7 @@ _RESERVE_SHARE = 0.05
 class Buffer:
     """A tensor twice: pinned in this machine's memory, and on the GPU at `address`; neither moves."""
 
-    def __init__(self, device: Device, dtype: Literal["int32", "float32"], size: int) -> None:
+    def __init__(self, device: Device, dtype: Literal["int32", "float32", "float16"], size: int) -> None:
         self._device = device
         kind = np.dtype(dtype)
         count = max(1, size) * kind.itemsize
@@ -55,19 +56,28 @@ class Buffer:
 
 
 class Device:
-    """A GPU in use by this process; all work goes through its `stream`."""
+    """A GPU in use by this process.
+
+    Attributes:
+        stream: What all work goes through.
+        turn: Held while a thread queues work and waits for it.
+    """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         """Takes a GPU for the calling thread; raises CudaError where it cannot be used."""
         self.driver = driver
         self.gpu = driver.gpu(ordinal)
-        driver.use(ordinal)
+        self._entered = threading.local()
+        self.enter()
         self.stream = driver.stream()
+        self.turn = threading.Lock()
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:
-        """Makes the GPU the calling thread's own too."""
-        self.driver.use(self.gpu.ordinal)
+        """Makes the GPU the calling thread's own too: CUDA's context is a thread's own."""
+        if not hasattr(self._entered, "here"):
+            self.driver.use(self.gpu.ordinal)
+            self._entered.here = True
 
     def allocate(self, size: int) -> int:
         """The address of `size` bytes on the GPU; where there is no room, the log has the sizes."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.engine.base import LaneKind
+from serving.engine.base import lanes_for
 from serving.engine.batches import Padder, finite_rows
 from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
@@ -26,9 +27,11 @@ from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
 from serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from serving.engine.base import Runner
+    from numpy.typing import NDArray
+
+    from serving.engine.base import LaneKind, Runner
     from serving.engine.batches import Tensors
     from serving.engine.gpu.cuda import Device
     from serving.records import Array, ModelSpec, TensorSpec
@@ -131,77 +134,49 @@ class ModelBuffers:
         }
 
 
-class GpuModel:
-    """One model; used by one thread at a time.
+@contextmanager
+def one_at_a_time(device: Device) -> Iterator[None]:
+    """Work on a device, whose stream and buffers one thread uses at a time.
+
+    Raises:
+        EngineFault: It failed, and the GPU still works.
+        DeviceLost: The GPU works no more.
+    """
+    with device.turn:
+        try:
+            device.enter()
+            yield
+        except CudaError as error:
+            device.check(str(error), lost=error.sticky or error.out_of_memory)
+            raise EngineFault(f"CUDA: {error}") from error
+        except (ProgramError, EngineFault) as error:
+            device.check(str(error), lost=_FULL.search(str(error)) is not None)
+            raise EngineFault(str(error)) from error
+
+
+class PaddedModel(ABC):
+    """A model whose batches are padded to shapes; what is larger than the largest one runs in several.
 
     Attributes:
-        shapes: All that a batch may be padded to, in the order in which they are captured.
+        shapes: All that a batch may be padded to, the smallest batches first.
     """
 
-    def __init__(
-        self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
-    ) -> None:
-        self._device = device
+    def __init__(self, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
         self.spec = spec
-        self._tensors = tensors
-        self._program = program
         self._padder = Padder(spec)
         self._pad_id = spec.special_ids.get("pad", 0)
-        self._graphs: dict[Shape, int] = {}
         self.shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
-        self._prepared: set[Shape] = set()
-        self._thread = threading.get_ident()
         self._lengths = sorted({shape.length for shape in shapes})
         self._most: dict[int, int] = defaultdict(int)
         for shape in shapes:
             self._most[shape.length] = max(self._most[shape.length], shape.rows)
 
-    def capture(self, budget: GraphBudget) -> None:
-        """Makes the graphs, those of the smallest batches first, as far as the memory for them goes.
-
-        Raises:
-            CudaError: The GPU failed.
-            ProgramError: The library failed.
-        """
-        started, made = time.perf_counter(), 0
-        shapes = [shape for shape in self.shapes if shape.masks <= 1]
-        for shape in shapes:
-            if not budget.allows:
-                break
-            free, _ = self._device.driver.memory()
-            self._prepare(shape, graph=True)
-            budget.spend(free)
-            made += 1
-        log.info(
-            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the GPU",
-            *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
-        )
-
     def run(self, batch: Batch) -> BatchOutput:
-        """Runs a batch, in several parts where it is larger than the largest shape.
-
-        Raises:
-            EngineFault: It could not be computed, and the GPU still works.
-            DeviceLost: The GPU works no more.
-        """
+        """Raises EngineFault or DeviceLost."""
         started = time.perf_counter()
-        try:
-            self._enter()
-            arrays = self._computed(batch)
-        except CudaError as error:
-            self._device.check(str(error), lost=error.sticky or error.out_of_memory)
-            raise EngineFault(f"CUDA: {error}") from error
-        except ProgramError as error:
-            self._device.check(str(error), lost=_FULL.search(str(error)) is not None)
-            raise EngineFault(str(error)) from error
+        arrays = self._computed(batch)
         finite = finite_rows(arrays, len(batch.texts))
         return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
-
-    def _enter(self) -> None:
-        """CUDA's context is a thread's own, and the thread that serves is not the one that loaded."""
-        if self._thread != threading.get_ident():
-            self._device.enter()
-            self._thread = threading.get_ident()
 
     def _computed(self, batch: Batch) -> list[Array]:
         tensors = self._padder.tensors(batch)
@@ -225,9 +200,62 @@ class GpuModel:
             parts.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
         return parts[0] if len(parts) == 1 else _joined(parts, axis=1)
 
+    @abstractmethod
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
         """Runs tensors that fit a shape; `width` is the size of their dimension that varies."""
-        self._write(tensors, shape)
+
+    def _fill(self, target: NDArray[Any], name: str, values: NDArray[np.int32]) -> None:
+        """Fills an input; rows beyond the batch repeat its first one, so that they hold a real text."""
+        rows, width = values.shape
+        target[:rows, :width] = values
+        target[:rows, width:] = self._pad_id if name == IDS else 0
+        target[rows:] = target[0]
+
+
+class GpuModel(PaddedModel):
+    """A model that one GPU holds, with graphs of its shapes."""
+
+    def __init__(
+        self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
+    ) -> None:
+        super().__init__(spec, shapes)
+        self._device = device
+        self._tensors = tensors
+        self._program = program
+        self._graphs: dict[Shape, int] = {}
+        self._prepared: set[Shape] = set()
+
+    def capture(self, budget: GraphBudget) -> None:
+        """Makes the graphs, those of the smallest batches first, as far as the memory for them goes.
+
+        Raises:
+            CudaError: The GPU failed.
+            ProgramError: The library failed.
+        """
+        started, made = time.perf_counter(), 0
+        shapes = [shape for shape in self.shapes if shape.masks <= 1]
+        for shape in shapes:
+            if not budget.allows:
+                break
+            free, _ = self._device.driver.memory()
+            self._prepare(shape, graph=True)
+            budget.spend(free)
+            made += 1
+        log.info(
+            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the GPU",
+            *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
+        )
+
+    def on_lane(self, lane: int) -> Runner:  # noqa: ARG002  they take turns
+        return self
+
+    def run(self, batch: Batch) -> BatchOutput:
+        with one_at_a_time(self._device):
+            return super().run(batch)
+
+    def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
+        for name, values in tensors.items():
+            self._fill(self._tensors.inputs[name].view(shape.input(name)), name, values)
         graph = self._graphs.get(shape)
         if graph is not None:
             self._device.launch(graph)
@@ -236,21 +264,9 @@ class GpuModel:
             self._queue(shape)
         self._device.wait()
         rows = len(tensors[IDS])
-        return [self._read(spec, shape, rows, width) for spec in self.spec.outputs]
-
-    def _write(self, tensors: Tensors, shape: Shape) -> None:
-        """Fills the pinned inputs; rows beyond the batch repeat its first one, so that they hold a real text."""
-        for name, values in tensors.items():
-            target = self._tensors.inputs[name].view(shape.input(name))
-            rows, width = values.shape
-            target[:rows, :width] = values
-            target[:rows, width:] = self._pad_id if name == IDS else 0
-            target[rows:] = target[0]
-
-    def _read(self, spec: TensorSpec, shape: Shape, rows: int, width: int) -> Array:
-        """An output without its padding; a copy, since the next batch writes over it."""
-        values = self._tensors.outputs[spec.name].view(shape.output(spec))[:rows]
-        return (values[:, :width] if spec.shape[1] == -1 else values).copy()
+        outputs = [(spec, self._tensors.outputs[spec.name].view(shape.output(spec))) for spec in self.spec.outputs]
+        # Copies, since the next batch writes over them.
+        return [unpadded(spec, values, rows, width).copy() for spec, values in outputs]
 
     def _queue(self, shape: Shape) -> None:
         for name, buffer in self._tensors.inputs.items():
@@ -280,13 +296,30 @@ class GpuModel:
         self._device.wait()
 
 
+def not_split(spec: ModelSpec) -> BackendModel:
+    """Raises BundleError, where nothing loads models that are split by layers."""
+    raise BundleError(f"{spec.path} is one part of a model")
+
+
+class BackendModel(Protocol):
+    """A model of a `GpuBackend`."""
+
+    spec: ModelSpec
+
+    def capture(self, budget: GraphBudget) -> None:
+        """Makes the graphs that it wants; raises CudaError, or ProgramError."""
+
+    def on_lane(self, lane: int) -> Runner:
+        """What runs it on a lane."""
+
+
 class GpuBackend:
-    """Models on one GPU, which is one lane; it is that lane's runner too."""
+    """Models on one GPU, which is one lane; where models are split by layers, a lane more for each of their parts."""
 
     largest_batch = SIZES[-1]
     padded_to: Sequence[int] = SIZES
 
-    def __init__(self, device: Device, models: Sequence[GpuModel]) -> None:
+    def __init__(self, device: Device, models: Sequence[BackendModel]) -> None:
         """Captures the graphs of every model; raises CudaError, or BundleError where the library cannot run one."""
         self.models = models
         budget = GraphBudget(device)
@@ -297,13 +330,23 @@ class GpuBackend:
                 raise BundleError(f"{model.spec.path}: {error}") from error
 
     def lanes(self) -> Sequence[LaneKind]:
-        return [LaneKind.WIDE]
+        return lanes_for([model.spec for model in self.models], 1)
 
-    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one
-        return self
+    def runner(self, lane: int) -> Runner:
+        return _Lane([model.on_lane(lane) for model in self.models])
+
+
+class _Lane:
+    def __init__(self, models: Sequence[Runner]) -> None:
+        self.models = models
 
     def run(self, batch: Batch) -> BatchOutput:
         return self.models[batch.model].run(batch)
+
+
+def unpadded(spec: TensorSpec, values: Array, rows: int, width: int) -> Array:
+    """What is of a batch in an output of a shape; `width` as of `PaddedModel`."""
+    return values[:rows, :width] if spec.shape[1] == -1 else values[:rows]
 
 
 def shapes_for(spec: ModelSpec, lengths: Sequence[int], max_batch_tokens: int) -> list[Shape]:

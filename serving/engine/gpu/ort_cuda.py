@@ -12,8 +12,24 @@ import numpy as np
 import onnxruntime as ort
 
 from serving.engine.base import verified
-from serving.engine.cpu.ort import LOAD_ERRORS, LOG_ERRORS_ONLY, RUN_ERRORS, VERSION, check_tensors, session_options
-from serving.engine.gpu.model import GpuBackend, GpuModel, ModelBuffers, ProgramError, lengths_for, shapes_for
+from serving.engine.cpu.ort import (
+    LOAD_ERRORS,
+    LOG_ERRORS_ONLY,
+    RUN_ERRORS,
+    VERSION,
+    GraphPart,
+    check_tensors,
+    session_options,
+)
+from serving.engine.gpu.model import (
+    GpuBackend,
+    GpuModel,
+    ModelBuffers,
+    ProgramError,
+    lengths_for,
+    not_split,
+    shapes_for,
+)
 from serving.errors import BundleError
 from serving.host import installing
 
@@ -21,14 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.model import Shape
+    from serving.engine.gpu.model import BackendModel, Shape
     from serving.records import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
 
 PROVIDER = "CUDAExecutionProvider"
 
-NO_GRAPH = "-1"
+_NO_GRAPH = "-1"
 """ONNX Runtime's annotation of a run that neither makes nor uses a graph."""
 
 
@@ -38,19 +54,25 @@ class OrtCudaBackend(GpuBackend):
         models: Sequence[ModelSpec],
         device: Device,
         max_batch_tokens: int,
-        load_model: Callable[[ModelSpec, Device, int], GpuModel] | None = None,
+        load_split: Callable[[ModelSpec], BackendModel] = not_split,
     ) -> None:
-        """Loads every model, by `load` where nothing else is said, and captures its graphs.
+        """Loads every model and captures its graphs.
 
-        `max_batch_tokens` are padded tokens.
+        Args:
+            models: What to load.
+            device: The GPU.
+            max_batch_tokens: Padded tokens of the largest batch.
+            load_split: Loads a model that is split by layers.
 
         Raises:
             BundleError: A model cannot be served on this provider.
             CudaError: The GPU has no room, or failed.
         """
         preload()
-        load_model = load_model or load
-        super().__init__(device, [load_model(spec, device, max_batch_tokens) for spec in models])
+        super().__init__(
+            device,
+            [load_split(spec) if spec.stages > 1 else _load(spec, device, max_batch_tokens) for spec in models],
+        )
 
 
 def preload() -> None:
@@ -61,15 +83,24 @@ def preload() -> None:
     ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session warns of a plugin that this provider is not
 
 
-def load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
-    session = open_session(spec, device, graphs=True)
+def shapes_of(spec: ModelSpec, max_batch_tokens: int) -> list[Shape]:
+    return shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
+
+
+def open_part(spec: ModelSpec, device: Device) -> GraphPart:
+    """A part of a model, whose tensors ONNX Runtime copies to the GPU and back; raises BundleError."""
+    return GraphPart(_open_session(spec, device, graphs=False))
+
+
+def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
+    session = _open_session(spec, device, graphs=True)
     check_tensors(spec, session)
-    shapes = shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
+    shapes = shapes_of(spec, max_batch_tokens)
     buffers = ModelBuffers(device, spec, shapes)
     return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
 
 
-def open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
+def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
     """A graph on the device's stream; raises BundleError where the provider cannot run it.
 
     Args:
@@ -113,12 +144,12 @@ class _OrtProgram:
         self._buffers = buffers
         self._bindings: dict[Shape, ort.IOBinding] = {}
         self._graphs: dict[Shape, ort.RunOptions] = {}
-        self._no_graph = run_options(NO_GRAPH)
+        self._no_graph = _run_options(_NO_GRAPH)
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
         self._bindings[shape] = self._binding(shape)
         if graph:
-            self._graphs[shape] = run_options(str(len(self._graphs)))
+            self._graphs[shape] = _run_options(str(len(self._graphs)))
 
     def enqueue(self, shape: Shape) -> None:
         try:
@@ -137,7 +168,7 @@ class _OrtProgram:
         return binding
 
 
-def run_options(graph: str) -> ort.RunOptions:
+def _run_options(graph: str) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph)
     # What follows waits in the same stream; `GpuModel` waits for all at once.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from serving.engine.base import lanes_for
 from serving.errors import BundleError
 from serving.host import installing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
     from serving.engine.base import Backend, Load
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
+    from serving.engine.gpu.model import BackendModel
     from serving.records import Gpu, ModelSpec
+
+    LoadSplit: TypeAlias = Callable[[ModelSpec], BackendModel]
 
 
 class EngineSetting(NamedTuple):
@@ -73,8 +78,8 @@ class EngineKind:
     """Of those that it runs, where they are others."""
     per_gpu = False
     """Whether an artifact runs on one kind of GPU alone."""
-    over_gpus = False
-    """Whether several GPUs run together what is split by tensors: those graphs are the same for CPUs and GPUs."""
+    runs_cpu_parts = False
+    """Whether it also runs what is split by layers for CPUs in fp32: those graphs are the same for GPUs."""
     second = ""
     """Target of a further artifact of a model that it runs beside the first."""
     fastest: Sequence[str] = ("int8", "fp32", "fp16")
@@ -139,15 +144,28 @@ class GpuKind(EngineKind):
     fastest = ("fp16", "int8", "fp32")
     """INT8 is often no faster there and always less exact."""
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: Load, *, in_one_process: bool = False) -> tuple[Backend, str]:
+        """As of every engine; in one process, tools prove models that are split."""
         from serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
         from serving.engine.gpu.cuda import Device  # noqa: PLC0415
 
+        def load_split(model: ModelSpec) -> BackendModel:
+            from serving.engine.parts import devices  # noqa: PLC0415  needs ONNX Runtime
+            from serving.engine.parts.processes import Place  # noqa: PLC0415  likewise
+
+            gpus = devices.gpus_of(model.stages, load.gpus or [device.gpu.ordinal])
+            engine = cast("Literal['ort-cuda', 'tensorrt']", self.name)
+            places = [Place(engine, gpu, load.max_batch_tokens) for gpu in gpus]
+            if in_one_process:
+                return devices.load_here(model, places[0], device)
+            return devices.load(model, places, device, len(lanes_for(load.models, 1)))
+
         try:
-            return self.open_on(Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0), load)
+            device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
+            return self.open_on(device, load, load_split)
         except cuda_driver.CudaError as error:
             raise BundleError(self.cannot(cuda_driver.explained(error))) from error
 
-    def open_on(self, device: Device, load: Load) -> tuple[Backend, str]:
-        """As `open`; what it raises of CUDA refuses the models."""
+    def open_on(self, device: Device, load: Load, load_split: LoadSplit) -> tuple[Backend, str]:
+        """As `open`; what it raises of CUDA refuses the models. A model split by layers is loaded by `load_split`."""
         raise NotImplementedError

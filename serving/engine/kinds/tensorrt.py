@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from serving.engine.base import Backend, Load
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
+    from serving.engine.kinds.kind import LoadSplit
     from serving.records import EngineBuild, Gpu, ModelSpec
 
 GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
@@ -35,10 +36,10 @@ class TensorRt(GpuKind):
             if model.build is not None:
                 yield from map(self.cannot, misfits(Path(model.path).name, model.build, machine, gpus[0]))
 
-    def open_on(self, device: Device, load: Load) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: Load, load_split: LoadSplit) -> tuple[Backend, str]:
         from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
 
-        backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
+        backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels, load_split)
         return backend, backend.version
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.cpu.ort import GraphPart
+    from serving.engine.parts.chain import Part
     from serving.engine.parts.exchange import Arena
 
 PR_SET_PDEATHSIG = 1
@@ -48,17 +48,16 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
         os.nice(order.nice)
         shared = [Arena(arena) for arena in arenas]
         try:
-            if (card := order.card) is not None:
-                from serving.engine.parts import cards  # noqa: PLC0415  needs the libraries of a GPU
+            # What looks words up runs on a core beside a part, and has little to do.
+            graphs: list[Part] = [
+                ort.open_part(graph, order.threads if kind == "rank" or number == 0 else 1)
+                for number, graph in enumerate(order.graphs)
+                if number or order.place is None
+            ]
+            if order.place is not None:
+                from serving.engine.parts import devices  # noqa: PLC0415  needs the libraries of a GPU
 
-                rank = cards.open_rank(order, card)
-                send(control, Loaded(rank.interfaces))
-                # An orderly end might wait for a sum that never comes.
-                sys.excepthook = lambda *failed: _end(threading.ExceptHookArgs((*failed, None)))
-                cards.serve(rank, order, card, ways[0][0], shared[0])
-            # What looks words up runs beside a part, and has little to do.
-            threads = [order.threads, *[order.threads if kind == "rank" else 1] * len(order.graphs)]
-            graphs = [ort.open_part(graph, count) for graph, count in zip(order.graphs, threads, strict=False)]
+                graphs.insert(0, devices.open_part(order.graphs[0], order.place))
         except BundleError as error:
             send(control, Loaded([], str(error)))
             receive(control, Order)  # until the engine process, which tells why, has ended
@@ -81,7 +80,7 @@ def _end(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _serve(part: GraphPart, way: Sequence[socket.socket], arenas: Sequence[Arena]) -> None:
+def _serve(part: Part, way: Sequence[socket.socket], arenas: Sequence[Arena]) -> None:
     from serving.engine.parts import pipeline  # noqa: PLC0415  as above
 
     inbox, *outboxes = way

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -13,10 +13,12 @@ from serving.errors import BundleError
 from serving.records import PARTIAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from serving.engine.cpu.backend import LaneModel
-    from serving.engine.cpu.ort import GraphPart, Tensors
+    from serving.engine.cpu.ort import Tensors
     from serving.records import Array, Batch, ModelSpec
 
 
@@ -32,7 +34,17 @@ class Interface(msgspec.Struct, frozen=True):
     outputs: list[tuple[str, str, tuple[int, ...]]]
 
 
-def interface(part: GraphPart) -> Interface:
+class Part(Protocol):
+    """What runs one of the graphs that a model was cut into; see `GraphPart`."""
+
+    inputs: list[tuple[str, str]]
+    outputs: list[tuple[str, str, tuple[int, ...]]]
+
+    def run(self, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
+        """What it answers to its own inputs among these tensors; raises EngineFault where it cannot."""
+
+
+def interface(part: Part) -> Interface:
     return Interface(part.inputs, part.outputs)
 
 
@@ -77,16 +89,24 @@ def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
 class Chain:
     """A lane's model whose parts run one after another in this process: for tools, which prove it."""
 
-    def __init__(self, model: ModelSpec, threads: int) -> None:
-        """Loads every part; raises BundleError where one cannot be, or they do not fit together."""
+    def __init__(
+        self,
+        model: ModelSpec,
+        threads: int,
+        open_part: Callable[[ModelSpec, int], Part] = ort.open_part,
+    ) -> None:
+        """Loads every part, on so many threads; raises BundleError where one cannot be, or they do not fit together."""
         parts, lookups = stages(model)
-        self._parts = [ort.open_part(part, threads) for part in (*lookups, *parts)]
+        self._parts: list[Part] = [ort.open_part(lookup, threads) for lookup in lookups]
+        self._parts += [open_part(part, threads) for part in parts]
         check(model, [interface(part) for part in self._parts])
         self._padder = Padder(model)
         self._outputs = [spec.name for spec in model.outputs]
 
     def run(self, batch: Batch) -> list[Array]:
-        tensors: Tensors = dict(self._padder.tensors(batch))
+        return self.answers(dict(self._padder.tensors(batch)))
+
+    def answers(self, tensors: Tensors) -> list[Array]:
         for part in self._parts:
             tensors |= part.run(tensors)
         return [tensors[name] for name in self._outputs]

@@ -20,13 +20,13 @@ from serving.engine.batches import Padder
 from serving.engine.cpu import ort
 from serving.engine.parts import chain
 from serving.engine.parts.exchange import Arena, Step, pair, receive, send
-from serving.engine.parts.processes import Order, end, loaded, shares, start
+from serving.engine.parts.processes import Order, Place, end, loaded, shares, start
 from serving.errors import EngineFault
 from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.records import Array, Batch
 
@@ -36,8 +36,28 @@ log = logging.getLogger("bertserve.engine")
 class Pipeline:
     """The processes of one model."""
 
-    def __init__(self, model: ModelSpec, threads: int, lanes: int, nice: int) -> None:
-        """Starts them and loads every part; raises BundleError where one cannot be served."""
+    def __init__(
+        self,
+        model: ModelSpec,
+        threads: int,
+        lanes: int,
+        nice: int = 0,
+        places: Sequence[Place] = (),
+        open_first: Callable[[ModelSpec, int], chain.Part] = ort.open_part,
+    ) -> None:
+        """Starts them and loads every part.
+
+        Args:
+            model: What to load.
+            threads: Cores that all parts share.
+            lanes: How many batches may be under way.
+            nice: How much less urgent than this process the others are.
+            places: The GPU of each part; empty where they run on cores.
+            open_first: Opens the part of this process, on so many cores.
+
+        Raises:
+            BundleError: A part cannot be served.
+        """
         parts, lookups = chain.stages(model)
         cores = shares(threads, len(parts))
         arenas = [os.memfd_create(f"{model.name} lane {lane}") for lane in range(lanes)]
@@ -52,8 +72,9 @@ class Pipeline:
                 own = [ways[number - 2] for _, ways in reversed(lines)]
                 controls.append((name, start(name, "part", own, arenas)))
         for number, (_, control) in enumerate(controls, 1):
-            send(control, Order([parts[number], *lookups[number - 1 : number]], cores[number], nice))
-        self._first = ort.open_part(parts[0], cores[0])
+            graphs, place = [parts[number], *lookups[number - 1 : number]], places[number] if places else None
+            send(control, Order(graphs, cores[number], nice, place=place))
+        self._first = open_first(parts[0], cores[0])
         found = [loaded(*control) for control in controls]
         others, shared = [own[0] for own in found], [lookup for _, *own in found for lookup in own]
         chain.check(model, [*shared, chain.interface(self._first), *others])
@@ -61,7 +82,7 @@ class Pipeline:
         wanted = {name for part in (*shared, *others) for name, _ in part.inputs}
         outboxes, turn = [outbox for outbox, _ in lines], threading.Lock()
         self.lanes = [
-            _Lane(lane, model, self._first, turn, Arena(arena), outboxes, ours, wanted)
+            Lane(lane, model, self._first, turn, Arena(arena), outboxes, ours, wanted)
             for lane, (arena, (ours, _)) in enumerate(zip(arenas, answers, strict=True))
         ]
 
@@ -82,14 +103,14 @@ class Pipeline:
         return pairs[0][0], [[inbox, *goal] for (_, inbox), goal in zip(pairs, goals, strict=True)]
 
 
-class _Lane:
+class Lane:
     """A lane's way through the parts."""
 
     def __init__(
         self,
         lane: int,
         model: ModelSpec,
-        first: ort.GraphPart,
+        first: chain.Part,
         turn: threading.Lock,
         arena: Arena,
         outboxes: Sequence[socket.socket],
@@ -104,7 +125,10 @@ class _Lane:
         self._answers, self._wanted = answers, wanted
 
     def run(self, batch: Batch) -> list[Array]:
-        tensors: ort.Tensors = dict(self._padder.tensors(batch))
+        return self.answers(dict(self._padder.tensors(batch)))
+
+    def answers(self, tensors: ort.Tensors) -> list[Array]:
+        """What the model answers to a batch's tensors; raises EngineFault."""
         step = self._with(tensors, Step(self._lane, 0, []))
         for lookup in self._lookups:
             step = self._sent(lookup, step)
@@ -135,9 +159,7 @@ class _Lane:
         return step
 
 
-def serve(
-    part: ort.GraphPart, inbox: socket.socket, outboxes: Sequence[socket.socket], arenas: Sequence[Arena]
-) -> None:
+def serve(part: chain.Part, inbox: socket.socket, outboxes: Sequence[socket.socket], arenas: Sequence[Arena]) -> None:
     """Runs each batch that comes; raises EOFError or OSError when the part before or behind has ended.
 
     Args:

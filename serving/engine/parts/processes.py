@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 
@@ -20,7 +20,6 @@ from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspe
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
-    from typing import Literal
 
 log = logging.getLogger("bertserve.engine")
 
@@ -28,19 +27,16 @@ PART_ENDED = 71
 """Exit status of an engine process that has lost a part; EX_OSERR of sysexits.h."""
 
 
-class Card(msgspec.Struct, frozen=True):
-    """The GPU of a rank, and how it meets the others.
+class Place(msgspec.Struct, frozen=True):
+    """The GPU that a part runs on.
 
     Attributes:
         gpu: Its index among those that a process may use.
-        ranks: How many there are.
-        unique_id: NCCL's name of their communicator.
         max_batch_tokens: Padded tokens of the largest batch.
     """
 
+    engine: Literal["ort-cuda", "tensorrt"]
     gpu: int
-    ranks: int
-    unique_id: bytes
     max_batch_tokens: int
 
 
@@ -49,17 +45,17 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         graphs: Its part and perhaps what looks words up, or the segments of its rank, each as a model of its own.
-        threads: Cores to use.
+        threads: Cores to use, for what runs on cores.
         nice: How much less urgent than the engine process it is.
         rank: Which one it is, where all of them work on one batch.
-        card: None for a rank on cores.
+        place: Of the part; None where it runs on cores.
     """
 
     graphs: list[ModelSpec]
     threads: int
     nice: int
     rank: int = 0
-    card: Card | None = None
+    place: Place | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True):

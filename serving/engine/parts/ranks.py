@@ -78,7 +78,7 @@ class Rank:
     """One rank's work on a batch."""
 
     def __init__(
-        self, number: int, segments: Sequence[ort.GraphPart], peers: Sequence[socket.socket], arena: Arena
+        self, number: int, segments: Sequence[chain.Part], peers: Sequence[socket.socket], arena: Arena
     ) -> None:
         self._number, self._segments, self._peers, self._arena = number, segments, peers, arena
 

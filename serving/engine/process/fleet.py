@@ -46,12 +46,12 @@ async def start_engine(
 ) -> EngineLife:
     """Starts one process for a load, or one for each of its GPUs; arguments and errors as of `RemoteEngine.start`.
 
-    A model that is split between the GPUs takes all of them for one process.
+    A model that is split by layers takes all of them for one process, which starts the others itself.
 
     For several GPUs `verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
     dies `crash_limit` times within the window, or is not ready in time, is given up.
     """
-    if len(load.gpus) > 1 and all(model.ranks == 1 for model in load.models):
+    if len(load.gpus) > 1 and all(model.stages == 1 for model in load.models):
         if verified is not None:
             await verified()
         return await RemoteFleet.start(

@@ -42,74 +42,43 @@ def texts(tmp_path: Path) -> Path:
     return file
 
 
-def lines(file: Path) -> list[str]:
-    """Of a text."""
-    return file.read_text(encoding="utf-8").splitlines()
-
-
 @pytest.mark.parametrize(
     "scenario",
     # Offline is asked below too, and of a server that hangs up all but the offline one.
     [pytest.param(name, marks=[pytest.mark.long] * (name in {"multi-stream", "offline"})) for name in SCENARIOS],
 )
-def test_every_scenario_runs_in_both_modes_and_is_tested(
+def test_every_scenario_runs_in_both_modes(
     fake_server: Server, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], scenario: str
 ) -> None:
-    """LoadGen's verdict is the exit code, and a submission's files are where its checker looks for them."""
+    """LoadGen's verdict is the exit code; its settings and logs lie in a folder for each mode."""
     url = f"http://{fake_server.http}"
-    words = ["--target", url, "--reference", url, "--compliance", "--scenario", scenario, "--data", str(texts)]
+    words = ["--target", url, "--reference", url, "--mode", "both", "--scenario", scenario, "--data", str(texts)]
     short = ["--seconds", "0.4", "--rate", "1500", "--p99-ms", "10000", "--out", str(tmp_path)]
+    (tmp_path / scenario / "accuracy").mkdir(parents=True)
+    (tmp_path / scenario / "accuracy" / "old.txt").touch()
     code = main([*words, *short])
     said = capsys.readouterr().out
     name = SCENARIOS[scenario].name
-    is_passed = f"{name}, performance: VALID" in said and f"{name}, TEST01: PASSED" in said
-    assert code == (PASSED if is_passed else MISSED)
+    assert code == (PASSED if f"{name}, performance: VALID" in said else MISSED)
     assert f"{name}, accuracy: PASSED, mean cosine 1.0000" in said
     assert "0.4 s; not compliant: the rules ask for 600 s" in said
-    [folder] = tmp_path.glob(f"open/bertserve/results/*/minilm/{name}")
-    for log in LOGS:
-        assert (folder / "performance" / "run_1" / log).stat().st_size
-        assert (folder / "accuracy" / log).stat().st_size
-    assert {one["qsl_idx"] for one in json.loads((folder / "accuracy" / "mlperf_log_accuracy.json").read_text())} == {
-        *range(TEXTS)
-    }
-    assert "hash=" in (folder / "accuracy" / "accuracy.txt").read_text()
-    assert json.loads((folder / "measurements.json").read_text())["weight_data_types"] == "float32"
-    assert f"bert.{name}.min_duration = 400" in (folder / "user.conf").read_text()
-    readme = lines(folder / "README.md")
-    for rule in (
-        "| runs last at least 600 s | no |",
-        "| answers of performance mode are accuracy mode's (TEST01) | yes |",
-        "| no answer is kept for later queries | yes |",
-    ):
-        assert rule in readme
-    if scenario == "offline":
-        [row] = [row for row in readme if row.startswith(f"| at least {TEXTS} samples are asked about (")]
-        assert row.endswith(" were) | yes |")
-    test = folder / "TEST01"
-    logged = json.loads((test / "accuracy" / "mlperf_log_accuracy.json").read_text())
-    assert f"0 of {len(logged):,} answers are not accuracy mode's, the figure is " in said
-    assert lines(test / "verify_accuracy.txt")[1::4] == [f"num_perf_log_entries = {len(logged)}", "TEST PASS"]
-    assert (lines(test / "verify_performance.txt")[-1] == "TEST PASS") == (f"{name}, TEST01: PASSED" in said)
-    names = {file.name for file in (test / "performance" / "run_1").iterdir()}
-    assert {*LOGS} <= names
-    assert "mlperf_log_accuracy.json" not in names
-    assert "accuracy_log_rng_seed : 720381539243781796" in (test / "performance" / "run_1" / LOGS[0]).read_text()
-    assert [*tmp_path.glob("open/bertserve/systems/*.json")]
+    for mode in ("performance", "accuracy"):
+        folder = tmp_path / scenario / mode
+        assert {*LOGS, "user.conf"} <= {file.name for file in folder.iterdir() if file.stat().st_size}
+        assert f"bert.{name}.min_duration = 400" in (folder / "user.conf").read_text()
+        assert not (folder / "old.txt").exists()
+    logged = json.loads((tmp_path / scenario / "accuracy" / "mlperf_log_accuracy.json").read_text())
+    assert {one["qsl_idx"] for one in logged} == {*range(TEXTS)}
 
 
 def test_a_cache_of_answers_is_not_compliant(
     models: Path, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rules forbid it: it is named wherever it is found, and fails the compliance test."""
+    """The rules forbid it: it is named wherever it is found."""
     with Server(models, *FAKE, "--response-cache-mb", "8") as server:
-        url = f"http://{server.http}"
-        words = ["--target", url, "--reference", url, "--scenario", "offline", "--data", str(texts)]
-        short = ["--seconds", "0.4", "--out", str(tmp_path)]
-        assert main([*words, *short, "--compliance"]) == MISSED
+        words = ["--target", f"http://{server.http}", "--scenario", "offline", "--data", str(texts)]
+        main([*words, "--seconds", "0.4", "--out", str(tmp_path)])
     assert "; not compliant: the server keeps answers, and the rules forbid it" in capsys.readouterr().out
-    [readme] = tmp_path.glob("open/bertserve/results/*/minilm/Offline/README.md")
-    assert "| no answer is kept for later queries | no |" in lines(readme)
 
 
 @contextlib.contextmanager

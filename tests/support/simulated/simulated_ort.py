@@ -2,8 +2,8 @@
 
 Everything of ONNX Runtime is the real thing but for the provider's name: sessions, bindings to addresses and run
 options. A graph is written down by its annotation, so that an annotation that is used for two shapes shows.
-A session without graphs may leave it to ONNX Runtime where its outputs lie: its stream is worked off when it runs, and
-not before.
+A session without graphs is given arrays and answers arrays, which ONNX Runtime copies itself: its stream is worked off
+before it answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
         def __init__(self, session: Any, device_id: str) -> None:
             self.real = session.io_binding()
             self.device_id = int(device_id)
-            self.bind_ortvalue_input, self.get_outputs = self.real.bind_ortvalue_input, self.real.get_outputs
             self.shapes: list[tuple[int, ...]] = []
 
         def bind_input(self, name: str, device: str, ordinal: int, kind: Any, shape: Any, address: int) -> None:
@@ -38,10 +37,10 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
             self.shapes.append(tuple(shape))
             self.real.bind_input(name, "cpu", 0, kind, shape, address)
 
-        def bind_output(self, name: str, device: str, ordinal: int, *placed: Any) -> None:
+        def bind_output(self, name: str, device: str, ordinal: int, kind: Any, shape: Any, address: int) -> None:
             assert (device, ordinal) == ("cuda", self.device_id)
-            assert not placed or placed[-1] in driver.MACHINE.memory
-            self.real.bind_output(name, "cpu", 0, *placed)
+            assert address in driver.MACHINE.memory
+            self.real.bind_output(name, "cpu", 0, kind, shape, address)
 
     class Session:
         """A session of the CUDA provider, which must be given stream and graphs."""
@@ -70,13 +69,19 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
         def run_with_iobinding(self, binding: Binding, options: Any) -> None:
             graph = options.get_run_config_entry("gpu_graph_id")
             assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+            assert self.has_graphs
             if graph != "-1":
                 assert self.graphs.setdefault(graph, binding.shapes) == binding.shapes
             self.runs.append(graph)
             driver.give(self.stream, lambda: self.real.run_with_iobinding(binding.real))
-            if not self.has_graphs:
-                assert graph == "-1"
-                driver.drain(self.stream)
+
+        def run(self, outputs: None, tensors: Any) -> list[Any]:
+            assert not self.has_graphs
+            assert int(self.device_id) + 1 == driver.MACHINE.thread.current
+            found: list[Any] = []
+            driver.give(self.stream, lambda: found.extend(self.real.run(outputs, tensors)))
+            driver.drain(self.stream)
+            return found
 
     return SimpleNamespace(
         InferenceSession=Session,

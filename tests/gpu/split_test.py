@@ -1,0 +1,59 @@
+"""A model in two parts on a real GPU: two processes that share the card."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.clients import get, post_json
+from tests.support.expected import cosines
+from tests.support.models import ROOT
+from tests.support.server import Server, child_pids
+from tests.support.skips import excused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from serving.engine.gpu.discovery import Machine
+
+pytestmark = pytest.mark.gpu
+
+INPUTS = ["What is a T4?", "the server answers", "a " * 40]
+COSINE = 0.999
+
+
+@pytest.fixture(scope="module")
+def models(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model in two parts: in fp32, in fp16, and as engines where TensorRT builds for this GPU."""
+    root = tmp_path_factory.mktemp("models")
+    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm", "--split", "2"]
+    words = ["--precision", "fp32", "--precision", "fp16"]
+    target = machine.gpus[0].target
+    if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
+        words += ["--tensorrt", target]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.mark.parametrize(("engine", "precision"), [("ort-cuda", "fp32"), ("ort-cuda", "fp16"), ("tensorrt", "fp16")])
+def test_parts_that_share_a_card_answer_as_the_cpu(models: Path, machine: Machine, engine: str, precision: str) -> None:
+    """Alone and together; the second part is a process of the engine's."""
+    if engine == "tensorrt" and not list(models.rglob(f"*{machine.gpus[0].target}*.engine")):
+        pytest.skip(excused(f"TensorRT builds nothing for {machine.gpus[0].target} here"))
+    body = json.dumps({"inputs": INPUTS}).encode()
+    with Server(models, "--engine", "ort-cpu", "--precision", "fp32") as server:
+        expected = np.array(post_json(server.http, "/embed", body).json())
+    with Server(models, "--engine", engine, "--precision", precision, "--allow-unproven") as server:
+        assert get(server.http, "/status").json()["choice"]["engine"] == engine
+        engine_pid = server.engine_pid()
+        assert engine_pid is not None
+        assert len(child_pids(engine_pid)) == 1
+        alone = [post_json(server.http, "/embed", json.dumps({"inputs": text}).encode()).json()[0] for text in INPUTS]
+        for found in (np.array(alone), np.array(post_json(server.http, "/embed", body).json())):
+            assert cosines(found, expected).min() >= COSINE
