@@ -82,15 +82,14 @@ OTHER_PACKAGES = {
 }
 """The packages beside the server, and what they may import of the others."""
 
-START_SERVERS = {"export.benchmarks.split", "sizing.carried"}
+START_SERVERS = {"sizing.carried"}
 """Benchmarks outside `loadtest` that measure whole servers: they start them as those of `loadtest` do."""
 
 STARTING = ("loadtest.errors", "loadtest.benchmarks.processes", "loadtest.benchmarks.server_process")
 """What they may import for that."""
 
-RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours", "loadtest.benchmarks.lone_request.inside.stamped"}
-"""Scripts of these packages that are never imported: an empty handler behind the server's own connections, and the
-server with a clock in it."""
+RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
+"""Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
 
 
 @dataclass(frozen=True)

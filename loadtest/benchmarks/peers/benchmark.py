@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from charts.bars import Bar, Block, bars_file
-from loadtest.benchmarks.peers import servers, tune
+from loadtest.benchmarks.peers import servers
 from loadtest.benchmarks.peers.kit import PeerBenchmark, versions_of
 from loadtest.benchmarks.peers.page import CONFIGURATIONS, tables, verdict_table
 from loadtest.benchmarks.peers.rounds import Rounds
@@ -70,13 +70,11 @@ class PeersBenchmark(PeerBenchmark):
             f" {samples.quiet()}."
         )
         model = store.facts["model"]
-        tried = tune.table(store.path)
         parts: list[Part] = [
             Picture("", plot(samples, model), "p50 and throughput of every server"),
             *tables(samples, model, check["least_cosine"]),
             verdict_table(samples, model),
             CONFIGURATIONS,
-            *([tried] if tried else []),
         ]
         title = "Beside the servers that one would pick instead"
         return Page(title, method, parts, facts={**facts, "idle, of one core": idle})

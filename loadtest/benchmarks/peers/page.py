@@ -23,11 +23,11 @@ CONFIGURATIONS = """\
   length 1, without the checks of the one that `bertserve export --triton` writes. Artifacts, engines and their
   versions are ours, and so are OpenVINO's options; ONNX Runtime's are its own defaults. `ORT dynamic INT8` is what one
   has without our export: the same fused graph, quantised by ONNX Runtime's own `quantize_dynamic` (INT8, per channel).
-  Of the configurations in the last table it has the fastest: at 1 connection one instance on all cores, at 32 a
-  single-threaded instance a core, which computes what the dynamic batcher puts together as one batch. That recipe's
-  answers change with the company ([int8.md](../int8.md)), so it is computed text by text; `batched` is what it does
-  where nobody asks for the same answer. `Triton, no batcher` is the same without dynamic batching, as one has it
-  before one tunes it. Over HTTP Triton is asked with binary tensors, its client's default.
+  Of the configurations that were tried ([decisions.md](decisions.md#triton)) it has the fastest: at 1 connection one
+  instance on all cores, at 32 a single-threaded instance a core, which computes what the dynamic batcher puts together
+  as one batch. That recipe's answers change with the company ([int8.md](../int8.md)), so it is computed text by text;
+  `batched` is what it does where nobody asks for the same answer. `Triton, no batcher` is the same without dynamic
+  batching, as one has it before one tunes it. Over HTTP Triton is asked with binary tensors, its client's default.
 - **infinity**: PyTorch, and its ONNX engine with an INT8 model that its own `optimum` exported and quantised for
   AVX-512 VNNI; over its OpenAI route.
 - **FastAPI**: a tokenizer and ONNX Runtime with our INT8 file in an application of 60 lines on uvicorn with uvloop and

@@ -116,7 +116,7 @@ def peer(kit: Kit, name: str) -> Peer:
 def triton_models(kit: Kit) -> list[TritonModel]:
     """The models for one connection and for many, as `subjects` names them.
 
-    Of the configurations that `tune` tries `one` and `many` are the fastest that answer the same in every company.
+    `one` and `many` are the fastest that answer the same in every company (docs/benchmarks/decisions.md).
     """
     found = []
     for kind in KINDS:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.peers import servers, tune, verdict
+from loadtest.benchmarks.peers import servers, verdict
 from loadtest.benchmarks.peers.entrants import REPEATING, ZIPF_SHARES, groups
 from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
@@ -138,18 +138,6 @@ def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
             check(wrong)
 
 
-def test_triton_is_tried_with_instances_threads_and_batching(tmp_path: Path) -> None:
-    """Each artifact in every combination; what Triton puts together is computed together."""
-    bundle = Bundle(
-        tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
-    )
-    models = tune.candidates(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
-    assert len({model.name for model in models}) == len(models) == 18
-    assert all(model.together == (model.batch > 1) for model in models)
-    assert 'string_value: "openvino"' in models[-1].config
-    assert "dynamic_batching" in models[-1].config
-
-
 def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
     """No more and no less, and what changes its answers in company is computed together only where that is said."""
     bundle = Bundle(
@@ -159,19 +147,6 @@ def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
     endpoints = [end for subject in subjects(MODEL) if subject.server == "triton" for end in subject.endpoints]
     assert {model.name for model in models} == {end.split("/")[3] if "/" in end else end for end in endpoints}
     assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
-
-
-def test_what_was_tried_stands_in_a_table(tmp_path: Path) -> None:
-    """A row for each configuration, a column for each length; no table where nothing was."""
-    assert tune.table(tmp_path / "peers.json") is None
-    store = Store(tmp_path / "peers-triton.json", {"machine": {}})
-    name = "model.onnx; 2 of 1 threads; up to 8"
-    samples = {f"{name}; {count}": asdict(sample(1.5, 900.0)) for count in (ONE, MANY)}
-    for tokens in (8, 32):
-        store.keep(round_name(1, tokens), samples)
-    table = tune.table(tmp_path / "peers.json")
-    assert table is not None
-    assert table.rows == [["model.onnx", "2 of 1 threads", "up to 8", "1.50 ms, 900/s", "1.50 ms, 900/s"]]
 
 
 def test_an_environment_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

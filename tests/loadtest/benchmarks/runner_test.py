@@ -101,9 +101,7 @@ def test_senseless_options_are_refused(wrong: list[str], capsys: pytest.CaptureF
     assert "must be positive" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", [kind.name for kind in BENCHMARKS if kind.name not in {"wires", "peers", "peers-tune"}]
-)
+@pytest.mark.parametrize("name", [kind.name for kind in BENCHMARKS if kind.name not in {"wires", "peers"}])
 def test_a_run_without_a_model_ends_in_a_sentence(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
