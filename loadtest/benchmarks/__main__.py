@@ -9,13 +9,12 @@ from loadtest.benchmarks.batch import BatchBenchmark
 from loadtest.benchmarks.fleet import FleetBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.mlperf import MlperfBenchmark
-from loadtest.benchmarks.peers.benchmark import PeersBenchmark
+from loadtest.benchmarks.peers.closed_loop import PeersBenchmark
 from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
 from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
-from loadtest.benchmarks.scheduling.benchmark import SchedulingBenchmark
-from loadtest.benchmarks.scheduling.replays import SimulatedBenchmark
+from loadtest.benchmarks.scheduling import SchedulingBenchmark, SimulatedBenchmark
 from loadtest.benchmarks.server import ServerBenchmark
-from loadtest.benchmarks.swap.benchmark import SwapBenchmark
+from loadtest.benchmarks.swap import SwapBenchmark
 from loadtest.benchmarks.t4 import T4Benchmark
 from loadtest.benchmarks.wires.benchmark import WiresBenchmark
 

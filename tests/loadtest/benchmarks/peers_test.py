@@ -11,10 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.peers import servers, verdict
-from loadtest.benchmarks.peers.entrants import REPEATING, ZIPF_SHARES, groups
-from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
-from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
+from loadtest.benchmarks.peers import closed_loop, who
+from loadtest.benchmarks.peers.open_loop import REPEATING, ZIPF_SHARES, OpenLoopBenchmark, groups
+from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
 from loadtest.benchmarks.runner import main, parser
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.turns import Round, Samples, round_name
@@ -76,15 +75,13 @@ def test_a_disturbed_round_counts_only_where_there_is_no_other() -> None:
 
 def test_the_verdict_is_yes_no_or_not_measured() -> None:
     """Half of Triton's latency is enough at 8 tokens, equal throughput is not, and 32 tokens were not measured."""
-    found = {
-        (aim.figure.more, tokens): one.met
-        for aim in verdict.AIMS
-        if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
-        for tokens, one in verdict.judge(measured(round_of(0.5)), MODEL, aim).items()
-    }
-    assert found[False, 8] is True
-    assert found[True, 8] is False
-    assert found[False, 32] is None
+    latency, throughput = (
+        aim for aim in closed_loop.AIMS if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
+    )
+    samples = measured(round_of(0.5))
+    assert closed_loop.judged(samples, MODEL, 8, latency).startswith("at most 0.90: yes")
+    assert closed_loop.judged(samples, MODEL, 8, throughput).startswith("at least 1.10: NO")
+    assert closed_loop.judged(samples, MODEL, 32, latency).endswith("not measured")
 
 
 def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
     bundle = Bundle(
         tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
     )
-    models = servers.triton_models(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
+    models = who.triton_models(who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
     endpoints = [end for subject in subjects(MODEL) if subject.server == "triton" for end in subject.endpoints]
     assert {model.name for model in models} == {end.split("/")[3] if "/" in end else end for end in endpoints}
     assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
@@ -212,8 +209,8 @@ def test_who_takes_no_deadlines_is_asked_at_no_rate_above_its_collapse(tmp_path:
 def test_triton_is_told_of_deadlines_and_caches(tmp_path: Path) -> None:
     """Its queue refuses what has waited too long, and where texts repeat its own cache answers."""
     bundle = Bundle(tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=True)
-    kit = servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
-    plain, cached = (servers.open_loop_models(kit, cached=flag) for flag in (False, True))
+    kit = who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
+    plain, cached = (who.open_loop_models(kit, cached=flag) for flag in (False, True))
     asked = {entrant.target(1, MODEL).model for group in groups().values() for entrant in group if entrant.model}
     assert {model.name for model in plain} == asked
     assert all("default_timeout_microseconds: 125000 allow_timeout_override: true" in model.config for model in plain)
