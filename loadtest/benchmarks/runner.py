@@ -10,7 +10,6 @@ import hashlib
 import shlex
 import signal
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -100,7 +99,10 @@ def _markdown(part: Part, page: Path) -> str:
 
 @dataclass(slots=True, frozen=True)
 class Option:
-    """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive, or `zero`."""
+    """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive, or `zero`.
+
+    Where the default is False it takes no value, where it is a tuple it takes several.
+    """
 
     flag: str
     default: Any
@@ -113,21 +115,28 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
     def add(self, parser: argparse.ArgumentParser) -> None:
+        if self.default is False:
+            parser.add_argument(self.flag, action="store_true", help=self.help)
+            return
+        if isinstance(self.default, tuple):
+            kind = self.kind or type(next(iter(self.default), ""))
+            parser.add_argument(self.flag, type=kind, nargs="+", default=self.default, help=self.help)
+            return
         kind = self.kind or type(self.default)
         kind = Path if isinstance(self.default, Path) else kind
         parser.add_argument(self.flag, type=kind, default=self.default, help=self.help)
 
 
-class Benchmark(ABC):
+class Benchmark:
     """One of the benchmarks.
 
     Attributes:
         name: On the command line.
         purpose: What it answers, in a line.
         out: Where its figures are kept in docs/benchmarks, without `.json`.
-        rounds: How often what is compared is measured in turns, by default.
-        seconds: Length of a measurement, by default.
-        models: The model repository, by default.
+        rounds: How often what is compared is measured in turns, by default; 0 where that is no option.
+        seconds: Length of a measurement, by default; likewise.
+        models: The model repository, by default; empty where none is served.
         tokens: Lengths of the texts, by default; None where they are no option.
         length: The one length of the texts, where they are none.
         precision: The artifact's, whatever the command line says; None where that decides.
@@ -137,13 +146,15 @@ class Benchmark(ABC):
     name: ClassVar[str]
     purpose: ClassVar[str]
     out: ClassVar[str] = ""
-    rounds: ClassVar[int]
-    seconds: ClassVar[float]
+    rounds: ClassVar[int] = 0
+    seconds: ClassVar[float] = 0.0
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
     length: ClassVar[int] = 8
     precision: ClassVar[str | None] = None
     own: ClassVar[tuple[Option, ...]] = ()
+    errors: ClassVar[tuple[type[Exception], ...]] = (BenchError,)
+    """What ends a run with its sentence."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; nothing is started before the first step that is missing."""
@@ -197,7 +208,7 @@ class Benchmark(ABC):
 
     def facts(self) -> dict[str, Any]:
         """What all measurements must have in common to stand in one table."""
-        return {**self.model_facts(), "seconds": self.options.seconds}
+        return {**(self.model_facts() if self.models else {}), "seconds": self.options.seconds}
 
     def steps(self) -> Iterator[Step]:
         """The names of all steps and what measures each of them, in order; each may need those before it.
@@ -213,9 +224,15 @@ class Benchmark(ABC):
         """A round: the samples by subject, as JSON values."""
         raise NotImplementedError(f"{self.name} has no rounds: {number}, {tokens}")
 
-    @abstractmethod
     def page(self, store: Store) -> Page:
         """The page, as far as it has been measured."""
+        raise NotImplementedError(f"{self.name} has no page of its own: {store.path}")
+
+    def show(self, store: Store) -> str:
+        """Writes the page; returns what a terminal shows of it."""
+        page = self.page(store)
+        page.write(store)
+        return f"{page.text()}\n\nwritten: {store.path} and {store.path.with_suffix('.md')}"
 
     def failed(self, store: Store) -> bool:
         """Whether a promise was broken, which the exit code says; figures alone break none."""
@@ -237,21 +254,25 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
     commands = made.add_subparsers(dest="name", metavar="NAME", required=True)
     for kind in benchmarks:
         command = commands.add_parser(kind.name, help=kind.purpose, description=kind.purpose)
-        shared = [
+        served = [
             Option("--models", Path(kind.models), "model repository (%(default)s)"),
             Option("--precision", "auto", "as `bertserve serve` has it (%(default)s)"),
-            Option("--rounds", kind.rounds, "measured in turns (%(default)s)"),
-            Option("--seconds", float(kind.seconds), "of a measurement (%(default)s)"),
+        ]
+        shared = [
+            *(served if kind.models else ()),
+            *([Option("--rounds", kind.rounds, "measured in turns (%(default)s)")] if kind.rounds else ()),
+            *([Option("--seconds", float(kind.seconds), "of a measurement (%(default)s)")] if kind.seconds else ()),
             Option("--out", Path("docs/benchmarks", f"{kind.out or kind.name}.json"), "the figures (%(default)s)"),
             Option("--minutes", 60.0, "begin no step that would end later"),
-            Option("--only", "", "measure only steps whose names hold this"),
+            Option("--only", "", "measure only steps whose names match this regular expression"),
+            Option("--again", False, "measure them anew, where the file has them already"),
+            Option("--fresh", False, "throw away what the file holds"),
+            Option("--page-only", False, "measure nothing, write the page anew"),
         ]
         for option in (*shared, *kind.own):
             option.add(command)
         if kind.tokens is not None:
             command.add_argument("--tokens", type=int, nargs="+", default=kind.tokens, help="lengths of the texts")
-        command.add_argument("--fresh", action="store_true", help="throw away what the file holds")
-        command.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
         command.set_defaults(kind=kind, zero=[option.name for option in kind.own if option.zero])
     return made
 
@@ -278,16 +299,13 @@ def main(
     try:
         with _ending_in_order(), Progress(0.0) as benchmark.progress:
             store = _measured(benchmark, shlex.join(["python", "-m", prog, *words]))
-    except BenchError as error:
+        if store.steps:
+            print(benchmark.show(store))
+    except benchmark.errors as error:
         print(f"{options.name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    if store.steps:
-        page = benchmark.page(store)
-        page.write(store)
-        print(page.text())
-        print(f"\nwritten: {store.path} and {store.path.with_suffix('.md')}")
     return int(benchmark.failed(store))
 
 
@@ -300,7 +318,7 @@ def _measured(benchmark: Benchmark, command: str) -> Store:
     store.command = command
     benchmark.store = store
     with benchmark.stack:
-        store.fill(benchmark.steps(), options.minutes, lambda name: options.only in name, benchmark.say)
+        store.fill(benchmark.steps(), options.minutes, options.only, benchmark.say, again=options.again)
     return store
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from charts.lines import Series, chart_file
 from charts.plot import Axis
+from loadtest.errors import BenchError
 from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
@@ -15,6 +17,19 @@ if TYPE_CHECKING:
     Points = Sequence[tuple[float, float]]
 
 _Row = TypeVar("_Row")
+_BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<end><!-- made until here -->)", re.DOTALL)
+
+
+def filled(text: str, made: Mapping[str, str]) -> str:
+    """A page that is written by hand, with what is made today between its marks.
+
+    Raises:
+        BenchError: What is made has no place there.
+    """
+    places = [match["name"] for match in _BLOCK.finditer(text)]
+    if sorted(places) != sorted(made):
+        raise BenchError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
+    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]}\n\n{match['end']}", text)
 
 
 def table(
