@@ -6,9 +6,10 @@ import sys
 
 from export.benchmarks.compatibility import CompatibilityBenchmark
 from export.benchmarks.exports import ExportsBenchmark
+from export.benchmarks.gpu import GpuBenchmark
 from loadtest.benchmarks.runner import main
 
-BENCHMARKS = (ExportsBenchmark, CompatibilityBenchmark)
+BENCHMARKS = (ExportsBenchmark, CompatibilityBenchmark, GpuBenchmark)
 
 if __name__ == "__main__":
     sys.exit(main(BENCHMARKS, prog="export.benchmarks"))
