@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -16,7 +15,7 @@ from loadtest.benchmarks.peers.open_loop import REPEATING, ZIPF_SHARES, OpenLoop
 from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
 from loadtest.benchmarks.runner import main, parser
 from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Round, Samples, round_name
+from loadtest.benchmarks.turns import Round, Samples
 from loadtest.errors import BenchError
 from loadtest.generator.forms import FORMS
 from loadtest.generator.http1 import post_bytes
@@ -82,29 +81,6 @@ def test_the_verdict_is_yes_no_or_not_measured() -> None:
     assert closed_loop.judged(samples, MODEL, 8, latency).startswith("at most 0.90: yes")
     assert closed_loop.judged(samples, MODEL, 8, throughput).startswith("at least 1.10: NO")
     assert closed_loop.judged(samples, MODEL, 32, latency).endswith("not measured")
-
-
-def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
-    """Each subject has its row and its bars; the plot is well-formed."""
-    path = tmp_path / "peers.json"
-    check = {"least_cosine": {subject.name: 0.99 for subject in subjects(MODEL)}, "idle_percent": {"triton": 0.1}}
-    facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 2.0}
-    store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}, "check": check})
-    for number, ours_ms in enumerate((0.5, 0.7), 1):
-        samples = round_of(ours_ms)
-        store.keep(round_name(number, 8), {subject: asdict(one) for subject, one in samples.items()})
-    assert main(BENCHMARKS, ["peers", "--page-only", "--out", str(path)]) == 0
-    text = path.with_suffix(".md").read_text()
-    drawn = ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314  our own file
-    words = [entry.text for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    for subject in subjects(MODEL):
-        assert f"| {subject.system} | {subject.engine} | {subject.protocol} |" in text
-        assert words.count(subject.name) == 2
-    assert "0.60 (0.50 to 0.70)" in text
-    assert "at most 0.90: yes, 0.60 (0.50 to 0.70)" in text
-    assert "at most 0.95: not measured" in text
-    assert "nvidia-pytriton 0.7.0" in text
-    assert "idle, of one core: triton 0.1%" in text
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -129,20 +129,6 @@ def full_store(path: Path) -> Store:
     return Store(path, {"machine": machine, "model": "minilm", "version": "1"}, found)
 
 
-def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
-    """Tables, plots and what was asked for."""
-    store = full_store(tmp_path / "scheduling.json")
-    page(store).write(store)
-    text = (tmp_path / "scheduling.md").read_text()
-    assert "| ratio | 0.50 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
-    assert "| as asked | yes | yes |  |  | yes |" in text
-    assert "| 2 | ours | 200 | 96.0 | 96% | 0.0 | 0.0 | 100.0 | 5.0 | 0.0 | yes |" in text
-    assert "the last rate with nine of ten requests in time is 1250/s" in text
-    for name in ("tails", "goodput"):
-        assert f"(scheduling-{name}.svg)" in text
-        assert (tmp_path / f"scheduling-{name}.svg").read_text().startswith("<svg")
-
-
 @pytest.mark.parametrize(
     ("step", "change"),
     [
