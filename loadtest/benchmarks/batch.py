@@ -19,16 +19,15 @@ from loadtest.benchmarks.runner import Benchmark, Option, Page, Part, Picture
 from loadtest.benchmarks.server_process import program
 from loadtest.benchmarks.show import chart
 from loadtest.errors import BenchError
-from loadtest.generator.child import Child
 from loadtest.generator.workload import sentence_words
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
-from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from loadtest.benchmarks.store import Step, Store
+    from loadtest.generator.child import Child
 
 _LEAST_WORDS, _MOST_WORDS = 6, 250
 _SHORT_WORDS = (1, 8)
@@ -83,13 +82,7 @@ class BatchBenchmark(Benchmark):
 
     @cached_property
     def _raw(self) -> Child:
-        raw, bundle, cores = (
-            self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")),
-            self.bundle,
-            available_cpus(),
-        )
-        names = list(bundle.inputs)
-        raw.ask("open", artifact=str(bundle.artifact), names=names, threads=cores, cores=cores, texts={})
+        raw = self.raw_engine({})
         self._drained(raw, self._ids[:_TRIED_TEXTS], _BATCH_TOKENS[0])
         return raw
 

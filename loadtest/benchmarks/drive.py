@@ -47,12 +47,7 @@ _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
 @dataclass(slots=True, frozen=True)
 class Workload:
-    """Texts, each a kind of its own so that every request's length is known.
-
-    Attributes:
-        kinds: The texts.
-        tokens: Of each, special tokens included, as the model takes it.
-    """
+    """Texts, each a kind of its own so that every request's length is known, in tokens as the model takes them."""
 
     kinds: tuple[Kind, ...]
     tokens: tuple[int, ...]
@@ -96,11 +91,9 @@ class Workload:
 
 @dataclass(slots=True)
 class Recorded(Result):
-    """A result that keeps every request.
+    """A result that keeps every request, in pieces as the generators told them.
 
-    Attributes:
-        records: As the generators told them.
-        reasons: Why requests failed, by the number that records have in `fault`; of each piece of records.
+    `reasons` says of each piece why requests failed, by the number that its records have in `fault`.
     """
 
     records: list[NDArray[np.void]] = field(default_factory=list)
@@ -167,12 +160,7 @@ class Requests:
         return Requests(*(getattr(self, part.name)[chosen] for part in dataclasses.fields(self)))
 
     def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
-        """What stands in tables; a percentile of nothing is not there.
-
-        Args:
-            seconds: Length of the stretch.
-            good_ms: An answer that took longer is not good.
-        """
+        """What stands in tables; an answer above `good_ms` is not good, a percentile of nothing is not there."""
         low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
         answered = self.answered
         found = {

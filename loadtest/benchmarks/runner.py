@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shlex
 import signal
 import sys
@@ -199,6 +200,13 @@ class Benchmark:
     @cached_property
     def client(self) -> Child:
         return self.stack.enter_context(Child("loadtest.generator.client"))
+
+    def raw_engine(self, ids: dict[int, list[list[int]]]) -> Child:
+        """A bare loop around ONNX Runtime with the bundle's artifact and token ids by length, in its own process."""
+        raw, bundle = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")), self.bundle
+        opened: dict[str, Any] = {"artifact": str(bundle.artifact), "names": list(bundle.inputs), "texts": ids}
+        raw.ask("open", threads=available_cpus(), cores=os.cpu_count(), **opened)
+        return raw
 
     def model_facts(self) -> dict[str, str]:
         """What is served: figures of two models never stand in one table."""

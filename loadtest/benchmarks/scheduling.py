@@ -92,9 +92,10 @@ class _Scheduling(Benchmark):
         """What was found of it."""
         return float(self.store.steps[f"capacity {of}"]["capacity_per_s"])
 
-    def find_capacity(self, subject: str, workload: Workload) -> dict[str, Any]:
+    def find_capacity(self, subject: str, *, short: bool = False) -> dict[str, Any]:
         """The highest rate at which a subject keeps the objective."""
-        return find_capacity(self.target(self.bert(subject)), workload, self.options.probe_s, 0.8 * self.guess())
+        target, workload = self.target(self.bert(subject)), self.short if short else self.mixed
+        return find_capacity(target, workload, self.options.probe_s, 0.8 * self.guess())
 
 
 def _fifo(budget: int) -> tuple[str, ...]:
@@ -118,8 +119,8 @@ class SchedulingBenchmark(_Scheduling):
         options = self.options
         yield "budget", self._budget
         for subject in (OURS, BASELINE):
-            yield f"capacity {subject}", lambda subject=subject: self.find_capacity(subject, self.mixed)  # type: ignore[misc]
-        yield "capacity of short texts", lambda: self.find_capacity(OURS, self.short)
+            yield f"capacity {subject}", partial(self.find_capacity, subject)
+        yield "capacity of short texts", partial(self.find_capacity, OURS, short=True)
         for number in range(1, options.rounds + 1):
             for subject in (OURS, BASELINE) if number % 2 else (BASELINE, OURS):
                 yield f"turn {number} {subject}", partial(self._at_share, subject, 0.8, options.seconds, number)
@@ -360,7 +361,7 @@ class SimulatedBenchmark(_Scheduling):
     purpose = "measured runs beside the simulation of the same requests"
 
     def steps(self) -> Iterator[Step]:
-        yield f"capacity {OURS}", lambda: self.find_capacity(OURS, self.mixed)
+        yield f"capacity {OURS}", partial(self.find_capacity, OURS)
         yield "calm", self._calm
         for number, share in itertools.product(range(1, self.options.rounds + 1), REPLAYED):
             yield f"replay {number} {share:g}", partial(self._replayed, share, number)

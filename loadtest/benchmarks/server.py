@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,13 +122,11 @@ class ServerBenchmark(Benchmark):
         Raises:
             BenchError: The server's vectors are not the raw engine's: they would not do the same work.
         """
-        bundle, server, cores = self.bundle, self._server, available_cpus()
+        bundle, server = self.bundle, self._server
         texts = {tokens: make_texts(bundle.path, tokens, _TEXTS) for tokens in self.options.tokens}
         ids = {tokens: [text.ids for text in group] for tokens, group in texts.items()}
         words = {tokens: [text.text for text in group] for tokens, group in texts.items()}
-        raw = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine"))
-        opened: dict[str, Any] = {"artifact": str(bundle.artifact), "names": bundle.inputs, "texts": ids}
-        raw.ask("open", threads=cores, cores=os.cpu_count(), **opened)
+        raw = self.raw_engine(ids)
         children = {"raw": raw}
         ways = {"HTTP": ("ours", server.http_port, "/embed"), "gRPC": (GRPC, server.grpc_port, bundle.model)}
         for protocol, (form, port, endpoint) in ways.items():

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Store:
-    """Steps by name.
+    """Steps by name, as JSON values, and what all have in common: the machine, the model, how long is measured.
 
-    Attributes:
-        path: Of the file.
-        facts: What all steps have in common: the machine, the model, how long is measured.
-        steps: What each measured, as JSON values.
-        command: What was typed when a step was last measured.
+    `command` was typed when a step was last measured.
     """
 
     path: Path
@@ -35,11 +31,7 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """What the file holds.
-
-        Raises:
-            BenchError: There is no such file, or it is no store.
-        """
+        """What the file holds; raises BenchError where there is none, or no store."""
         try:
             content = json.loads(path.read_bytes())
             return cls(path, content["facts"], content["steps"], content.get("command", ""))
@@ -50,11 +42,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
-        """What the file holds, or nothing.
-
-        Raises:
-            BenchError: It was measured under other circumstances.
-        """
+        """What the file holds, or nothing; raises BenchError where it was measured under other circumstances."""
         if fresh or not path.exists():
             return cls(path, facts)
         store = cls.read(path)

@@ -97,7 +97,8 @@ class PeersBenchmark(who.PeerBenchmark):
         kit = self.kit
         peers = {name: kit.peer(name) for name in who.SERVERS}
         for name, peer in peers.items():
-            self.opened(name, lambda peer=peer: peer.process)  # type: ignore[misc]
+            self.say(f"starting {name}")
+            self.stack.enter_context(peer.process)
         fp32, raw = (self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")) for _ in range(2))
         rounds = Rounds(subjects(kit.ort.model), peers, {"fp32": fp32, "raw": raw, "client": self.client})
         self.say("comparing the vectors")
