@@ -1,29 +1,29 @@
 """Whether partial runs foretell whole encoders on this machine: predictions and measurements side by side.
 
-`python -m sizing.benchmark --out docs/benchmarks/sizing.json` runs graphs of one, two and three layers and of all
-layers in turns, in one run, and compares what the few foretell with what the whole takes.
-
-With `--capacity` it compares the highest rates at which a server here holds an objective for a mix: the one that the
-few layers foretell, and the one that `bertserve load --find-capacity` finds for all of them.
+`python -m sizing.benchmark sizing` runs graphs of one, two and three layers and of all layers in turns, and compares
+what the few foretell with what the whole takes. With `--capacity` it compares the highest rates at which a server here
+holds an objective for a mix: the one that the few layers foretell, and the one that `bertserve load --find-capacity`
+finds for all of them.
 """
 
 from __future__ import annotations
 
-import json
-import signal
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
-from loadtest.errors import BenchError, check_above_zero
+from loadtest.benchmarks.runner import Benchmark, Option, main
+from loadtest.benchmarks.show import filled, table
+from loadtest.errors import BenchError
+from loadtest.report.tables import as_markdown
 from serving.engine.base import LaneKind
-from serving.host import available_cpus, processor
-from serving.options import OptionParser
+from serving.host import available_cpus
 from simulate.errors import SimulateError
 from sizing.costs import LENGTHS
 from sizing.encoder import encoder_of
@@ -33,14 +33,17 @@ from sizing.measure import BATCHES, LAYERS, run
 from sizing.partial import specs
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from loadtest.benchmarks.store import Step, Store
 
 BARS = 2
 """Standard deviations of the error bars that are counted."""
 
 OTHERS = (Shape(20, 1), Shape(100, 1), Shape(300, 1))
 """Lengths that no partial run has: the smooth cost of a layer foretells them."""
+
+_PRECISIONS = ("fp32", "int8")
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,14 +82,60 @@ class Cell:
         return abs(self.ratio - 1) <= BARS * self.error
 
 
-def measure(name: str, precision: str, seconds: float) -> dict[LaneKind, list[Sample]]:
-    """Every shape of one encoder's first layers and of all of them, in turns."""
-    encoder = encoder_of(name)
-    layers = (*LAYERS, encoder.layers)
-    shapes = (*(Shape(tokens, 1) for tokens in LENGTHS), *OTHERS, *BATCHES)
-    with TemporaryDirectory(prefix="bertserve-size-") as folder:
-        models = specs(encoder, precision, Path(folder), layers, _tell)
-        return run(models, layers, available_cpus(), seconds, _tell, shapes)
+class SizingBenchmark(Benchmark):
+    """The tables of docs/benchmarks/sizing.md, whose text is written by hand."""
+
+    name = "sizing"
+    purpose = "what partial runs of three layers foretell of a whole encoder, and of a server of it"
+    seconds = 40.0
+    models = ""
+    errors = (BenchError, SizeError, SimulateError, ExportError)
+    own = (
+        Option("--encoder", ("bert-base", "bert-large"), "as `bertserve size` has it"),
+        Option("--precisions", _PRECISIONS, "which of them"),
+        Option("--capacity", False, "compare what a server carries"),
+        Option("--lengths", "10-128", "of its texts, in tokens (%(default)s)"),
+        Option("--slo", "p95=500ms", "its objective (%(default)s)"),
+        Option("--probe-s", 20.0, "of a run of its search (%(default)s)"),
+        Option("--keep", None, "keep its exports there, and take those that are there", Path),
+    )
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def steps(self) -> Iterator[Step]:
+        kind, measure = ("capacity", self._capacity) if self.options.capacity else ("cells", self._cells)
+        for encoder, precision in product(self.options.encoder, self.options.precisions):
+            yield f"{kind} {encoder} {precision}", partial(measure, encoder, precision)
+
+    def _cells(self, name: str, precision: str) -> dict[str, Any]:
+        """Every shape of one encoder's first layers and of all of them, in turns."""
+        encoder = encoder_of(name)
+        layers = (*LAYERS, encoder.layers)
+        shapes = (*(Shape(tokens, 1) for tokens in LENGTHS), *OTHERS, *BATCHES)
+        with TemporaryDirectory(prefix="bertserve-size-") as folder:
+            models = specs(encoder, precision, Path(folder), layers, self.say)
+            samples = run(models, layers, available_cpus(), self.options.seconds, self.say, shapes)
+        lanes = {
+            kind.value: [[s.layers, *s.shape, s.us, s.spread_us] for s in found] for kind, found in samples.items()
+        }
+        return {"cells": [asdict(cell) for cell in compare(name, precision, samples)], "samples": lanes}
+
+    def _capacity(self, name: str, precision: str) -> dict[str, Any]:
+        # Brings PyTorch.
+        from sizing.carried import carried  # noqa: PLC0415
+
+        options = self.options
+        folder = options.keep or Path(self.stack.enter_context(TemporaryDirectory(prefix="bertserve-size-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        words = (options.seconds, options.lengths, options.slo)
+        return asdict(carried(name, precision, *words, probe_s=options.probe_s, folder=folder, tell=self.say))
+
+    def show(self, store: Store) -> str:
+        page, made = store.path.with_suffix(".md"), tables(store)
+        if page.exists():
+            page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+        return "\n\n".join(made.values())
 
 
 def compare(name: str, precision: str, samples: Mapping[LaneKind, Sequence[Sample]]) -> list[Cell]:
@@ -102,91 +151,35 @@ def compare(name: str, precision: str, samples: Mapping[LaneKind, Sequence[Sampl
     return cells
 
 
-def report(cells: Sequence[Cell]) -> str:
-    """A table for people, and how often the error bars held."""
-    lines = [
-        "| encoder | in | lane | tokens x texts | foretold ms | measured ms | ratio | error | held |",
-        "|---|---|---|---:|---:|---:|---:|---:|---|",
-    ]
-    lines += [
-        f"| {c.encoder} | {c.precision} | {c.lane} | {c.tokens} x {c.texts}{'' if c.known else ' (not run)'}"
-        f" | {c.foretold_ms:.1f} | {c.measured_ms:.1f} | {c.ratio:.2f} | ±{100 * c.error:.0f}%"
-        f" | {'yes' if c.held else '**no**'} |"
-        for c in cells
-    ]
-    held = sum(cell.held for cell in cells)
-    distances = [abs(cell.ratio - 1) for cell in cells]
-    lines.append(
-        f"\n{held} of {len(cells)} error bars ({BARS} standard deviations) hold; the median miss is "
-        f"{100 * statistics.median(distances):.1f}%, the largest {100 * max(distances):.0f}%."
-    )
-    return "\n".join(lines)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201  progress of a command
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the comparison."""
-    made = OptionParser(prog="python -m sizing.benchmark", description=__doc__)
-    made.add_argument("--encoder", action="append", help="as `bertserve size` has it (default: bert-base, bert-large)")
-    made.add_argument("--precision", action="append", choices=("fp32", "int8"), help="default: both")
-    made.add_argument("--seconds", type=float, default=40.0, help="of the partial runs of each (default: 40)")
-    made.add_argument("--out", type=Path, help="where every figure goes, as JSON; what the other form found stays")
-    made.add_argument("--capacity", action="store_true", help="compare what a server carries")
-    made.add_argument("--lengths", default="10-128", help="of its texts, in tokens (default: 10-128)")
-    made.add_argument("--slo", default="p95=500ms", help="its objective (default: p95=500ms)")
-    made.add_argument("--probe-s", type=float, default=20.0, help="of a run of its search (default: 20)")
-    made.add_argument("--keep", type=Path, metavar="DIR", help="keep its exports there, and take those that are there")
-    given = made.parse_args(argv)
-    asked = list(product(given.encoder or ("bert-base", "bert-large"), given.precision or ("fp32", "int8")))
-    # Lets SIGTERM leave blocks as an exception does: a server is ended on the way.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        check_above_zero(given, "seconds", "probe_s")
-        print(_capacities(given, asked) if given.capacity else _cells(given, asked))  # noqa: T201  the command's output
-    except (SizeError, SimulateError, BenchError, ExportError) as error:
-        raise SystemExit(f"python -m sizing.benchmark: {error}") from error
-
-
-def _capacities(given: argparse.Namespace, asked: Sequence[tuple[str, str]]) -> str:
+def tables(store: Store) -> dict[str, str]:
+    """What a server carries, and every cell with how often the error bars held."""
     # Brings PyTorch.
-    from sizing.carried import HEAD, carried  # noqa: PLC0415
+    from sizing.carried import HEAD, Carried  # noqa: PLC0415
 
-    with TemporaryDirectory(prefix="bertserve-size-") as own:
-        folder = given.keep or Path(own)
-        folder.mkdir(parents=True, exist_ok=True)
-        words = (given.seconds, given.lengths, given.slo)
-        found = []
-        for name, precision in asked:
-            found.append(carried(name, precision, *words, probe_s=given.probe_s, folder=folder, tell=_tell))
-            _tell(found[-1].row())
-    _keep(given.out, {"capacities": [asdict(one) for one in found]})
-    return "\n".join([HEAD, *(one.row() for one in found)])
-
-
-def _keep(out: Path | None, found: Mapping[str, object]) -> None:
-    """Adds figures to those of a file, in the place of such ones there."""
-    if out is not None:
-        before = json.loads(out.read_bytes()) if out.exists() else {}
-        out.write_text(json.dumps({**before, **found}) + "\n")
-
-
-def _cells(given: argparse.Namespace, asked: Sequence[tuple[str, str]]) -> str:
-    cells: list[Cell] = []
-    runs = []
-    for name, precision in asked:
-        samples = measure(name, precision, given.seconds)
-        cells += compare(name, precision, samples)
-        lanes = {
-            kind.value: [[s.layers, *s.shape, s.us, s.spread_us] for s in found] for kind, found in samples.items()
-        }
-        runs.append({"encoder": name, "precision": precision, "samples": lanes})
-    where = {"processor": processor(), "cores": available_cpus()}
-    _keep(given.out, {**where, "cells": [asdict(c) for c in cells], "runs": runs})
-    return report(cells)
+    carried = [Carried(**found).row() for found in store.named("capacity ").values()]
+    cells = [Cell(**cell) for found in store.named("cells ").values() for cell in found["cells"]]
+    every = table(
+        "",
+        "",
+        cells,
+        ("encoder", lambda c: c.encoder),
+        ("in", lambda c: c.precision),
+        ("lane", lambda c: c.lane),
+        ("tokens x texts", lambda c: f"{c.tokens} x {c.texts}{'' if c.known else ' (not run)'}"),
+        ("foretold ms", lambda c: f"{c.foretold_ms:.1f}"),
+        ("measured ms", lambda c: f"{c.measured_ms:.1f}"),
+        ("ratio", lambda c: f"{c.ratio:.2f}"),
+        ("error", lambda c: f"±{100 * c.error:.0f}%"),
+        ("held", lambda c: "yes" if c.held else "**no**"),
+        words=3,
+    )
+    misses = [abs(cell.ratio - 1) for cell in cells] or [0.0]
+    summary = (
+        f"{sum(cell.held for cell in cells)} of {len(cells)} error bars ({BARS} standard deviations) hold; the median"
+        f" miss is {100 * statistics.median(misses):.1f}%, the largest {100 * max(misses):.0f}%."
+    )
+    return {"capacity": "\n".join([HEAD, *carried]), "cells": f"{as_markdown(every)}\n\n{summary}"}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main([SizingBenchmark], prog="sizing.benchmark"))

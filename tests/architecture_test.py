@@ -85,15 +85,14 @@ OTHER_PACKAGES = {
 }
 """The packages beside the server, and what they may import of the others."""
 
-START_SERVERS = {"export.benchmarks.split", "sizing.carried"}
-"""Benchmarks outside `loadtest` that measure whole servers: they start them as those of `loadtest` do."""
+BENCHMARKS = {"sizing.carried", "sizing.benchmark", "export.benchmarks"}
+"""Benchmarks outside `loadtest`, which are declared for its runner and start servers as those of `loadtest` do."""
 
-STARTING = ("loadtest.errors", "loadtest.benchmarks.processes", "loadtest.benchmarks.server_process")
+RUNNER = ("loadtest.errors", "loadtest.benchmarks", "loadtest.report")
 """What they may import for that."""
 
-RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours", "loadtest.benchmarks.lone_request.inside.stamped"}
-"""Scripts of these packages that are never imported: an empty handler behind the server's own connections, and the
-server with a clock in it."""
+RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
+"""Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def test_a_room_of_the_server_imports_what_its_row_allows(room: str) -> None:
 def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -> None:
     """The server's decisions, engines and bundles are shared; its wires are not."""
     for module in _below(package):
-        allowed = [package, *OTHER_PACKAGES[package].split(), *(STARTING if module.name in START_SERVERS else ())]
+        allowed = [package, *OTHER_PACKAGES[package].split(), *(RUNNER if _lies_in(module.name, *BENCHMARKS) else ())]
         strangers = {name for name in module.project_imports if not _lies_in(name, *allowed)}
         assert module.name in RUN_ALONE or strangers - {"serving", "loadtest"} == set(), module.name
         assert not RUN_ALONE & module.project_imports, module.name

@@ -1,18 +1,13 @@
 """What every family, task and artifact is worth: exports random checkpoints and writes the tables of a page.
 
-    python -m export.benchmarks.compatibility
-
-Figures are kept step by step beside the page, so that a run that was ended goes on where it was; the text around the
-tables is written by hand.
+The text around the tables of docs/compatibility.md is written by hand.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
-import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,103 +18,76 @@ from export.checkpoint.families import FAMILIES, TOLD
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.recipe import FORMS, TASKS
+from loadtest.benchmarks.runner import Benchmark, Option
+from loadtest.benchmarks.show import filled
+from loadtest.report.tables import Table, as_markdown
 from serving.host import available_cpus, installed, processor
-from serving.options import OptionParser
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-ROUNDS = 15
+    from loadtest.benchmarks.store import Step, Store
+
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _MIB = 1 << 20
-_BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<end><!-- made until here -->)", re.DOTALL)
 _NOT_INVARIANT, _BREAKS = " †", " ‡"
 _WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
 
 
-@dataclass(slots=True)
-class Store:
-    """What was measured so far.
+class CompatibilityBenchmark(Benchmark):
+    """A step is a family for `embed`, its other tasks small, or the sizes of the models that people ask for."""
 
-    Attributes:
-        path: The file that holds it.
-        facts: What all figures have in common.
-        steps: Figures by name, as JSON values.
-    """
+    name = "compatibility"
+    purpose = "every family, task and artifact, exported from random weights: the tables of docs/compatibility.md"
+    rounds = 15
+    models = ""
+    own = (
+        Option("--page", Path("docs/compatibility.md"), "whose tables to write (%(default)s)"),
+        Option("--small", False, "layers of 64, whose times say nothing"),
+    )
 
-    path: Path
-    facts: dict[str, Any]
-    steps: dict[str, Any] = field(default_factory=dict)
+    @property
+    def _sizes(self) -> random_checkpoints.Sizes:
+        return random_checkpoints.SMALL if self.options.small else random_checkpoints.BASE
 
-    @classmethod
-    def read(cls, path: Path) -> Store:
-        """What the file holds.
+    def facts(self) -> dict[str, Any]:
+        return facts(self._sizes)
 
-        Raises:
-            ExportError: It holds no figures.
-        """
-        try:
-            content = json.loads(path.read_bytes())
-            return cls(path, content["facts"], content["steps"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ExportError(
-                f"{path} holds no figures ({type(error).__name__}: {error}); begin with --fresh"
-            ) from error
+    def steps(self) -> Iterator[Step]:
+        # Imports PyTorch, which the tables do without.
+        from export.benchmarks.compatibility_runs import measure  # noqa: PLC0415
 
-    @classmethod
-    def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
-        """What the file holds, or nothing.
+        for name in FAMILIES:
+            yield name, partial(_kept, partial(measure, name, "embed", self._sizes, self.options.rounds))
+        yield "fp32 bytes", lambda: {model.name: asked_for.fp32_bytes(model) for model in asked_for.read()}
+        for name, family in FAMILIES.items():
+            for task in sorted({*TASKS} - {"embed"} - family.tasks_without):
+                yield f"{name} {task}", partial(_kept, partial(measure, name, task, random_checkpoints.SMALL, 0))
 
-        Raises:
-            ExportError: It holds no figures, or those of other circumstances.
-        """
-        if fresh or not path.exists():
-            return cls(path, facts)
-        store = cls.read(path)
-        if other := [name for name, value in facts.items() if store.facts.get(name) != value]:
-            raise ExportError(f"{path} was measured with another {other[0]}; begin with --fresh")
-        return store
-
-    def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  whatever JSON holds
-        """Adds a step and writes the file, whole or not at all."""
-        self.steps[name] = value
-        staged = self.path.with_suffix(".new")
-        staged.write_text(json.dumps({"facts": self.facts, "steps": self.steps}, indent=1) + "\n", encoding="utf-8")
-        staged.replace(self.path)
+    def show(self, store: Store) -> str:
+        page = self.options.page
+        page.write_text(tables(page.read_text(encoding="utf-8"), store), encoding="utf-8")
+        return f"written: {page}"
 
 
-def steps(sizes: random_checkpoints.Sizes, rounds: int) -> dict[str, Callable[[], Any]]:
-    """Every step by its name, and what measures it: a family for `embed`, its other tasks small, the models' sizes."""
-    # Imports PyTorch, which the tables do without.
-    from export.benchmarks.compatibility_runs import measure  # noqa: PLC0415
-
-    found: dict[str, Callable[[], Any]] = {name: partial(measure, name, "embed", sizes, rounds) for name in FAMILIES}
-    found["fp32 bytes"] = lambda: {model.name: asked_for.fp32_bytes(model) for model in asked_for.read()}
-    for name, family in FAMILIES.items():
-        tasks = {*TASKS} - {"embed"} - family.tasks_without
-        found |= {f"{name} {task}": partial(measure, name, task, random_checkpoints.SMALL, 0) for task in sorted(tasks)}
-    return found
+def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
+    """What figures have to have in common to stand in one table."""
+    versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
+    return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
 
 
-def page(text: str, store: Store) -> str:
-    """A page with the tables of today between its marks.
+def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON holds
+    """A step's figures, or what stands against them: one family that cannot be made ends no run."""
+    try:
+        return measured()
+    except ExportError as error:
+        return {"obstacle": str(error)}
 
-    Raises:
-        ExportError: A table has no place there.
-    """
-    made: dict[str, Callable[[], str]] = {
-        "heads": _heads,
-        "settings": _settings,
-        "files": _files,
-        "speed": partial(_speed, store),
-        "agreement": partial(_agreement, store),
-        "models": partial(_models, store),
-    }
-    places = [match["name"] for match in _BLOCK.finditer(text)]
-    if sorted(places) != sorted(made):
-        raise ExportError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
-    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]()}\n\n{match['end']}", text)
+
+def tables(text: str, store: Store) -> str:
+    """A page with the tables of today between its marks; raises BenchError where one has no place there."""
+    made = {"heads": _heads(), "settings": _settings(), "files": _files(), "speed": _speed(store)}
+    return filled(text, {**made, "agreement": _agreement(store), "models": _models(store)})
 
 
 def _heads() -> str:
@@ -276,61 +244,10 @@ def _models(store: Store) -> str:
 
 def _facts(store: Store) -> str:
     sizes = [f"{name} {value}" for name, value in store.facts["sizes"].items()]
-    known = [f"{name} {value}" for name, value in store.facts.items() if name != "sizes"]
+    known = [f"{name} {value}" for name, value in store.facts.items() if name not in {"sizes", "machine"}]
     return f"Of each model: {', '.join(sizes)}. Measured with {', '.join(known)}."
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
     """A table whose first `text` columns are words, the others figures."""
-    rule = ["---" if column < text else "---:" for column in range(len(head))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
-
-
-def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
-    """What figures have to have in common to stand in one table."""
-    versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
-    return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what is missing and writes the tables: 0 done, 1 failed with one line on stderr."""
-    parser = OptionParser(prog="python -m export.benchmarks.compatibility", description=__doc__.partition("\n")[0])
-    parser.add_argument("--page", type=Path, default=Path("docs/compatibility.md"), help="whose tables to write")
-    parser.add_argument("--store", type=Path, default=Path("docs/benchmarks/compatibility.json"), help="of the figures")
-    parser.add_argument("--only", action="append", metavar="STEP", help="measure this one anew; may be repeated")
-    parser.add_argument("--small", action="store_true", help="layers of 64, whose times say nothing")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in which artifacts are timed in turns")
-    parser.add_argument("--fresh", action="store_true", help="measure everything anew")
-    parser.add_argument("--tables", action="store_true", help="measure nothing, write the tables")
-    options = parser.parse_args(argv)
-    try:
-        store = Store.read(options.store) if options.tables else _measured(options)
-        options.page.write_text(page(options.page.read_text(encoding="utf-8"), store), encoding="utf-8")
-    except (ExportError, OSError) as error:
-        sys.stderr.write(f"export.benchmarks.compatibility: {error}\n")
-        return 1
-    return 0
-
-
-def _measured(options: argparse.Namespace) -> Store:
-    sizes = random_checkpoints.SMALL if options.small else random_checkpoints.BASE
-    every = steps(sizes, options.rounds)
-    if unknown := sorted(set(options.only or ()) - every.keys()):
-        raise ExportError(f"there is no step {unknown[0]!r}; a step is a family's model_type, or that and a task")
-    store = Store.open(options.store, facts(sizes), fresh=options.fresh)
-    for name in options.only or [name for name in every if name not in store.steps]:
-        sys.stdout.write(f"{name}\n")
-        store.keep(name, _kept(every[name]))
-    return store
-
-
-def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON holds
-    """A step's figures, or what stands against them: one family that cannot be made ends no run."""
-    try:
-        return measured()
-    except ExportError as error:
-        return {"obstacle": str(error)}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return as_markdown(Table("", "", head, list(rows), text))

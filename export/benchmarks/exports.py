@@ -1,6 +1,6 @@
 """What artifacts are worth and what an export costs: runs real exports and writes the page of their figures.
 
-    python -m export.benchmarks.exports --out accuracy.md demo=stsb-test.csv minilm-sst2=sst2-test.tsv --random base
+    python -m export.benchmarks exports --labelled demo=stsb-test.csv minilm-sst2=sst2-test.tsv
 
 Each export is `bertserve export` in a process of its own, with every artifact that this machine can run and
 every limit waived, so that a figure beyond its limit stands on the page with the limit's name instead of
@@ -9,34 +9,34 @@ ending the run.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from export.checkpoint.source import DEMO, find
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
-from serving.host import available_cpus
+from loadtest.benchmarks.processes import PeakMemory
+from loadtest.benchmarks.runner import Benchmark, Option, Page, Part
+from loadtest.benchmarks.show import figure, table
+from loadtest.errors import BenchError
+from serving.host import installed
 from serving.models.bundle import open_bundle
-from serving.options import OptionParser
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from serving.models.manifest import Accuracy, Artifact, Manifest
+    from loadtest.benchmarks.store import Step, Store
 
 _RANDOM: dict[str, dict[str, Any]] = {
     "base": {},
@@ -49,8 +49,7 @@ _STAGE = re.compile(r" {2}(?P<title>\S.*?) +(?P<seconds>\d+\.\d) s\n")
 _SAMPLE_S = 0.1
 _MIB, _GB = 1 << 20, 1e9
 
-_METRICS = """\
-Times 100, over public test sets; no artifact has seen any of their texts. PyTorch computes in fp32."""
+_METRICS = "Times 100, over public test sets; no artifact has seen any of their texts. PyTorch computes in fp32."
 _ANSWERS = """\
 Over the package's own texts, each alone, beside PyTorch alone; INT8 takes its ranges from every second of them.
 `agree`: the same label, span or tag. `invariant`: whether a text's answer is the same padded in mixed batches;
@@ -61,63 +60,83 @@ From the command's start to its end, beside whatever else ran on the machine. Me
 TensorRT's builder had resident together, looked at every {_SAMPLE_S * 1000:.0f} ms."""
 
 
-@dataclass(slots=True, frozen=True)
-class Job:
-    """One export to run.
+class ExportsBenchmark(Benchmark):
+    """A step is an export."""
 
-    Attributes:
-        name: Of the model, in the tables.
-        source: As `bertserve export` takes it.
-        options: More words of its command line.
-    """
+    name = "exports"
+    out = "accuracy"
+    purpose = "what INT8, OpenVINO and fp16 cost in accuracy, and what an export costs"
+    models = ""
+    errors = (BenchError, ExportError)
+    own = (
+        Option("--labelled", (), "checkpoints, each with its labelled text: SOURCE=FILE", str),
+        Option("--random", (), f"BERTs of random weights: {', '.join(_RANDOM)}", str),
+    )
 
-    name: str
-    source: str
-    options: tuple[str, ...]
+    def facts(self) -> dict[str, Any]:
+        return {"packages": {name: installed(name).get(name, "missing") for name in _PACKAGES}}
+
+    def steps(self) -> Iterator[Step]:
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        for word in self.options.labelled:
+            source, _, reference = word.partition("=")
+            engine = ("--tensorrt", "t4", "--tensorrt-precision", "int8", "--reference", reference)
+            yield f"export {Path(source).name}", partial(_export, source, folder, tuple(FORMS), engine)
+        for size in self.options.random:
+            yield f"export bert-{size}", partial(_export_random, size, folder)
+
+    def page(self, store: Store) -> Page:
+        exports = [{"model": name, **found} for name, found in store.named("export ").items()]
+        artifacts = [{"model": one["model"], **artifact} for one in exports for artifact in one["artifacts"]]
+        metrics = [{**artifact, **metric} for artifact in artifacts for metric in artifact["accuracy"]]
+        parts: list[Part] = [_metrics(metrics)] if metrics else []
+        parts += [_answers(artifacts), *_costs(exports)]
+        facts = {"Date": min(one["date"] for one in exports), **store.facts["packages"]}
+        return Page("Every artifact beside PyTorch, and what an export costs", "", parts, facts=facts)
 
 
-@dataclass(slots=True, frozen=True)
-class Result:
-    """What an export made, and what it took.
-
-    Attributes:
-        job: Which one.
-        manifest: Of its bundle.
-        seconds: From the command's start to its end.
-        cpu_seconds: What its threads and children computed in that time, all cores together.
-        peak_memory_bytes: Most resident memory of the command and its children together, sampled.
-        stages: Each stage and its seconds, in order.
-    """
-
-    job: Job
-    manifest: Manifest
-    seconds: float
-    cpu_seconds: float
-    peak_memory_bytes: int
-    stages: tuple[tuple[str, float], ...]
+def _export_random(size: str, folder: Path) -> dict[str, Any]:
+    checkpoint = random_checkpoint(size, folder / f"bert-{size}")
+    return _export(str(checkpoint), folder, _RANDOM_FORMS, ("--tensorrt", "t4"))
 
 
-def run(job: Job, repository: Path) -> Result:
-    """Runs an export and opens its bundle.
-
-    Raises:
-        ExportError: The export failed; the sentence is its own.
-    """
-    command = [sys.executable, "-P", "-m", "bertserve", "export", job.source, "--name", job.name]
-    command += ["--out", str(repository), *job.options]
+def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
+    """Runs an export and opens its bundle; raises ExportError with the export's own sentence where it failed."""
+    name, repository = Path(source).name, folder / "models"
+    command = [sys.executable, "-P", "-m", "bertserve", "export", source, "--name", name, "--out", str(repository)]
+    command += [word for form in forms for word in ("--precision", form)]
+    command += [word for limit in WAIVABLE for word in ("--allow", limit)]
     stages, started, computed = [], time.perf_counter(), _children_cpu_s()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        with _Memory(child.pid) as memory:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *options], **pipes) as child:
+        with PeakMemory(child.pid, _SAMPLE_S) as memory:
             for line in child.stdout or ():
                 sys.stdout.write(line)
                 if stage := _STAGE.fullmatch(line):
-                    stages.append((stage["title"], float(stage["seconds"])))
+                    stages.append({"stage": stage["title"], "seconds": float(stage["seconds"])})
             child.wait()
         seconds = time.perf_counter() - started
         if child.returncode != 0:
-            raise ExportError(f"{job.name}: {child.stderr.read().strip() if child.stderr else ''}")
-    bundle = open_bundle(max((repository / job.name).iterdir(), key=lambda path: int(path.name)))
-    return Result(job, bundle.manifest, seconds, _children_cpu_s() - computed, memory.peak_bytes, tuple(stages))
+            raise ExportError(f"{name}: {child.stderr.read().strip() if child.stderr else ''}")
+    bundle = open_bundle(max((repository / name).iterdir(), key=lambda path: int(path.name)))
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "artifacts": [
+            {
+                "file": artifact.file,
+                "size_bytes": artifact.total_bytes,
+                "parity": msgspec.to_builtins(artifact.evidence.parity),
+                "accuracy": msgspec.to_builtins(artifact.evidence.accuracy),
+                "batch_invariant": artifact.evidence.batch_invariant,
+                "waived": list(artifact.waived),
+            }
+            for artifact in bundle.manifest.artifacts
+        ],
+        "seconds": seconds,
+        "cpu_seconds": _children_cpu_s() - computed,
+        "peak_bytes": memory.peak_bytes,
+        "stages": stages,
+    }
 
 
 def _children_cpu_s() -> float:
@@ -125,51 +144,10 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class _Memory:
-    """Watches the memory of a process and of everything that it started."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak_bytes = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_SAMPLE_S):
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident, _tree(self._pid))))
-
-
-def _tree(pid: int) -> list[int]:
-    try:
-        lists = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return []
-    return [pid, *(below for children in lists for child in children for below in _tree(int(child)))]
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
 def random_checkpoint(size: str, folder: Path) -> Path:
     """Writes a BERT of random weights, of the sizes that its paper calls base and large.
 
     Its tokenizer is the demo model's, whose vocabulary is BERT's own.
-
-    Args:
-        size: `base` or `large`.
-        folder: Where to; made.
     """
     # Slow to import, and needed here alone.
     import torch  # noqa: PLC0415
@@ -181,150 +159,66 @@ def random_checkpoint(size: str, folder: Path) -> Path:
     return folder
 
 
-def page(results: Sequence[Result], words: Sequence[str]) -> str:
-    """The figures as Markdown."""
-    figures = [
-        _accuracy_row(result, artifact, figure)
-        for result in results
-        for artifact in result.manifest.artifacts
-        for figure in artifact.evidence.accuracy
-    ]
-    parity = [_parity_row(result, artifact) for result in results for artifact in result.manifest.artifacts]
-    costs = [
-        (
-            r.job.name,
-            ", ".join(a.file for a in r.manifest.artifacts),
-            f"{r.seconds:.0f}",
-            f"{r.cpu_seconds:.0f}",
-            _gb(r.peak_memory_bytes),
-        )
-        for r in results
-    ]
-    stages = [(r.job.name, title, f"{seconds:.1f}") for r in results for title, seconds in r.stages]
-    return "\n".join(
-        [
-            "# Every artifact beside PyTorch, and what an export costs",
-            "",
-            f"Made by `python -m export.benchmarks.exports {' '.join(words)}`.",
-            "",
-            *(f"- {name}: {value}" for name, value in _facts().items()),
-            "",
-            *_metrics(figures),
-            "## Raw answers and decisions",
-            "",
-            _ANSWERS,
-            "",
-            *_table(
-                (
-                    *("model", "artifact", "MiB", "max diff", "cosine mean", "p1", "min", "agree"),
-                    *("invariant", "limits broken"),
-                ),
-                parity,
-                text=2,
-            ),
-            "",
-            "## Time and memory of an export",
-            "",
-            _COSTS,
-            "",
-            *_table(("model", "artifacts", "seconds", "CPU seconds", "peak GB"), costs, text=2),
-            "",
-            *_table(("model", "stage", "seconds"), stages, text=2),
-            "",
-        ]
+def _metrics(rows: Sequence[dict[str, Any]]) -> Part:
+    return table(
+        "The task's own metric",
+        _METRICS,
+        rows,
+        ("model", lambda row: row["model"]),
+        ("artifact", lambda row: row["file"]),
+        ("metric", lambda row: row["metric"]),
+        ("over", lambda row: f"{row['examples']} of {row['reference']}"),
+        ("PyTorch", figure("pytorch", 2)),
+        ("artifact's", figure("artifact", 2)),
+        ("difference", lambda row: f"{row['artifact'] - row['pytorch']:+.2f}"),
+        words=4,
     )
 
 
-def _metrics(figures: Sequence[Sequence[str]]) -> list[str]:
-    """The section on labelled text; none where no export was given any."""
-    head = ("model", "artifact", "metric", "over", "PyTorch", "artifact's", "difference")
-    return ["## The task's own metric", "", _METRICS, "", *_table(head, figures, text=4), ""] if figures else []
+def _answers(rows: Sequence[dict[str, Any]]) -> Part:
+    def parity(cell: Callable[[dict[str, Any]], str], otherwise: str = "") -> Callable[[dict[str, Any]], str]:
+        return lambda row: otherwise if row["parity"] is None else cell(row["parity"])
 
+    def of_run(cell: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
+        return lambda row: "" if row["parity"] is None else cell(row)
 
-def _facts() -> dict[str, str]:
-    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    facts = {
-        "Date": datetime.now(UTC).date().isoformat(),
-        "CPU": f"{cpu[1] if cpu else platform.processor()}, {available_cpus()} cores",
-        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / _GB:.1f} GB",
-        "Python": platform.python_version(),
-    }
-    return facts | {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def _accuracy_row(result: Result, artifact: Artifact, figure: Accuracy) -> tuple[str, ...]:
-    return (
-        result.job.name,
-        artifact.file,
-        figure.metric,
-        f"{figure.examples} of {figure.reference}",
-        f"{figure.pytorch:.2f}",
-        f"{figure.artifact:.2f}",
-        f"{figure.artifact - figure.pytorch:+.2f}",
+    return table(
+        "Raw answers and decisions",
+        _ANSWERS,
+        rows,
+        ("model", lambda row: row["model"]),
+        ("artifact", lambda row: row["file"]),
+        ("MiB", lambda row: f"{row['size_bytes'] / _MIB:.1f}"),
+        ("max diff", parity(lambda found: f"{found['max_abs_difference']:.1e}", "not run here")),
+        ("cosine mean", parity(figure("cosine_mean", 5))),
+        ("p1", parity(figure("cosine_p01", 5))),
+        ("min", parity(figure("cosine_min", 5))),
+        ("agree", parity(lambda found: "-" if found["agreement"] is None else f"{100 * found['agreement']:.1f}%")),
+        ("invariant", of_run(lambda row: "yes" if row["batch_invariant"] else "no")),
+        ("limits broken", of_run(lambda row: ", ".join(row["waived"]) or "none")),
+        words=2,
     )
 
 
-def _parity_row(result: Result, artifact: Artifact) -> tuple[str, ...]:
-    size = f"{artifact.total_bytes / _MIB:.1f}"
-    parity = artifact.evidence.parity
-    if parity is None:
-        return (result.job.name, artifact.file, size, "not run here", *[""] * 6)
-    cosines = (parity.cosine_mean, parity.cosine_p01, parity.cosine_min)
-    return (
-        result.job.name,
-        artifact.file,
-        size,
-        f"{parity.max_abs_difference:.1e}",
-        *("-" if value is None else f"{value:.5f}" for value in cosines),
-        "-" if parity.agreement is None else f"{100 * parity.agreement:.1f}%",
-        "yes" if artifact.evidence.batch_invariant else "no",
-        ", ".join(artifact.waived) or "none",
+def _costs(exports: Sequence[dict[str, Any]]) -> list[Part]:
+    whole = table(
+        "Time and memory of an export",
+        _COSTS,
+        exports,
+        ("model", lambda one: one["model"]),
+        ("artifacts", lambda one: ", ".join(artifact["file"] for artifact in one["artifacts"])),
+        ("seconds", figure("seconds", 0)),
+        ("CPU seconds", figure("cpu_seconds", 0)),
+        ("peak GB", lambda one: f"{one['peak_bytes'] / _GB:.2f}"),
+        words=2,
     )
-
-
-def _gb(size: int) -> str:
-    return f"{size / _GB:.2f}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int) -> list[str]:
-    """A table whose first `text` columns are words, the others figures."""
-    rule = ["---" if column < text else "---:" for column in range(len(head))]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
-
-
-def _jobs(options: argparse.Namespace, folder: Path) -> Iterable[Job]:
-    waived = [word for limit in WAIVABLE for word in ("--allow", limit)]
-    for word in options.models:
-        source, _, reference = word.partition("=")
-        forms = [option for form in FORMS for option in ("--precision", form)]
-        engine = ("--tensorrt", "t4", "--tensorrt-precision", "int8")
-        yield Job(Path(source).name, source, (*forms, *waived, *engine, "--reference", reference))
-    for size in options.random:
-        forms = [option for form in _RANDOM_FORMS for option in ("--precision", form)]
-        checkpoint = random_checkpoint(size, folder / f"bert-{size}")
-        yield Job(checkpoint.name, str(checkpoint), (*forms, *waived, "--tensorrt", "t4"))
-
-
-def main(argv: list[str]) -> int:
-    """Runs the exports one after another: 0 done, 1 failed with one line on stderr."""
-    parser = OptionParser(prog="python -m export.benchmarks.exports", description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", metavar="SOURCE=FILE", help="a checkpoint and its labelled text")
-    parser.add_argument("--random", action="append", default=[], choices=_RANDOM, help="a BERT of random weights")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")
-    options = parser.parse_args(argv)
-    words = [re.sub(r"[^=\s]*/", "", word) for word in argv]
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            for job in _jobs(options, Path(folder)):
-                results.append(run(job, Path(folder) / "models"))
-                # After each, since all of them take long.
-                options.out.write_text(page(results, words), encoding="utf-8")
-        except ExportError as error:
-            sys.stderr.write(f"export.benchmarks.exports: {error}\n")
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    stages = table(
+        "",
+        "",
+        [(one["model"], stage) for one in exports for stage in one["stages"]],
+        ("model", lambda row: row[0]),
+        ("stage", lambda row: row[1]["stage"]),
+        ("seconds", lambda row: figure("seconds")(row[1])),
+        words=2,
+    )
+    return [whole, stages]

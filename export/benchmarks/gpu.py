@@ -1,21 +1,18 @@
 """`make bench-gpu`: how fast the GPU at hand runs BERT-base and BERT-large, alone and behind the server.
 
-Ends within eight minutes: each part has its share of them, and what there was no time for is named as not measured.
+Ends within eight minutes: each step has its share of them, and what there was no time for is named as not measured.
 Weights are random and made here, from a fixed seed. Where no GPU can be used it says what it would run and why it
 cannot.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +22,6 @@ from export.benchmarks.gpu_cells import (
     LENGTHS,
     SERVED_TOKENS,
     Cell,
-    Prepared,
     cell_of,
     engine_cells,
     engines,
@@ -33,87 +29,169 @@ from export.benchmarks.gpu_cells import (
     prepare,
     torch_cells,
 )
-from export.benchmarks.gpu_served import CLIENTS, Served, serve
+from export.benchmarks.gpu_served import CLIENTS, serve
 from export.errors import ExportError
+from loadtest.benchmarks.runner import Benchmark, Option, Page, Part
+from loadtest.benchmarks.show import table
+from loadtest.errors import BenchError
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
 from serving.errors import BundleError
-from serving.host import installing
-from serving.options import OptionParser
+from serving.host import installed, installing
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from export.benchmarks.gpu_cells import Prepared
+    from loadtest.benchmarks.store import Step, Store
     from serving.engine.gpu.discovery import Machine
 
 BUDGET_S = 460.0
 MODELS = {"base": roofline.BASE, "large": roofline.LARGE}
+_SHARES = {"base": 0.3, "large": 0.5}
+"""Of the time that is left, what the engines of a model may take."""
+_RATES_SHARE, _TORCH_SHARE, _SERVED_SHARE = 0.05, 0.15, 0.95
 _MIB = 1 << 20
 _PACKAGES = ("onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-bindings", "torch", "transformers")
 
 
-class Clock:
-    """What is left of the eight minutes."""
+class GpuBenchmark(Benchmark):
+    """Writes docs/benchmarks/gpu-costs.json too, a cost file for `bertserve simulate`, and the server's `/status`."""
 
-    def __init__(self, budget_s: float) -> None:
-        self._end = time.monotonic() + budget_s
+    name = "gpu"
+    purpose = "BERT-base and BERT-large on the GPU at hand: engines, PyTorch, the server; within eight minutes"
+    seconds = BUDGET_S
+    models = ""
+    errors = (BenchError, ExportError)
+    own = (
+        Option("--engine", "auto", "of the server (%(default)s)"),
+        Option("--costs", Path("docs/benchmarks/gpu-costs.json"), "the cost file (%(default)s)"),
+    )
 
-    @property
-    def left_s(self) -> float:
-        """Seconds."""
-        return self._end - time.monotonic()
+    @cached_property
+    def _machine(self) -> Machine:
+        machine = discovery.look()
+        problem = machine.problem
+        if not problem:
+            try:
+                import torch  # noqa: PLC0415  slow to import, and not needed to say that there is no GPU
 
-    def share(self, part: float) -> float:
-        """When a part must end that has this share of what is left."""
-        return time.monotonic() + part * max(0.0, self.left_s)
+                problem = "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which is needed"
+            except ModuleNotFoundError:
+                problem = f"PyTorch is not installed: {installing('export')}"
+        if problem:
+            raise BenchError(f"{plan()}\n\nIt cannot: {problem}.")
+        return machine
 
+    @cached_property
+    def _torch(self) -> Any:  # noqa: ANN401  a module
+        import torch  # noqa: PLC0415  slow to import
 
-class Report:
-    """What was found, as the page says it; each section is written as soon as it is known."""
+        return torch
 
-    def __init__(self, out: Path, machine: Machine, arguments: str) -> None:
-        self._out = out
-        self.tables: list[str] = []
-        self.missing: list[str] = []
-        self._head = [
-            "# On a GPU",
-            "",
-            f"Made by `make bench-gpu{arguments}`, which runs `python -m export.benchmarks.gpu`.",
-            "",
-            *(f"- {name}: {value}" for name, value in facts(machine).items()),
-            "",
-        ]
+    @cached_property
+    def _folder(self) -> Path:
+        return Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
 
-    def add(self, *lines: str) -> None:
-        """A section."""
-        self.tables += [*lines, ""]
-        self.write()
+    @cached_property
+    def _end(self) -> float:
+        return time.monotonic() + float(self.options.seconds)
 
-    def write(self) -> None:
-        """The page as it is by now."""
-        missing = ["## Not measured", "", *(f"- {line}" for line in self.missing), ""] if self.missing else []
-        self._out.write_text("\n".join([*self._head, *self.tables, *missing]), encoding="utf-8")
+    def _share(self, part: float) -> float:
+        """When a step must end that has this share of what is left."""
+        now = time.monotonic()
+        return now + part * max(0.0, self._end - now)
 
+    def _prepared(self, size: str) -> Prepared:
+        made: dict[str, Prepared] = self.__dict__.setdefault("_made", {})
+        if size not in made:
+            made[size] = prepare(size, self._folder / size)
+        return made[size]
 
-def facts(machine: Machine) -> dict[str, str]:
-    """What it ran on and with."""
-    gpu = machine.gpus[0]
-    versions = {}
-    for name in _PACKAGES:
+    def facts(self) -> dict[str, Any]:
+        gpu, cuda = self._machine.gpus[0], "{}.{}".format(*self._machine.cuda)
+        memory = f"{gpu.memory_bytes // _MIB:,} MiB"
+        named = {name: installed(name).get(name, "not installed") for name in _PACKAGES}
+        said = f"{gpu.name}, compute capability {gpu.compute_capability}, {memory}; driver for CUDA {cuda}"
+        return {"gpu": gpu.name, "GPU": said, "versions": named}
+
+    def steps(self) -> Iterator[Step]:
+        yield "date", lambda: datetime.now(UTC).date().isoformat()
+        for size, encoder in MODELS.items():
+            yield f"rates {size}", partial(self._rates, encoder)
+        for size in MODELS:
+            yield f"engines {size}", partial(self._engines, size)
+            yield f"torch {size}", partial(self._compared, size)
+        yield "served", self._served
+
+    def _rates(self, encoder: roofline.Encoder) -> list[float]:
+        return list(gpu_rates(self._torch, encoder, self._share(_RATES_SHARE)))
+
+    def _engines(self, size: str) -> dict[str, Any]:
+        """The cells of every engine, and what stands against those that have none."""
+        until, model = self._share(_SHARES[size]), self._prepared(size)
+        found: dict[str, Any] = {}
+        for name, load in engines(self._machine, model, Device(cuda_driver.load(), 0)):
+            self.say(f"{model.name} with {name}")
+            if time.monotonic() > until:
+                found[name] = "the time was up"
+                continue
+            try:
+                found[name] = engine_cells(load(), model.checkpoint.size("vocab_size"), until)
+            except (BundleError, ExportError, cuda_driver.CudaError) as error:
+                found[name] = str(error)
+        return found
+
+    def _compared(self, size: str) -> dict[str, list[Cell]]:
+        cells = torch_cells(self._torch, self._prepared(size), self._share(_TORCH_SHARE))
+        self._torch.cuda.empty_cache()
+        return cells
+
+    def _served(self) -> dict[str, Any]:
+        self._prepared("base")
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "Date": datetime.now(UTC).date().isoformat(),
-        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability},"
-        f" {gpu.memory_bytes // _MIB:,} MiB; driver for CUDA {'{}.{}'.format(*machine.cuda)}",
-        "CPU": f"{os.cpu_count()} cores, {platform.machine()}",
-        "Python": platform.python_version(),
-        **versions,
-    }
+            served = serve(self._folder, self.options.engine, self._share(_SERVED_SHARE))
+        except (ExportError, OSError) as error:
+            return {"obstacle": str(error)}
+        return served._asdict()
+
+    def page(self, store: Store) -> Page:
+        steps = store.steps
+        parts: list[Part] = [
+            f"BERT-{size}: {rates[0] / 1e9:,.0f} GB/s of a copy, {rates[1] / 1e12:,.1f} TFLOPS on its own products"
+            f" ({SIZES[-1]} texts of {SERVED_TOKENS} tokens, FP16)."
+            for size, rates in store.named("rates ").items()
+        ]
+        missing = []
+        for size, found in store.named("engines ").items():
+            for name, cells in found.items():
+                if isinstance(cells, str):
+                    missing.append(f"BERT-{size} with {name}: {cells}")
+                else:
+                    parts.append(_engine_table(size, name, [Cell(*cell) for cell in cells], steps[f"rates {size}"]))
+            if theirs := steps.get(f"torch {size}"):
+                parts.append(_torch_table(size, _best(found)[1], theirs))
+        served = steps.get("served", {"obstacle": "not yet"})
+        if "obstacle" in served:
+            missing.append(f"the server end to end: {served['obstacle']}")
+        else:
+            parts += _served_parts(served, _best(steps["engines base"])[1])
+            missing += (
+                [] if served["grpc_us"] else [f"the server over gRPC: {installing('loadtest')} brings the client"]
+            )
+        if missing:
+            parts.append("\n".join(["## Not measured", "", *(f"- {line}" for line in missing)]))
+        facts = {"Date": steps.get("date", ""), "GPU": store.facts["GPU"], **store.facts["versions"]}
+        return Page("On a GPU", "`make bench-gpu` runs it.", parts, facts=facts)
+
+    def show(self, store: Store) -> str:
+        costs: Path = self.options.costs
+        if found := store.steps.get("engines base"):
+            costs.write_text(json.dumps(_costs(store.facts["gpu"], *_best(found)), indent=1) + "\n", encoding="utf-8")
+        if status := store.steps.get("served", {}).get("status"):
+            costs.with_name("gpu-status.json").write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
+        return super().show(store)
 
 
 def plan() -> str:
@@ -131,154 +209,87 @@ def plan() -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None, look: Callable[[], Machine] = discovery.look) -> int:
-    """Measures and writes: 0 done, 1 there is no GPU that could be used."""
-    parser = OptionParser(prog="python -m export.benchmarks.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/gpu.md"), metavar="FILE")
-    parser.add_argument("--costs", type=Path, default=Path("docs/benchmarks/gpu-costs.json"), metavar="FILE")
-    parser.add_argument("--engine", default="auto", help="of the server (default: auto)")
-    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="to end within (default: %(default).0f)")
-    options = parser.parse_args(argv)
-    clock = Clock(options.seconds)
-    machine = look()
-    problem = machine.problem
-    if not problem:
-        try:
-            import torch  # noqa: PLC0415  slow to import, and not needed to say that there is no GPU
-
-            problem = (
-                "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which the GPU is measured with"
-            )
-        except ModuleNotFoundError:
-            problem = f"PyTorch is not installed: {installing('export')}"
-    if problem:
-        print(f"{plan()}\n\nIt cannot: {problem}.")  # noqa: T201  a command
-        return 1
-    report = Report(options.out, machine, "")
-    with tempfile.TemporaryDirectory() as folder:
-        _measure(torch, machine, Path(folder), options, clock, report)
-    report.write()
-    print(f"written: {options.out} and {options.costs}, {clock.left_s:.0f} s before the end")  # noqa: T201  a command
-    return 0
+def _alone_us(cells: Sequence[Cell], otherwise: float) -> float:
+    """p50 of one text of 128 tokens."""
+    return next((cell.p50_us for cell in cells if cell[:2] == (1, SERVED_TOKENS)), otherwise)
 
 
-def _measure(
-    torch: Any,  # noqa: ANN401  a module
-    machine: Machine,
-    folder: Path,
-    options: argparse.Namespace,
-    clock: Clock,
-    report: Report,
-) -> None:
-    rates = {size: gpu_rates(torch, encoder, clock.share(0.05)) for size, encoder in MODELS.items()}
-    for size, (bandwidth, rate) in rates.items():
-        report.add(
-            f"BERT-{size}: {bandwidth / 1e9:,.0f} GB/s of a copy, {rate / 1e12:,.1f} TFLOPS on its own products"
-            f" ({SIZES[-1]} texts of {SERVED_TOKENS} tokens, FP16)."
-        )
-    best: dict[str, tuple[str, list[Cell]]] = {}
-    for size in MODELS:
-        model = prepare(size, folder / size)
-        until = clock.share(0.3 if size == "base" else 0.5)
-        best[size] = _engines(machine, model, size, rates[size], until, report)
-        _compared(torch, model, best[size][1], clock.share(0.15), report)
-        torch.cuda.empty_cache()
-    _write_costs(options.costs, machine, *best["base"])
-    try:
-        _write_served(serve(folder, options.engine, clock.share(0.95)), best["base"][1], options.costs, report)
-    except (ExportError, OSError) as error:
-        report.missing.append(f"the server end to end: {error}")
+def _best(found: dict[str, Any]) -> tuple[str, list[Cell]]:
+    """The engine with the least time for one text of 128 tokens, and its cells."""
+    measured = {name: [Cell(*cell) for cell in cells] for name, cells in found.items() if not isinstance(cells, str)}
+    return min(measured.items(), key=lambda item: _alone_us(item[1], 1e12), default=("none", []))
 
 
-def _engines(
-    machine: Machine, model: Prepared, size: str, rates: tuple[float, float], until: float, report: Report
-) -> tuple[str, list[Cell]]:
-    """Every engine's table; the one with the least time for one text of 128 tokens is returned."""
-    cells_by_engine: dict[str, list[Cell]] = {}
-    device = Device(cuda_driver.load(), 0)
-    for name, load in engines(machine, model, device):
-        if time.monotonic() > until:
-            report.missing.append(f"{model.name} with {name}: the time was up")
-            continue
-        try:
-            cells_by_engine[name] = engine_cells(load(), model.checkpoint.size("vocab_size"), until)
-        except (BundleError, ExportError, cuda_driver.CudaError) as error:
-            report.missing.append(f"{model.name} with {name}: {error}")
-            continue
-        rows = [
-            (
-                *(str(cell.tokens), str(cell.texts), f"{cell.p50_us / 1e3:.3f}", f"{cell.p99_us / 1e3:.3f}"),
-                *(f"{cell.per_s:,.0f}", _over_floor(cell, MODELS[size], rates), _of_rate(cell, MODELS[size], rates[1])),
-            )
-            for cell in cells_by_engine[name]
-        ]
-        head = ("tokens", "texts", "p50 ms", "p99 ms", "texts/s", "over the floor", "of the matrix rate")
-        report.add(f"## {model.name}, {name}, engine only", "", *_table(head, rows))
-    if not cells_by_engine:
-        return "none", []
-    return min(
-        cells_by_engine.items(), key=lambda item: next((c.p50_us for c in item[1] if c[:2] == (1, SERVED_TOKENS)), 1e12)
+def _engine_table(size: str, name: str, cells: Sequence[Cell], rates: Sequence[float]) -> Part:
+    bandwidth, rate = rates
+
+    def kernels(cell: Cell) -> list[roofline.Kernel]:
+        return roofline.kernels(MODELS[size], cell.texts, cell.tokens)
+
+    def over_floor(cell: Cell) -> str:
+        floor = roofline.floor_us(kernels(cell), rate, bandwidth)
+        return f"{cell.p50_us / floor:.2f} x {floor / 1e3:.3f} ms"
+
+    def of_rate(cell: Cell) -> str:
+        return f"{100 * sum(one.operations for one in kernels(cell)) / (cell.p50_us * 1e-6) / rate:.0f}%"
+
+    return table(
+        f"BERT-{size}, {name}, engine only",
+        "",
+        cells,
+        ("tokens", lambda cell: cell.tokens),
+        ("texts", lambda cell: cell.texts),
+        ("p50 ms", lambda cell: f"{cell.p50_us / 1e3:.3f}"),
+        ("p99 ms", lambda cell: f"{cell.p99_us / 1e3:.3f}"),
+        ("texts/s", lambda cell: f"{cell.per_s:,.0f}"),
+        ("over the floor", over_floor),
+        ("of the matrix rate", of_rate),
     )
 
 
-def _over_floor(cell: Cell, encoder: roofline.Encoder, rates: tuple[float, float]) -> str:
-    floor = roofline.floor_us(roofline.kernels(encoder, cell.texts, cell.tokens), rates[1], rates[0])
-    return f"{cell.p50_us / floor:.2f} x {floor / 1e3:.3f} ms"
+def _torch_table(size: str, ours: Sequence[Cell], theirs: dict[str, Any]) -> Part:
+    def p50(cells: Sequence[Any]) -> Callable[[tuple[int, int]], str]:
+        by_shape = {cell[:2]: cell.p50_us for cell in (Cell(*each) for each in cells)}
+        return lambda shape: f"{by_shape[shape] / 1e3:.3f}" if shape in by_shape else "-"
+
+    return table(
+        f"BERT-{size} beside PyTorch, FP16, p50 ms",
+        "",
+        COMPARED,
+        ("tokens", lambda shape: shape[1]),
+        ("texts", lambda shape: shape[0]),
+        ("our best engine", p50(ours)),
+        *((f"PyTorch, {name}", p50(cells)) for name, cells in theirs.items()),
+    )
 
 
-def _of_rate(cell: Cell, encoder: roofline.Encoder, rate: float) -> str:
-    operations = sum(kernel.operations for kernel in roofline.kernels(encoder, cell.texts, cell.tokens))
-    return f"{100 * operations / (cell.p50_us * 1e-6) / rate:.0f}%"
-
-
-def _compared(torch: Any, model: Prepared, ours: Sequence[Cell], until: float, report: Report) -> None:  # noqa: ANN401
-    theirs = torch_cells(torch, model, until)
-    rows = []
-    for texts, tokens in COMPARED:
-        columns = [next((c for c in cells if c[:2] == (texts, tokens)), None) for cells in (ours, *theirs.values())]
-        rows.append((str(tokens), str(texts), *("-" if c is None else f"{c.p50_us / 1e3:.3f}" for c in columns)))
-    head = ("tokens", "texts", "our best engine", *(f"PyTorch, {name}" for name in theirs))
-    report.add(f"## {model.name} beside PyTorch, FP16, p50 ms", "", *_table(head, rows))
-
-
-def _write_costs(path: Path, machine: Machine, engine: str, cells: Sequence[Cell]) -> None:
+def _costs(gpu: str, engine: str, cells: Sequence[Cell]) -> dict[str, Any]:
     """A table of `bertserve simulate`."""
     points = [
         {"tokens": c.tokens, "texts": c.texts, "ms": c.p50_us / 1e3, "p99_ms": c.p99_us / 1e3, "source": "measured"}
         for c in cells
     ]
     source = {"measured": {"url": "docs/benchmarks/gpu.md", "what": f"{engine}, engine only, `make bench-gpu`"}}
-    table = {"title": f"BERT-base FP16 on one {machine.gpus[0].name}", "sources": source, "points": points}
-    path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    return {"title": f"BERT-base FP16 on one {gpu}", "sources": source, "points": points}
 
 
-def _write_served(served: Served, cells: Sequence[Cell], costs: Path, report: Report) -> None:
-    alone = next((cell.p50_us for cell in cells if cell[:2] == (1, SERVED_TOKENS)), 0.0)
-    rows = [
-        (
-            name,
-            *(f"{value / 1e3:.3f}" for value in (c.p50_us, c.p99_us, c.p50_us - statistics.median(served.compute_us))),
-        )
-        for name, times in (("HTTP", served.http_us), ("gRPC", served.grpc_us))
-        if times
-        for c in [cell_of(1, SERVED_TOKENS, times)]
-    ]
-    if not served.grpc_us:
-        report.missing.append(f"the server over gRPC: {installing('loadtest')} brings the client")
-    costs.with_name("gpu-status.json").write_text(json.dumps(served.status, indent=1) + "\n", encoding="utf-8")
-    report.add(
-        f"## BERT-base behind the server, one client, {SERVED_TOKENS} tokens",
-        "",
-        *_table(("over", "p50 ms", "p99 ms", "above the engine ms"), rows),
-        "",
-        f"The engine alone, in a process of its own kind: {alone / 1e3:.3f} ms. {CLIENTS} clients get"
-        f" {served.per_s:,.0f} answers a second; what bounds them is {served.bottleneck}.",
+def _served_parts(served: dict[str, Any], cells: Sequence[Cell]) -> list[Part]:
+    compute_us = statistics.median(served["compute_us"])
+    times = {"HTTP": served["http_us"], "gRPC": served["grpc_us"]}
+    rows = [(name, cell_of(1, SERVED_TOKENS, each)) for name, each in times.items() if each]
+    clients = (
+        f"The engine alone, in a process of its own kind: {_alone_us(cells, 0.0) / 1e3:.3f} ms. {CLIENTS} clients get"
+        f" {served['per_s']:,.0f} answers a second; what bounds them is {served['bottleneck']}."
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---:"] * len(head), *rows)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [
+        table(
+            f"BERT-base behind the server, one client, {SERVED_TOKENS} tokens",
+            "",
+            rows,
+            ("over", lambda row: row[0]),
+            ("p50 ms", lambda row: f"{row[1].p50_us / 1e3:.3f}"),
+            ("p99 ms", lambda row: f"{row[1].p99_us / 1e3:.3f}"),
+            ("above the engine ms", lambda row: f"{(row[1].p50_us - compute_us) / 1e3:.3f}"),
+        ),
+        clients,
+    ]

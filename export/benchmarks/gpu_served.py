@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from export.benchmarks.gpu_cells import LENGTHS, MOST_TOKENS, SERVED_TOKENS
 from export.errors import ExportError
+from loadtest.benchmarks.processes import cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,7 @@ def _asked(pid: int, http_at: str, grpc_at: str) -> Served:
     body = json.dumps({"inputs": _text()}).encode()
     one = _http(http_at, body, _LOAD_S / 2)
     engine_pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()[0])
-    before = [_cpu_s(each) for each in (pid, engine_pid)]
+    before = [cpu_s(each) for each in (pid, engine_pid)]
     results: list[list[tuple[float, float]]] = [[] for _ in range(CLIENTS)]
 
     def client(index: int) -> None:
@@ -121,7 +121,7 @@ def _asked(pid: int, http_at: str, grpc_at: str) -> Served:
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - started
-    busy = [(_cpu_s(each) - was) / seconds for each, was in zip((pid, engine_pid), before, strict=True)]
+    busy = [(cpu_s(each) - was) / seconds for each, was in zip((pid, engine_pid), before, strict=True)]
     status = json.loads(_get(http_at, "/status"))
     return Served(
         http_us=[total for total, _ in one],
@@ -182,15 +182,6 @@ def _gpu_utilisation(address: str) -> float:
     """Share of time in which a kernel ran, as the server's metrics say it; 0 where they do not."""
     found = re.search(rb"^nv_gpu_utilization\{[^}]*\} ([0-9.e+-]+)$", _get(address, "/metrics"), re.MULTILINE)
     return float(found[1]) if found else 0.0
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process so far, of all its threads."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _bottleneck(gpu_share: float, server: float, engine: float) -> str:

@@ -5,48 +5,31 @@ from __future__ import annotations
 import sys
 
 from loadtest.benchmarks import runner
-from loadtest.benchmarks.answer_cache import AnswerCacheBenchmark
 from loadtest.benchmarks.batch import BatchBenchmark
-from loadtest.benchmarks.bulk_beside_online import BulkBesideOnlineBenchmark
-from loadtest.benchmarks.ceiling import CeilingBenchmark
-from loadtest.benchmarks.cpu_engines import CpuEnginesBenchmark
 from loadtest.benchmarks.fleet import FleetBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
-from loadtest.benchmarks.levers import LeversBenchmark
-from loadtest.benchmarks.lone_request.benchmark import LoneRequestBenchmark
-from loadtest.benchmarks.metrics_cost import MetricsCostBenchmark
 from loadtest.benchmarks.mlperf import MlperfBenchmark
-from loadtest.benchmarks.peers.benchmark import PeersBenchmark
+from loadtest.benchmarks.peers.closed_loop import PeersBenchmark
 from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
-from loadtest.benchmarks.peers.tune import TuneBenchmark
 from loadtest.benchmarks.rolling.benchmark import RollingBenchmark
-from loadtest.benchmarks.scheduling.benchmark import SchedulingBenchmark
-from loadtest.benchmarks.scheduling.replays import SimulatedBenchmark
+from loadtest.benchmarks.scheduling import SchedulingBenchmark, SimulatedBenchmark
 from loadtest.benchmarks.server import ServerBenchmark
-from loadtest.benchmarks.swap.benchmark import SwapBenchmark
+from loadtest.benchmarks.swap import SwapBenchmark
 from loadtest.benchmarks.t4 import T4Benchmark
 from loadtest.benchmarks.wires.benchmark import WiresBenchmark
 
 BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     ServerBenchmark,
     PeersBenchmark,
-    TuneBenchmark,
     OpenLoopBenchmark,
     MlperfBenchmark,
     SchedulingBenchmark,
     SimulatedBenchmark,
-    BulkBesideOnlineBenchmark,
     RollingBenchmark,
     FleetBenchmark,
     SwapBenchmark,
     T4Benchmark,
     WiresBenchmark,
-    CeilingBenchmark,
-    LoneRequestBenchmark,
-    LeversBenchmark,
-    CpuEnginesBenchmark,
-    MetricsCostBenchmark,
-    AnswerCacheBenchmark,
     HostileBenchmark,
     BatchBenchmark,
 )

@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from charts.lines import Series, chart_file
-from charts.plot import Axis
 from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
-from loadtest.benchmarks.runner import Benchmark, Page, Part, Picture
+from loadtest.benchmarks.runner import Benchmark, Option, Page, Part, Picture
 from loadtest.benchmarks.server_process import program
+from loadtest.benchmarks.show import chart
 from loadtest.errors import BenchError
-from loadtest.generator.child import Child
 from loadtest.generator.workload import sentence_words
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
-from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from loadtest.benchmarks.store import Step, Store
+    from loadtest.generator.child import Child
 
 _LEAST_WORDS, _MOST_WORDS = 6, 250
 _SHORT_WORDS = (1, 8)
@@ -58,11 +55,10 @@ class BatchBenchmark(Benchmark):
     rounds = 2
     seconds = 1.0
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--texts", type=int, default=20_000, help="of a round (%(default)s)")
-        parser.add_argument("--rows", type=int, default=1_000_000, help="whose memory is watched (%(default)s)")
-        return ("texts", "rows")
+    own = (
+        Option("--texts", 20_000, "of a round (%(default)s)"),
+        Option("--rows", 1_000_000, "whose memory is watched (%(default)s)"),
+    )
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "texts": self.options.texts, "rows": self.options.rows}
@@ -86,13 +82,7 @@ class BatchBenchmark(Benchmark):
 
     @cached_property
     def _raw(self) -> Child:
-        raw, bundle, cores = (
-            self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")),
-            self.bundle,
-            available_cpus(),
-        )
-        names = list(bundle.inputs)
-        raw.ask("open", artifact=str(bundle.artifact), names=names, threads=cores, cores=cores, texts={})
+        raw = self.raw_engine({})
         self._drained(raw, self._ids[:_TRIED_TEXTS], _BATCH_TOKENS[0])
         return raw
 
@@ -320,17 +310,13 @@ def _by_kind(memory: dict[str, Any], rows: int) -> Table:
 
 
 def _plot(memory: dict[str, Any]) -> str:
-    samples = memory["samples"]
-    lines = {
+    kinds = {
         "all": ("blue", tuple(_KINDS)),
         "the engine's": ("green", ("engine",)),
         "the command's": ("orange", ("driver",)),
     }
-    series = [
-        Series(name, colour, [(one["rows"] / 1000, sum(one[kind] for kind in kinds)) for one in samples])
-        for name, (colour, kinds) in lines.items()
-    ]
-    points = [point for entry in series for point in entry.points]
-    across = Axis.of("rows written, thousands", [x for x, _ in points])
-    up = Axis.of("resident, MB", [y for _, y in points])
-    return chart_file("Resident memory of a job over its rows", across, up, series)
+    lines = {
+        name: (colour, [(one["rows"] / 1000, sum(one[kind] for kind in of)) for one in memory["samples"]])
+        for name, (colour, of) in kinds.items()
+    }
+    return chart("Resident memory of a job over its rows", "rows written, thousands", "resident, MB", lines)

@@ -1,16 +1,20 @@
-"""One run of the comparison: an open loop of real texts of known lengths against one server."""
+"""The loads of benchmarks: an open loop of real texts of known lengths against one server, and a closed loop."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from loadtest.errors import BenchError
 from loadtest.generator.arrivals import choices, schedule, zipf_weights
+from loadtest.generator.child import Child
 from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
@@ -37,31 +41,20 @@ _LEAST_WORDS, _MOST_WORDS = 6, 250
 REPEATED_TEXTS = 4000
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
+_WARM_UP_S, _ASK_S, _LOOK_S = 0.5, 60.0, 0.05
 _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
 
 @dataclass(slots=True, frozen=True)
 class Workload:
-    """Texts, each a kind of its own so that every request's length is known.
-
-    Attributes:
-        kinds: The texts.
-        tokens: Of each, special tokens included, as the model takes it.
-    """
+    """Texts, each a kind of its own so that every request's length is known, in tokens as the model takes them."""
 
     kinds: tuple[Kind, ...]
     tokens: tuple[int, ...]
 
     @classmethod
     def of_words(cls, tokenizer: Path, max_tokens: int, least: int, most: int) -> Workload:
-        """Consecutive words of real English, from `least` to `most` of them in even steps.
-
-        Args:
-            tokenizer: Of the model.
-            max_tokens: Of the longest input; what is longer is cut by the server.
-            least: Words of the shortest text.
-            most: Words of the longest.
-        """
+        """Consecutive words of real English, from `least` to `most` of them in even steps; longer texts are cut."""
         words, dice = sentence_words(), random.Random(1)
         texts = []
         for index in range(_TEXTS):
@@ -91,18 +84,16 @@ class Workload:
 
     def requests(self, phases: Sequence[Phase], rate: float, seed: int) -> list[tuple[float, int]]:
         """Seconds and tokens of every request that a run with these arguments sends."""
-        times = schedule(_scenario(phases), rate, seed)
+        times = schedule(Scenario("benchmark", "", tuple(phases), {1: 1.0}), rate, seed)
         drawn = choices([kind.weight for kind in self.kinds], len(times), seed)
         return [(at, self.tokens[kind]) for at, kind in zip(times.tolist(), drawn.tolist(), strict=True)]
 
 
 @dataclass(slots=True)
 class Recorded(Result):
-    """A result that keeps every request.
+    """A result that keeps every request, in pieces as the generators told them.
 
-    Attributes:
-        records: As the generators told them.
-        reasons: Why requests failed, by the number that records have in `fault`; of each piece of records.
+    `reasons` says of each piece why requests failed, by the number that its records have in `fault`.
     """
 
     records: list[NDArray[np.void]] = field(default_factory=list)
@@ -169,12 +160,7 @@ class Requests:
         return Requests(*(getattr(self, part.name)[chosen] for part in dataclasses.fields(self)))
 
     def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
-        """What stands in tables; a percentile of nothing is not there.
-
-        Args:
-            seconds: Length of the stretch.
-            good_ms: An answer that took longer is not good.
-        """
+        """What stands in tables; an answer above `good_ms` is not good, a percentile of nothing is not there."""
         low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
         answered = self.answered
         found = {
@@ -233,6 +219,11 @@ def short_texts(bundle: Bundle) -> Workload:
     return Workload.of_tokens(texts, _SHORT_TOKENS)
 
 
+def even(seconds: float) -> tuple[Phase, ...]:
+    """One phase at the whole rate."""
+    return (Phase(seconds, 1, 1),)
+
+
 def find_capacity(target: Target, workload: Workload, probe_s: float, rate: float) -> dict[str, Any]:
     """The highest rate at which p99 keeps the objective, searched from a rate on."""
     scenario = Scenario("capacity", "", even(probe_s), {1: 1.0}, rate=rate)
@@ -242,9 +233,76 @@ def find_capacity(target: Target, workload: Workload, probe_s: float, rate: floa
     return {name: result[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
 
 
-def even(seconds: float) -> tuple[Phase, ...]:
-    """One phase at the whole rate."""
-    return (Phase(seconds, 1, 1),)
+def closed_loop(
+    place: tuple[str, int, str], hidden_size: int, texts: Sequence[Any], connections: int, seconds: float
+) -> float:
+    """Texts a second that so many connections get, each asking again once it is answered, after a short warm-up.
+
+    `place` is the form in which they are asked for, the port, and the endpoint.
+    """
+    form, port, endpoint = place
+    with Child("loadtest.generator.client") as client:
+        opened: dict[str, Any] = {"form": form, "port": port, "endpoint": endpoint, "texts": {0: texts}}
+        client.ask("open", way="loop", hidden_size=hidden_size, **opened)
+        asked = {"way": "loop", "connections": connections, "tokens": 0}
+        sample = client.ask("measure", _ASK_S + seconds, warm_up_s=_WARM_UP_S, seconds=seconds, **asked)
+    return float(sample["per_s"])
+
+
+class Running:
+    """A load that a thread of its own sends while others do something to the server.
+
+    A request that has no answer after `patience_s` has failed. `generator` is the module that sends.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        kinds: Sequence[Kind],
+        phases: Sequence[Phase],
+        rate: float,
+        seed: int,
+        *,
+        patience_s: float = _PATIENCE_S,
+        generator: str = "loadtest.generator.open_loop",
+    ) -> None:
+        """Starts it."""
+        scenario = Scenario("benchmark", "", tuple(phases), {1: 1.0})
+        load = Load(scenario, rate, tuple(kinds), seed, patience_s)
+        self.processes = load.processes
+        self.result = Recorded({}, scenario.seconds)
+        self._began: float | None = None
+        self._error: BenchError | None = None
+        self._thread = threading.Thread(target=self._run, args=(target, load, generator))
+        self._thread.start()
+
+    def began(self) -> float:
+        """When the schedule began, on the clock `time.perf_counter`; waits for it."""
+        while self._began is None:
+            self.check()
+            time.sleep(_LOOK_S)
+        return self._began
+
+    def check(self) -> None:
+        """Raises BenchError where a generator has failed."""
+        if self._error:
+            raise BenchError(f"a generator failed: {self._error}")
+
+    def join(self) -> Recorded:
+        """Waits for the last answer; raises BenchError where a generator has failed."""
+        self._thread.join()
+        self.check()
+        return self.result
+
+    def _run(self, target: Target, load: Load, generator: str) -> None:
+        try:
+            run(target, load, self.result, self._show, generator)
+        except BenchError as error:
+            self._error = error
+
+    def _show(self, _: Result, passed_s: float) -> None:
+        if self._began is None:
+            self._began = time.perf_counter() - passed_s
 
 
 def drive(
@@ -255,19 +313,6 @@ def drive(
     seed: int,
     patience_s: float = _PATIENCE_S,
 ) -> tuple[Requests, Any]:
-    """Sends a schedule and returns its requests and the facts of the generator.
-
-    A request that has no answer after `patience_s` has failed.
-
-    Raises:
-        BenchError: A generator failed.
-    """
-    scenario = _scenario(phases)
-    recorded = Recorded({}, scenario.seconds)
-    load = Load(scenario, rate, workload.kinds, seed, patience_s)
-    run(target, load, recorded, lambda *_: None)
+    """Sends a schedule and returns its requests and the facts of the generator; raises BenchError where it failed."""
+    recorded = Running(target, workload.kinds, phases, rate, seed, patience_s=patience_s).join()
     return Requests.of(recorded, workload.tokens), recorded.generator
-
-
-def _scenario(phases: Sequence[Phase]) -> Scenario:
-    return Scenario("scheduling", "", tuple(phases), {1: 1.0})

@@ -14,17 +14,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadtest.benchmarks.drive import SLO_MS, drive, even, mixed_texts
+from loadtest.benchmarks.drive import SLO_MS, closed_loop, drive, even, mixed_texts
 from loadtest.benchmarks.rolling.parts import CONFIGURATION, NAMES, Proxy, Replica
-from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.runner import Benchmark, Option, Page
 from loadtest.benchmarks.server_process import HOST
-from loadtest.generator.child import Child
 from loadtest.generator.messages import Target
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
     from loadtest.benchmarks.drive import Workload
@@ -37,7 +35,7 @@ FLEETS = {"equal": (1.0, 1.0, 1.0), "unequal": (1.0, 0.6, 0.3)}
 
 _TOKEN_US = 60.0
 _OPTIONS = ("--engine", "fake", "--threads", "1", "--default-timeout-ms", "30000")
-_CONNECTIONS, _THROUGHPUT_S, _WARM_UP_S, _UP_S = 4, 3.0, 0.5, 10.0
+_CONNECTIONS, _THROUGHPUT_S, _UP_S = 4, 3.0, 10.0
 _MOST_OF_LEASTCONN = 0.7
 _FIGURES = ("p50_ms", "p99_ms", "short_p99_ms")
 
@@ -87,14 +85,7 @@ class FleetBenchmark(Benchmark):
     rounds = 5
     seconds = 15.0
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__(options)
-        self._running: dict[str, Fleet] = {}
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--share", type=float, default=0.8, help="of what the replicas carry (%(default)s)")
-        return ("share",)
+    own = (Option("--share", 0.8, "of what the replicas carry (%(default)s)"),)
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "share": self.options.share}
@@ -112,28 +103,17 @@ class FleetBenchmark(Benchmark):
         return mixed_texts(self.bundle)
 
     def _fleet(self, name: str) -> Fleet:
-        """The fleet of that name; only one runs at a time."""
-        if name not in self._running:
-            self.stack.close()
-            self._running.clear()
-            self.say(f"starting {name} replicas")
-            one = running(self.options.models, self.options.precision, FLEETS[name])
-            self._running[name] = self.stack.enter_context(one)
-        return self._running[name]
+        models, precision = self.options.models, self.options.precision
+        return self.only(f"{name} replicas", lambda: running(models, precision, FLEETS[name]))
 
     def _capacity(self, fleet: str) -> dict[str, float]:
         """Texts a second that each replica answers to several clients in a closed loop."""
         endpoint, size = f"/v2/models/{self.bundle.model}/infer", self.bundle.hidden_size
-        texts = {0: [kind.texts[0] for kind in self._workload.kinds][::7]}
-        found = {}
-        for replica in self._fleet(fleet).replicas:
-            with Child("loadtest.generator.client") as client:
-                way: dict[str, Any] = {"way": replica.name, "form": "v2", "port": replica.http_port}
-                client.ask("open", endpoint=endpoint, hidden_size=size, texts=texts, **way)
-                times = {"warm_up_s": _WARM_UP_S, "seconds": _THROUGHPUT_S}
-                sample = client.ask("measure", way=replica.name, connections=_CONNECTIONS, tokens=0, **times)
-            found[replica.name] = float(sample["per_s"])
-        return found
+        texts = [kind.texts[0] for kind in self._workload.kinds][::7]
+        return {
+            one.name: closed_loop(("v2", one.http_port, endpoint), size, texts, _CONNECTIONS, _THROUGHPUT_S)
+            for one in self._fleet(fleet).replicas
+        }
 
     def _block(self, fleet: str, number: int, policy: str) -> dict[str, float]:
         rate = self.options.share * sum(self.store.steps[f"capacity {fleet}"].values())

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.runner import Benchmark, Option, Page
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.errors import BenchError
 from loadtest.generator.measure import Measurement
@@ -28,7 +28,6 @@ from loadtest.report.tables import MET, Table
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
     from loadtest.benchmarks.store import Step, Store
@@ -75,12 +74,11 @@ class MlperfBenchmark(Benchmark):
     seconds = 60.0
     precision = "int8"
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--questions", type=Path, metavar="FILE", help="SQuAD 1.1's JSON, for the model of answers")
-        parser.add_argument("--questions-models", type=Path, metavar="DIR", help="the repository of that model")
-        parser.add_argument("--results", type=Path, default=Path("build/mlperf"), help="LoadGen's logs (%(default)s)")
-        return ()
+    own = (
+        Option("--questions", None, "SQuAD 1.1's JSON, for the model of answers", Path),
+        Option("--questions-models", None, "the repository of that model", Path),
+        Option("--results", Path("build/mlperf"), "LoadGen's logs (%(default)s)"),
+    )
 
     def steps(self) -> Iterator[Step]:
         for name in self._served:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import Self
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -43,6 +45,29 @@ def proportional_bytes(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+class PeakMemory:
+    """Watches the resident memory of a process and of everything that it started, within a `with` block."""
+
+    def __init__(self, pid: int, every_s: float) -> None:
+        self._pid, self._every_s = pid, every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._every_s):
+            pids = [self._pid, *descendants(self._pid)]
+            self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, pids)))
 
 
 def machine_cpu_s() -> tuple[float, float]:

@@ -54,11 +54,8 @@ def batch_size(way: str) -> int:
 def session_options(options: str, threads: int, cores: int) -> ort.SessionOptions:
     """The options of a session.
 
-    Args:
-        options: One of `OPTIONS`.
-        threads: Of the session.
-        cores: Of the machine; a session as wide as that keeps ONNX Runtime's own choice of threads, which
-            also binds them to their cores.
+    By default a session as wide as the machine keeps ONNX Runtime's own choice of threads, which also binds them to
+    their cores.
     """
     made = ort.SessionOptions()
     made.log_severity_level = _LOG_ERRORS_ONLY
@@ -96,18 +93,7 @@ class RawEngine:
         self._sessions: dict[tuple[str, str], list[ort.InferenceSession]] = {}
 
     def open(self, artifact: str, names: list[str], threads: int, cores: int, texts: dict[str, list[list[int]]]) -> str:
-        """Makes every session.
-
-        Args:
-            artifact: The ONNX file.
-            names: Of the graph's inputs.
-            threads: As many as the server's engine has.
-            cores: Of the machine.
-            texts: Token ids by length.
-
-        Returns:
-            The version of ONNX Runtime.
-        """
+        """Makes every session over an ONNX file and keeps token ids by length; returns ONNX Runtime's version."""
         data = Path(artifact).read_bytes()
         self._names = names
         self._texts = {int(tokens): ids for tokens, ids in texts.items()}
@@ -121,12 +107,8 @@ class RawEngine:
                 ]
         return str(ort.__version__)
 
-    def vector(self, tokens: int) -> list[float]:
-        """What the artifact answers to the first text of that length, scaled to length 1."""
-        return self.vectors(tokens, 1)[0]
-
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
-        """The same for the first `count` texts, each computed alone."""
+        """What the artifact answers to the first texts of that length, each computed alone, scaled to length 1."""
         [session] = self._sessions["served", WIDE]
         feeds = [tensors_of(self._names, [ids]) for ids in self._texts[tokens][:count]]
         rows = [session.run(None, feed)[0][0] for feed in feeds]
@@ -171,9 +153,7 @@ class RawEngine:
     def drain(self, texts: list[list[int]], batch_tokens: int) -> float:
         """Seconds that texts take by length, the longest first, in batches on the narrow sessions.
 
-        Args:
-            texts: Token ids.
-            batch_tokens: Of a batch that is padded to its longest text; a longer text is a batch of its own.
+        A batch has so many tokens at most when it is padded to its longest text; a longer text is one of its own.
         """
         feeds: queue.SimpleQueue[Tensors] = queue.SimpleQueue()
         ordered, at = sorted(texts, key=len, reverse=True), 0
@@ -217,12 +197,4 @@ def _loop(run: Callable[..., object], feeds: list[Tensors], end: float, times: l
 
 if __name__ == "__main__":
     engine = RawEngine()
-    answer(
-        {
-            "open": engine.open,
-            "vector": engine.vector,
-            "vectors": engine.vectors,
-            "measure": engine.measure,
-            "drain": engine.drain,
-        }
-    )
+    answer({name: getattr(engine, name) for name in ("open", "vectors", "measure", "drain")})

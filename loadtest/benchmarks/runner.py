@@ -1,35 +1,42 @@
-"""What all benchmarks share: their command line, the file of their figures, their page."""
+"""The runner of all benchmarks: their command line, the file of their figures, their page.
+
+A benchmark is a declaration: a subclass of `Benchmark` names what is measured, step by step, and how it is shown.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shlex
 import signal
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from loadtest.benchmarks.server_process import BertServer
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.turns import round_name
 from loadtest.errors import BenchError
+from loadtest.generator.child import Child
 from loadtest.generator.workload import find_bundle
 from loadtest.report import machine
 from loadtest.report.progress import Progress
 from loadtest.report.tables import Table, as_markdown, as_text
+from serving.host import available_cpus
 from serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from loadtest.benchmarks.store import Step
     from loadtest.generator.workload import Bundle
 
 _INTERRUPTED = 130
+_Opened = TypeVar("_Opened")
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,14 +56,9 @@ Part = Table | Picture | str
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """What a benchmark shows.
+    """A page: how it was measured, then tables, pictures and paragraphs in reading order.
 
-    Attributes:
-        title: Its first line.
-        method: How it was measured, in sentences.
-        parts: Tables, pictures and paragraphs, in reading order.
-        verdict: What comes before everything else; may be empty.
-        facts: What a reader must know beside the machine.
+    `verdict` comes before everything else; `facts` is what a reader must know beside the machine.
     """
 
     title: str
@@ -96,32 +98,64 @@ def _markdown(part: Part, page: Path) -> str:
     return part
 
 
-class Benchmark(ABC):
-    """One of the benchmarks: what it measures, step by step, and its page.
+@dataclass(slots=True, frozen=True)
+class Option:
+    """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive, or `zero`.
+
+    Where the default is False it takes no value, where it is a tuple it takes several.
+    """
+
+    flag: str
+    default: Any
+    help: str
+    kind: Callable[[str], Any] | None = None
+    zero: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        if self.default is False:
+            parser.add_argument(self.flag, action="store_true", help=self.help)
+            return
+        if isinstance(self.default, tuple):
+            kind = self.kind or type(next(iter(self.default), ""))
+            parser.add_argument(self.flag, type=kind, nargs="+", default=self.default, help=self.help)
+            return
+        kind = self.kind or type(self.default)
+        kind = Path if isinstance(self.default, Path) else kind
+        parser.add_argument(self.flag, type=kind, default=self.default, help=self.help)
+
+
+class Benchmark:
+    """One of the benchmarks.
 
     Attributes:
         name: On the command line.
         purpose: What it answers, in a line.
         out: Where its figures are kept in docs/benchmarks, without `.json`.
-        rounds: How often what is compared is measured in turns, by default.
-        seconds: Length of a measurement, by default.
-        models: The model repository, by default.
+        rounds: How often what is compared is measured in turns, by default; 0 where that is no option.
+        seconds: Length of a measurement, by default; likewise.
+        models: The model repository, by default; empty where none is served.
         tokens: Lengths of the texts, by default; None where they are no option.
-        probe_s: Length of a run of its search for a capacity, by default; None where there is none.
         length: The one length of the texts, where they are none.
         precision: The artifact's, whatever the command line says; None where that decides.
+        own: Its own options.
     """
 
     name: ClassVar[str]
     purpose: ClassVar[str]
     out: ClassVar[str] = ""
-    rounds: ClassVar[int]
-    seconds: ClassVar[float]
+    rounds: ClassVar[int] = 0
+    seconds: ClassVar[float] = 0.0
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
-    probe_s: ClassVar[float | None] = None
     length: ClassVar[int] = 8
     precision: ClassVar[str | None] = None
+    own: ClassVar[tuple[Option, ...]] = ()
+    errors: ClassVar[tuple[type[Exception], ...]] = (BenchError,)
+    """What ends a run with its sentence."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; nothing is started before the first step that is missing."""
@@ -131,14 +165,7 @@ class Benchmark(ABC):
         self.stack = contextlib.ExitStack()
         self.store = Store(options.out, {})
         self.progress: Progress | None = None
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        """Adds options of its own, and returns the names of those that must be positive."""
-        if cls.probe_s is None:
-            return ()
-        parser.add_argument("--probe-s", type=float, default=cls.probe_s, help="a run of a search (%(default)s)")
-        return ("probe_s",)
+        self._opened: dict[object, Any] = {}
 
     @property
     def bundle(self) -> Bundle:
@@ -149,6 +176,38 @@ class Benchmark(ABC):
         if self.progress is not None:
             self.progress.say(words)
 
+    def opened(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
+        """What was opened under that key; it is made and entered when it is first asked for, and left at the end."""
+        if key not in self._opened:
+            self.say(f"starting {key}")
+            self._opened[key] = self.stack.enter_context(made())
+        found: _Opened = self._opened[key]
+        return found
+
+    def only(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
+        """The same, where only one runs at a time."""
+        if key not in self._opened:
+            self.stack.close()
+            self._opened.clear()
+        return self.opened(key, made)
+
+    def server(self, *words: str) -> BertServer:
+        """The server with these words on its command line."""
+        options = self.options
+        bert = partial(BertServer, options.models, options.precision, available_cpus(), *words)
+        return self.opened(("the server", *words), bert)
+
+    @cached_property
+    def client(self) -> Child:
+        return self.stack.enter_context(Child("loadtest.generator.client"))
+
+    def raw_engine(self, ids: dict[int, list[list[int]]]) -> Child:
+        """A bare loop around ONNX Runtime with the bundle's artifact and token ids by length, in its own process."""
+        raw, bundle = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")), self.bundle
+        opened: dict[str, Any] = {"artifact": str(bundle.artifact), "names": list(bundle.inputs), "texts": ids}
+        raw.ask("open", threads=available_cpus(), cores=os.cpu_count(), **opened)
+        return raw
+
     def model_facts(self) -> dict[str, str]:
         """What is served: figures of two models never stand in one table."""
         bundle = self.bundle
@@ -157,7 +216,7 @@ class Benchmark(ABC):
 
     def facts(self) -> dict[str, Any]:
         """What all measurements must have in common to stand in one table."""
-        return {**self.model_facts(), "seconds": self.options.seconds}
+        return {**(self.model_facts() if self.models else {}), "seconds": self.options.seconds}
 
     def steps(self) -> Iterator[Step]:
         """The names of all steps and what measures each of them, in order; each may need those before it.
@@ -173,71 +232,88 @@ class Benchmark(ABC):
         """A round: the samples by subject, as JSON values."""
         raise NotImplementedError(f"{self.name} has no rounds: {number}, {tokens}")
 
-    @abstractmethod
     def page(self, store: Store) -> Page:
         """The page, as far as it has been measured."""
+        raise NotImplementedError(f"{self.name} has no page of its own: {store.path}")
+
+    def show(self, store: Store) -> str:
+        """Writes the page; returns what a terminal shows of it."""
+        page = self.page(store)
+        page.write(store)
+        return f"{page.text()}\n\nwritten: {store.path} and {store.path.with_suffix('.md')}"
 
     def failed(self, store: Store) -> bool:
         """Whether a promise was broken, which the exit code says; figures alone break none."""
         return not store.steps
 
 
-def parser(benchmarks: Sequence[type[Benchmark]]) -> argparse.ArgumentParser:
+def model_of(store: Store) -> dict[str, str]:
+    """The model as a fact of a page."""
+    return {"model": f"{store.facts['model']} version {store.facts['version']}"}
+
+
+def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmarks") -> argparse.ArgumentParser:
     """The command line."""
     made = OptionParser(
-        prog="python -m loadtest.benchmarks",
+        prog=f"python -m {prog}",
         description="Measure on this machine. Each step is kept in the file named by --out as soon as it is measured: "
         "the same command goes on where it was ended. The page beside the file is written anew each time.",
     )
     commands = made.add_subparsers(dest="name", metavar="NAME", required=True)
     for kind in benchmarks:
         command = commands.add_parser(kind.name, help=kind.purpose, description=kind.purpose)
-        command.add_argument("--models", type=Path, default=Path(kind.models), help="model repository (%(default)s)")
-        command.add_argument("--precision", default="auto", help="as `bertserve serve` has it (%(default)s)")
-        command.add_argument("--rounds", type=int, default=kind.rounds, help="measured in turns (%(default)s)")
-        command.add_argument("--seconds", type=float, default=kind.seconds, help="of a measurement (%(default)s)")
+        served = [
+            Option("--models", Path(kind.models), "model repository (%(default)s)"),
+            Option("--precision", "auto", "as `bertserve serve` has it (%(default)s)"),
+        ]
+        shared = [
+            *(served if kind.models else ()),
+            *([Option("--rounds", kind.rounds, "measured in turns (%(default)s)")] if kind.rounds else ()),
+            *([Option("--seconds", float(kind.seconds), "of a measurement (%(default)s)")] if kind.seconds else ()),
+            Option("--out", Path("docs/benchmarks", f"{kind.out or kind.name}.json"), "the figures (%(default)s)"),
+            Option("--minutes", 60.0, "begin no step that would end later"),
+            Option("--only", "", "measure only steps whose names match this regular expression"),
+            Option("--again", False, "measure them anew, where the file has them already"),
+            Option("--fresh", False, "throw away what the file holds"),
+            Option("--page-only", False, "measure nothing, write the page anew"),
+        ]
+        for option in (*shared, *kind.own):
+            option.add(command)
         if kind.tokens is not None:
             command.add_argument("--tokens", type=int, nargs="+", default=kind.tokens, help="lengths of the texts")
-        out = Path("docs/benchmarks", f"{kind.out or kind.name}.json")
-        command.add_argument("--out", type=Path, default=out, help="file of the figures (%(default)s)")
-        command.add_argument("--minutes", type=float, default=60.0, help="begin no step that would end later")
-        command.add_argument("--only", default="", help="measure only steps whose names hold this")
-        command.add_argument("--fresh", action="store_true", help="throw away what the file holds")
-        command.add_argument("--page-only", action="store_true", help="measure nothing, write the page anew")
-        command.set_defaults(kind=kind, positive=("rounds", "seconds", "minutes", *kind.add_options(command)))
+        command.set_defaults(kind=kind, zero=[option.name for option in kind.own if option.zero])
     return made
 
 
-def main(benchmarks: Sequence[type[Benchmark]], argv: Sequence[str] | None = None) -> int:
+def main(
+    benchmarks: Sequence[type[Benchmark]], argv: Sequence[str] | None = None, prog: str = "loadtest.benchmarks"
+) -> int:
     """Measures what is missing and writes the page.
 
     Returns:
         0 once it is measured, whatever the figures; 1 where it cannot be, or a promise is broken.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    made = parser(benchmarks)
+    made = parser(benchmarks, prog)
     options = made.parse_args(words)
     if options.out.suffix == ".md":
         options.out = options.out.with_suffix(".json")
-    values = {name: getattr(options, name) for name in options.positive}
-    if wrong := [name for name, value in values.items() if value is not None and value <= 0]:
-        made.error(f"--{wrong[0].replace('_', '-')} must be positive")
+    for name, value in vars(options).items():
+        if type(value) in {int, float} and value <= 0 and (value < 0 or name not in options.zero):
+            made.error(f"--{name.replace('_', '-')} must be positive")
     if min(getattr(options, "tokens", None) or [1]) < 1:
         made.error("--tokens must be positive")
     benchmark: Benchmark = options.kind(options)
     try:
         with _ending_in_order(), Progress(0.0) as benchmark.progress:
-            store = _measured(benchmark, shlex.join(["python", "-m", "loadtest.benchmarks", *words]))
-    except BenchError as error:
+            store = _measured(benchmark, shlex.join(["python", "-m", prog, *words]))
+        if store.steps:
+            print(benchmark.show(store))
+    except benchmark.errors as error:
         print(f"{options.name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    if store.steps:
-        page = benchmark.page(store)
-        page.write(store)
-        print(page.text())
-        print(f"\nwritten: {store.path} and {store.path.with_suffix('.md')}")
     return int(benchmark.failed(store))
 
 
@@ -250,7 +326,7 @@ def _measured(benchmark: Benchmark, command: str) -> Store:
     store.command = command
     benchmark.store = store
     with benchmark.stack:
-        store.fill(benchmark.steps(), options.minutes, lambda name: options.only in name, benchmark.say)
+        store.fill(benchmark.steps(), options.minutes, options.only, benchmark.say, again=options.again)
     return store
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadtest.benchmarks.raw_engine import OPTIONS, WIDE, ways
-from loadtest.benchmarks.runner import Benchmark, Page
-from loadtest.benchmarks.server_process import BertServer
+from loadtest.benchmarks.runner import Benchmark, Page, model_of
 from loadtest.benchmarks.turns import Samples, Turn, idle_percent, measure_round
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
@@ -21,6 +18,7 @@ from serving.host import available_cpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from loadtest.benchmarks.server_process import BertServer
     from loadtest.benchmarks.store import Step, Store
     from loadtest.report.sample import Spread
 
@@ -59,16 +57,8 @@ def percent_of_raw(samples: Samples, tokens: int, protocol: str, connections: in
     return samples.ratio(tokens, f"{protocol} {connections}", busiest_raw(samples, tokens), "per_s").times(100)
 
 
-@dataclass(slots=True, frozen=True)
-class Target:
-    """A figure that the specification asks for.
-
-    Attributes:
-        what: The figure.
-        limit: What is asked, in words.
-        result: What was measured, in words.
-        met: Whether it is met; None where it was not measured.
-    """
+class Target(NamedTuple):
+    """A figure that the specification asks for, and what was measured; `met` is None where it was not."""
 
     what: str
     limit: str
@@ -80,26 +70,25 @@ def targets(samples: Samples, usage: dict[str, float] | None) -> list[Target]:
     """The specification's targets and whether they are met."""
     judged = []
     for protocol in PROTOCOLS:
-        what, limit = f"{protocol}, {LATENCY_TOKENS} tokens, 1 connection: p50 above the raw engine's", OVER_RAW_MS
-        target = Target(what, f"at most {limit[protocol]} ms")
+        most = OVER_RAW_MS[protocol]
+        what = f"{protocol}, {LATENCY_TOKENS} tokens, 1 connection: p50 above the raw engine's"
+        target = Target(what, f"at most {most} ms")
         if LATENCY_TOKENS in samples.rounds:
             ms = over_raw_ms(samples, LATENCY_TOKENS, protocol)
-            target = Target(what, target.limit, f"{ms.text(2)} ms", ms.median <= limit[protocol])
+            target = Target(what, target.limit, f"{ms.text(2)} ms", ms.median <= most)
         judged.append(target)
     for protocol in PROTOCOLS:
         what = f"{protocol}, {THROUGHPUT_TOKENS} tokens, {THROUGHPUT_CONNECTIONS} connections: throughput, of the raw"
         target = Target(f"{what} engine's best", f"at least {LEAST_PERCENT_OF_RAW}%")
         if THROUGHPUT_TOKENS in samples.rounds:
             percent = percent_of_raw(samples, THROUGHPUT_TOKENS, protocol, THROUGHPUT_CONNECTIONS)
-            is_met = percent.median >= LEAST_PERCENT_OF_RAW
-            target = Target(target.what, target.limit, f"{percent.text(0)}%", is_met)
+            target = Target(*target[:2], f"{percent.text(0)}%", percent.median >= LEAST_PERCENT_OF_RAW)
         judged.append(target)
     if usage is not None:
-        own, engine = usage["server_mb"], usage["engine_mb"]
+        own, engine, ready = usage["server_mb"], usage["engine_mb"], usage["ready_s"]
         memory = f"{own + engine:.0f} MB ({own:.0f} + {engine:.0f})"
         what = "Resident memory of server and engine after the load"
         judged.append(Target(what, f"at most {MEMORY_MB} MB", memory, own + engine <= MEMORY_MB))
-        ready = usage["ready_s"]
         judged.append(Target("Start to READY", f"at most {READY_S} s", f"{ready:.1f} s", ready <= READY_S))
     return judged
 
@@ -124,8 +113,7 @@ class ServerBenchmark(Benchmark):
         bundle = self.bundle
         if max(self.options.tokens) > bundle.max_length:
             raise BenchError(f"{bundle.path} takes {bundle.max_length} tokens at most; choose others with --tokens")
-        self.say("starting the server")
-        return self.stack.enter_context(BertServer(self.options.models, self.options.precision, available_cpus()))
+        return self.server()
 
     @cached_property
     def _children(self) -> dict[str, Child]:
@@ -136,22 +124,15 @@ class ServerBenchmark(Benchmark):
         """
         bundle, server = self.bundle, self._server
         texts = {tokens: make_texts(bundle.path, tokens, _TEXTS) for tokens in self.options.tokens}
-        raw = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine"))
-        raw.ask(
-            "open",
-            artifact=str(bundle.artifact),
-            names=bundle.inputs,
-            threads=available_cpus(),
-            cores=os.cpu_count(),
-            texts={tokens: [text.ids for text in group] for tokens, group in texts.items()},
-        )
-        children = {"raw": raw}
+        ids = {tokens: [text.ids for text in group] for tokens, group in texts.items()}
         words = {tokens: [text.text for text in group] for tokens, group in texts.items()}
+        raw = self.raw_engine(ids)
+        children = {"raw": raw}
         ways = {"HTTP": ("ours", server.http_port, "/embed"), "gRPC": (GRPC, server.grpc_port, bundle.model)}
         for protocol, (form, port, endpoint) in ways.items():
             client = children[protocol] = self.stack.enter_context(Child("loadtest.generator.client"))
-            size = bundle.hidden_size
-            client.ask("open", way=protocol, form=form, port=port, endpoint=endpoint, hidden_size=size, texts=words)
+            way: dict[str, Any] = {"way": protocol, "form": form, "port": port, "endpoint": endpoint}
+            client.ask("open", hidden_size=bundle.hidden_size, texts=words, **way)
             for tokens in texts:
                 [expected] = raw.ask("vectors", tokens=tokens, count=1)
                 [vector] = client.ask("vectors", way=protocol, tokens=tokens, count=1)
@@ -195,7 +176,7 @@ class ServerBenchmark(Benchmark):
             f"Interleaved rounds ({samples.counts()}) of {store.facts['seconds']:g} s a measurement after a warm-up;"
             f" medians of the rounds, least to greatest in brackets. {samples.quiet()}."
         )
-        facts = {"model": f"{store.facts['model']} version {store.facts['version']}"}
+        facts = model_of(store)
         if usage:
             facts["idle"] = f"the server uses {usage['idle_percent']:.1f}% of a core while nobody asks"
         rows = [(target.what, target.limit, target.result, MET[target.met]) for target in targets(samples, usage)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import random
 import resource
@@ -14,7 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from loadtest.benchmarks.processes import cpu_s, descendants, proportional_bytes, resident_bytes
 from loadtest.errors import BenchError
@@ -39,6 +40,10 @@ class Usage:
 
     server: float
     engine: float
+
+    @property
+    def all(self) -> float:
+        return self.server + self.engine
 
 
 class ServerProcess:
@@ -193,6 +198,13 @@ class BertServer(ServerProcess):
         # What is measured are the defaults, not what this shell happens to set.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
         super().__init__(command, environment, (probe_port, "/readyz"))
+
+    def get(self, path: str) -> Any:  # noqa: ANN401  JSON
+        """What it answers at a path over HTTP."""
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
 
 
 def program() -> Path:

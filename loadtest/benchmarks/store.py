@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Store:
-    """Steps by name.
+    """Steps by name, as JSON values, and what all have in common: the machine, the model, how long is measured.
 
-    Attributes:
-        path: Of the file.
-        facts: What all steps have in common: the machine, the model, how long is measured.
-        steps: What each measured, as JSON values.
-        command: What was typed when a step was last measured.
+    `command` was typed when a step was last measured.
     """
 
     path: Path
@@ -34,11 +31,7 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """What the file holds.
-
-        Raises:
-            BenchError: There is no such file, or it is no store.
-        """
+        """What the file holds; raises BenchError where there is none, or no store."""
         try:
             content = json.loads(path.read_bytes())
             return cls(path, content["facts"], content["steps"], content.get("command", ""))
@@ -49,11 +42,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
-        """What the file holds, or nothing.
-
-        Raises:
-            BenchError: It was measured under other circumstances.
-        """
+        """What the file holds, or nothing; raises BenchError where it was measured under other circumstances."""
         if fresh or not path.exists():
             return cls(path, facts)
         store = cls.read(path)
@@ -72,22 +61,26 @@ class Store:
         staged.replace(self.path)
 
     def fill(
-        self, steps: Iterable[Step], minutes: float, is_wanted: Callable[[str], bool], say: Callable[[str], None]
+        self, steps: Iterable[Step], minutes: float, wanted: str, say: Callable[[str], None], *, again: bool = False
     ) -> None:
         """Measures the steps that are missing.
 
         Args:
             steps: Their names and what measures each of them, in order.
             minutes: None begins that would end later than this, taking as long as the longest before it.
-            is_wanted: By a step's name; what is not wanted now is left out.
+            wanted: A regular expression; steps whose names do not match it are left out.
             say: Shows the progress.
+            again: Whether wanted steps are measured anew.
 
         Raises:
-            BenchError: As a step does; those before it are kept.
+            BenchError: No step is wanted, or as a step does; those before it are kept.
         """
-        started, longest = time.monotonic(), 0.0
+        started, longest, names = time.monotonic(), 0.0, 0
         for name, measure in steps:
-            if name in self.steps or not is_wanted(name):
+            if not re.search(wanted, name):
+                continue
+            names += 1
+            if name in self.steps and not again:
                 continue
             begun = time.monotonic()
             if begun - started + longest > 60 * minutes:
@@ -96,6 +89,8 @@ class Store:
             say(name)
             self.keep(name, measure())
             longest = max(longest, time.monotonic() - begun)
+        if not names:
+            raise BenchError(f"there is no step {wanted!r}")
 
     def named(self, prefix: str) -> dict[str, Any]:
         """The steps whose names begin so, by the rest of their names."""

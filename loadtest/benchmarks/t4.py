@@ -6,33 +6,29 @@ requests nothing sweeps the CPU's caches, as a model on a CPU does.
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import statistics
 from functools import cached_property, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from charts.lines import Series, chart_file
-from charts.plot import Axis
+from loadtest.benchmarks import show, simulator
 from loadtest.benchmarks.drive import Workload, drive, even
-from loadtest.benchmarks.runner import Benchmark, Page, Picture
-from loadtest.benchmarks.scheduling import simulated
+from loadtest.benchmarks.runner import Benchmark, Option, Page, Picture, model_of
 from loadtest.benchmarks.server_process import HOST, BertServer
+from loadtest.benchmarks.show import chart, figure
 from loadtest.benchmarks.turns import Samples, Turn, measure_round, round_name
-from loadtest.generator.child import Child
 from loadtest.generator.messages import Target
 from loadtest.generator.workload import make_texts
 from loadtest.report.sample import Spread
-from loadtest.report.tables import MET, Table
+from loadtest.report.tables import MET
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from loadtest.benchmarks.runner import Part
     from loadtest.benchmarks.store import Step, Store
+    from loadtest.report.tables import Table
 
 _TEXTS, _SHORT, _TOKENS = 200, 8, 128
 _SLO_MS = 10.0
@@ -60,9 +56,9 @@ _SHARES = {"receive": 0.5, "reply": 0.3, "batch": 0.2}
 _COLOURS = ("blue", "orange", "green")
 
 
-def published(table: str, tokens: int) -> dict[int, dict[str, float]]:
+def published(name: str, tokens: int) -> dict[int, dict[str, float]]:
     """The points of a table at one length, by the texts of a batch: `ms`, and `p99_ms` where that was published."""
-    content = json.loads((files("simulate") / "data" / f"{table}.json").read_text(encoding="utf-8"))
+    content = json.loads((files("simulate") / "data" / f"{name}.json").read_text(encoding="utf-8"))
     return {point["texts"]: point for point in content["points"] if point["tokens"] == tokens}
 
 
@@ -74,10 +70,7 @@ class T4Benchmark(Benchmark):
     rounds = 7
     seconds = 2.0
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        parser.add_argument("--served-s", type=float, default=8.0, help="a run at a rate (%(default)s)")
-        return ("served_s",)
+    own = (Option("--served-s", 8.0, "a run at a rate (%(default)s)"),)
 
     @cached_property
     def _servers(self) -> dict[str, BertServer]:
@@ -98,12 +91,12 @@ class T4Benchmark(Benchmark):
         return {tokens: [text.text for text in make_texts(path, tokens, _TEXTS)] for tokens in (_SHORT, _TOKENS)}
 
     @cached_property
-    def _client(self) -> Child:
-        client = self.stack.enter_context(Child("loadtest.generator.client"))
+    def _ways(self) -> dict[str, BertServer]:
+        """The servers, once the client knows them."""
         for table, server in self._servers.items():
             way: dict[str, Any] = {"way": table, "form": "embed", "port": server.http_port, "endpoint": "/embed"}
-            client.ask("open", hidden_size=self.bundle.hidden_size, texts=self._texts, **way)
-        return client
+            self.client.ask("open", hidden_size=self.bundle.hidden_size, texts=self._texts, **way)
+        return self._servers
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "components": self.bundle.hidden_size}
@@ -112,12 +105,10 @@ class T4Benchmark(Benchmark):
         for number in range(1, self.options.rounds + 1):
             for tokens in (_SHORT, _TOKENS):
                 yield round_name(number, tokens), partial(self.measure, number, tokens)
-        for table, rates in _RATES.items():
-            for rate in rates:
-                yield f"served {table} {rate}", partial(self._served, table, rate)
-        for table, rates in _RATES.items():
-            for rate in rates:
-                yield f"expected {table} {rate}", partial(self._expected, table, rate)
+        for name, measure in (("served", self._served), ("expected", self._expected)):
+            for table, rates in _RATES.items():
+                for rate in rates:
+                    yield f"{name} {table} {rate}", partial(measure, table, rate)
         for table, (slo_ms, lengths) in _SIMULATED.items():
             for tokens in lengths:
                 yield f"simulated {table} {tokens}", partial(self._simulated, table, tokens, slo_ms)
@@ -125,8 +116,8 @@ class T4Benchmark(Benchmark):
     def measure(self, number: int, tokens: int) -> dict[str, Any]:
         """A text at a time: the samples by table, those of what the engine really slept among them."""
         turns = [
-            Turn(table, self._client, {"way": table, "tokens": tokens, "connections": 1}, self.options.seconds, server)
-            for table, server in self._servers.items()
+            Turn(table, self.client, {"way": table, "tokens": tokens, "connections": 1}, self.options.seconds, server)
+            for table, server in self._ways.items()
         ]
         before = {table: self._slept(server) for table, server in self._servers.items()}
         samples = measure_round(turns if number % 2 else turns[::-1], self.say)
@@ -138,10 +129,7 @@ class T4Benchmark(Benchmark):
 
     def _slept(self, server: BertServer) -> tuple[int, int]:
         """How many texts the engine has computed, and in how many nanoseconds."""
-        connection = http.client.HTTPConnection(HOST, server.http_port, timeout=10)
-        with contextlib.closing(connection):
-            connection.request("GET", f"/v2/models/{self.bundle.model}/stats")
-            [model] = json.loads(connection.getresponse().read())["model_stats"]
+        [model] = server.get(f"/v2/models/{self.bundle.model}/stats")["model_stats"]
         computed = model["inference_stats"]["compute_infer"]
         return computed["count"], computed["ns"]
 
@@ -155,10 +143,10 @@ class T4Benchmark(Benchmark):
         return requests.within(0, seconds).figures(seconds, _SLO_MS)
 
     def _expected(self, table: str, rate: int) -> Any:  # noqa: ANN401  JSON
-        return simulated.at_rate(table, _TOKENS, rate, overhead(Samples.of(self.store)))
+        return simulator.at_rate(table, _TOKENS, rate, overhead(Samples.of(self.store)))
 
     def _simulated(self, table: str, tokens: int, slo_ms: float) -> Any:  # noqa: ANN401  JSON
-        return simulated.capacity(table, tokens, slo_ms, overhead(Samples.of(self.store)))
+        return simulator.capacity(table, tokens, slo_ms, overhead(Samples.of(self.store)))
 
     def page(self, store: Store) -> Page:
         samples = Samples.of(store)
@@ -171,7 +159,7 @@ class T4Benchmark(Benchmark):
             f" {store.facts['seconds']:g} s a measurement, in alternating order. {samples.quiet()}. No T4 was at hand:"
             " each figure says whether it was published, measured or simulated."
         )
-        facts = {"model": f"{store.facts['model']} version {store.facts['version']}, of which only the shape matters"}
+        facts = {"model": f"{model_of(store)['model']}, of which only the shape matters"}
         return Page("One T4 behind this server", method, parts, facts=facts)
 
 
@@ -204,90 +192,90 @@ def overhead(samples: Samples) -> dict[str, float]:
 
 
 def _alone(samples: Samples) -> Table:
-    added = {figure: [_added(samples, table, _TOKENS, figure) for table in _SLEPT] for figure in ("p50_ms", "p99_ms")}
+    added = {figure: [_added(samples, of, _TOKENS, figure) for of in _SLEPT] for figure in ("p50_ms", "p99_ms")}
     p50, p99 = (statistics.median(spread.median for spread in spreads) for spreads in added.values())
-    rows = []
-    for table, most in _ALONE.items():
-        point = published(table, _TOKENS)[1]
-        ends = (point["ms"] + p50, point["p99_ms"] + p99)
-        rows.append(
-            [
-                table,
-                f"{point['ms']:.2f} ({point['p99_ms']:.2f})",
-                *(f"{end:.2f}" for end in ends),
-                f"{most:g}",
-                MET[ends[0] <= most],
-            ]
-        )
-    shown = "; ".join(
-        f"{_added(samples, table, _TOKENS, 'p50_ms').text(2)} and {_added(samples, table, _TOKENS, 'p99_ms').text(2)}"
-        for table in _SLEPT
-    )
+    points = {name: published(name, _TOKENS)[1] for name in _ALONE}
+    shown = "; ".join(f"{one.text(2)} and {other.text(2)}" for one, other in zip(*added.values(), strict=True))
     note = (
         f"One text of {_TOKENS} tokens at a time, over one connection. **Published**: average and, in brackets, p99 of"
         " the engine. **Measured**: what a request takes beside its engine, client included: p50 and p99 less what the"
         f" engine slept on average, medians with least and greatest of all rounds; {shown} ms ({' and '.join(_SLEPT)})."
         " **Put together**: p50 is the published average and the measured p50, p99 the sum of both p99."
     )
-    head = ("engine", "published ms", "end to end p50 ms", "p99 ms", "asked p50 ms", "as asked")
-    return Table("A text alone", note, head, rows, words=1)
+    return show.table(
+        "A text alone",
+        note,
+        _ALONE,
+        ("engine", str),
+        ("published ms", lambda name: "{ms:.2f} ({p99_ms:.2f})".format(**points[name])),
+        ("end to end p50 ms", lambda name: f"{points[name]['ms'] + p50:.2f}"),
+        ("p99 ms", lambda name: f"{points[name]['p99_ms'] + p99:.2f}"),
+        ("asked p50 ms", lambda name: f"{_ALONE[name]:g}"),
+        ("as asked", lambda name: MET[points[name]["ms"] + p50 <= _ALONE[name]]),
+        words=1,
+    )
 
 
 def _capacity(store: Store) -> Table:
-    found = [(name.split(), run) for name, run in store.named("simulated ").items()]
-    rows = []
-    for (table, tokens), run in found:
-        capacity = f"{run['capacity_per_s']:.0f}" if run["capacity_per_s"] else "none"
-        latencies = (_ms(run, name) for name in ("p50_ms", "p99_ms"))
-        rows.append([table, tokens, f"{run['slo_ms']:g}", capacity, *latencies])
-    facts = dict.fromkeys(
-        fact for _, run in found for fact in run["facts"] if not fact.startswith(("costs", "published"))
-    )
+    found = [{"of": name.split(), **run} for name, run in store.named("simulated ").items()]
+    facts = dict.fromkeys(fact for run in found for fact in run["facts"] if not fact.startswith(("costs", "published")))
     note = (
         "**Simulated**: our scheduler over published tables, with what the server was measured to add; the highest"
         " Poisson rate that keeps an objective for p99, and the latencies there.\n\n"
         + "\n".join(f"- {fact}" for fact in facts)
     )
-    return Table("Texts a second", note, ("table", "tokens", "objective ms", "requests/s", "p50 ms", "p99 ms"), rows, 1)
+    return show.table(
+        "Texts a second",
+        note,
+        found,
+        ("table", lambda run: run["of"][0]),
+        ("tokens", lambda run: run["of"][1]),
+        ("objective ms", lambda run: f"{run['slo_ms']:g}"),
+        ("requests/s", lambda run: f"{run['capacity_per_s']:.0f}" if run["capacity_per_s"] else "none"),
+        ("p50 ms", figure("p50_ms")),
+        ("p99 ms", figure("p99_ms")),
+        words=1,
+    )
 
 
 def _served(store: Store) -> Table:
-    rows = []
-    for table, rates in _RATES.items():
-        for rate in rates:
-            measured, expected = (store.steps.get(f"{kind} {table} {rate}") for kind in ("served", "expected"))
-            if measured is not None and expected is not None:
-                cells = [_ms(run, name) for name in ("p50_ms", "p99_ms") for run in (measured, expected)]
-                rows.append([table, str(rate), *cells, f"{measured['good_per_s']:.0f}"])
+    runs: list[tuple[str, int, Any, Any]] = [
+        (name, rate, store.steps.get(f"served {name} {rate}"), store.steps.get(f"expected {name} {rate}"))
+        for name, rates in _RATES.items()
+        for rate in rates
+    ]
     note = (
         f"The server in front of the engine that sleeps, **measured** in an open loop of Poisson arrivals of texts of"
         f" {_TOKENS} tokens, the generator on the same two cores; beside it the same rate **simulated**. Good: answers"
         f" within {_SLO_MS:g} ms a second, as measured. A sleep ends some hundredths of a millisecond late, which"
         " the simulation leaves out."
     )
-    head = ("table", "offered/s", "p50 ms measured", "simulated", "p99 ms measured", "simulated", "good/s")
-    return Table("At a rate", note, head, rows, words=1)
-
-
-def _ms(found: Any, name: str) -> str:  # noqa: ANN401  JSON
-    return f"{found[name]:.1f}" if found.get(name) is not None else "-"
+    return show.table(
+        "At a rate",
+        note,
+        [run for run in runs if None not in run],
+        ("table", lambda run: run[0]),
+        ("offered/s", lambda run: run[1]),
+        ("p50 ms measured", lambda run: figure("p50_ms")(run[2])),
+        ("simulated", lambda run: figure("p50_ms")(run[3])),
+        ("p99 ms measured", lambda run: figure("p99_ms")(run[2])),
+        ("simulated", lambda run: figure("p99_ms")(run[3])),
+        ("good/s", lambda run: figure("good_per_s", 0)(run[2])),
+        words=1,
+    )
 
 
 def _tables(store: Store) -> list[str]:
     return sorted({name.split()[0] for name in store.named("simulated ")})
 
 
-def _plot(store: Store, table: str) -> str:
-    lines: list[Series] = []
-    found = {name.split()[1]: run for name, run in store.named("simulated ").items() if name.split()[0] == table}
-    points: list[tuple[float, float]] = []
+def _plot(store: Store, name: str) -> str:
+    found = {step.split()[1]: run for step, run in store.named("simulated ").items() if step.split()[0] == name}
+    lines = {}
     for colour, (tokens, run) in zip(_COLOURS, found.items(), strict=False):
         runs = [each for each in run["runs"] if each["p99_ms"] is not None]
-        p99, p50 = ([(each["offered_per_s"], each[name]) for each in runs] for name in ("p99_ms", "p50_ms"))
-        lines.append(Series(f"{tokens} tokens: p99 (dots: p50)", colour, p99, p50))
-        points += [*p99, *p50]
+        p99, p50 = ([(each["offered_per_s"], each[key]) for each in runs] for key in ("p99_ms", "p50_ms"))
+        lines[f"{tokens} tokens: p99 (dots: p50)"] = (colour, p99, p50)
     slo_ms = next(iter(found.values()))["slo_ms"]
-    across = Axis.of("offered requests a second", [x for x, _ in points], is_log=True)
-    limits: Sequence[tuple[float, str]] = [(slo_ms, f"{slo_ms:g} ms")]
-    title = f"Simulated, not measured: {table.removeprefix('t4-')} on one T4"
-    return chart_file(title, across, Axis.of("ms", [y for _, y in points], is_log=True), lines, limits)
+    title, limits = f"Simulated, not measured: {name.removeprefix('t4-')} on one T4", [(slo_ms, f"{slo_ms:g} ms")]
+    return chart(title, "offered requests a second", "ms", lines, log_across=True, log_up=True, limits=limits)

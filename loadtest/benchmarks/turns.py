@@ -127,10 +127,7 @@ def idle_percent(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
     before, started = [server.cpu_s() for server in servers.values()], time.perf_counter()
     time.sleep(_SETTLE_S)
     passed = time.perf_counter() - started
-    used = [
-        server.cpu_s().server + server.cpu_s().engine - usage.server - usage.engine
-        for server, usage in zip(servers.values(), before, strict=True)
-    ]
+    used = [server.cpu_s().all - usage.all for server, usage in zip(servers.values(), before, strict=True)]
     return {name: 100 * seconds / passed for name, seconds in zip(servers, used, strict=True)}
 
 

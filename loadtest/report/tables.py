@@ -49,8 +49,8 @@ def as_text(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """The table in Markdown, under a heading."""
+    """The table in Markdown, under a heading where it has a title."""
     aligned = [":---" if index < table.words else "---:" for index in range(len(table.columns))]
     lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, aligned, *table.rows)]
-    note = f"{table.note}\n\n" if table.note else ""
-    return f"## {table.title}\n\n{note}" + "\n".join(lines)
+    title = f"## {table.title}" if table.title else ""
+    return "\n\n".join(filter(None, [title, table.note, "\n".join(lines)]))

@@ -43,7 +43,7 @@ _KEPT_ANSWERS = 8192
 
 GROUP_TOKENS: Mapping[str, int] = {"openvino": 256}
 """By library: padded tokens that a busy narrow lane is given at once at least. As far as that OpenVINO's batches gain
-5% by each doubling (docs/benchmarks/cpu.md); a warm-up on a busy machine often measures less, and is kept."""
+5% by each doubling (docs/benchmarks/decisions.md); a warm-up on a busy machine often measures less, and is kept."""
 
 
 def bucket_index(tokens: int) -> int:

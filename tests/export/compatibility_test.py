@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from export.benchmarks import asked_for
-from export.benchmarks.compatibility import Store, facts, main, page
+from export.benchmarks.__main__ import BENCHMARKS
+from export.benchmarks.compatibility import facts, tables
 from export.benchmarks.random_checkpoints import SMALL
 from export.checkpoint.families import FAMILIES
-from export.errors import ExportError
 from export.recipe import FORMS
 from export.texts import corpus
+from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.store import Store
+from loadtest.errors import BenchError
+from loadtest.report import machine
 from serving.engine.base import InlineEngine
 from serving.engine.fake import FakeBackend
 from serving.records import EncodedText
@@ -35,8 +39,8 @@ PAGE = "".join(f"by hand\n<!-- made: {name} -->\nold\n<!-- made until here -->\n
 
 def run(folder: Path, *words: str) -> int:
     """The command over layers that take no time."""
-    options = ["--page", str(folder / "page.md"), "--store", str(folder / "figures.json"), "--small", "--rounds", "3"]
-    return main([*options, *words])
+    options = ["--page", str(folder / "page.md"), "--out", str(folder / "figures.json"), "--small", "--rounds", "3"]
+    return main(BENCHMARKS, ["compatibility", *options, *words])
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compatibility")
     (folder / "page.md").write_text(PAGE)
     published = Store.read(DOCS / "benchmarks" / "compatibility.json").steps["bert"]
-    Store(folder / "figures.json", facts(SMALL)).keep("bert", published)
+    Store(folder / "figures.json", {"machine": machine.facts(), **facts(SMALL)}).keep("bert", published)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(corpus, "probes", few_probes)
-        assert run(folder, "--only", "bert tag") == 0
+        assert run(folder, "--only", "^bert tag$") == 0
     return folder
 
 
@@ -94,7 +98,7 @@ def test_every_form_is_made_and_compared(steps: Any) -> None:
 def test_every_form_is_made_compared_and_timed_in_turns(tmp_path: Path) -> None:
     """A family's own step has a figure of each round, and the engine for the T4 or what stands against it."""
     (tmp_path / "page.md").write_text(PAGE)
-    assert run(tmp_path, "--only", "bert") == 0
+    assert run(tmp_path, "--only", "^bert$") == 0
     step = Store.read(tmp_path / "figures.json").steps["bert"]
     check_forms(step["forms"])
     for by_form in step["texts_per_s"].values():
@@ -155,16 +159,14 @@ def test_what_was_measured_is_kept(folder: Path, tmp_path: Path, capsys: pytest.
     kept, damaged = tmp_path / "figures.json", tmp_path / "page.md"
     kept.write_text(json.dumps({**content, "facts": content["facts"] | {"CPU": "another"}}))
     damaged.write_text(PAGE)
-    assert run(tmp_path, "--only", "bert") == 1
-    assert capsys.readouterr().err.endswith("was measured with another CPU; begin with --fresh\n")
-    assert run(tmp_path, "--only", "bart") == 1
-    assert "there is no step 'bart'; a step is a family's model_type, or that and a task" in capsys.readouterr().err
+    assert run(tmp_path, "--only", "^bert$") == 1
+    assert capsys.readouterr().err.endswith("was measured with another CPU; start afresh with --fresh\n")
     # The tables alone can be written anywhere.
-    assert run(tmp_path, "--tables") == 0
+    assert run(tmp_path, "--page-only") == 0
     assert "CPU another" in damaged.read_text()
     kept.write_text("{}")
-    assert run(tmp_path, "--tables") == 1
-    assert "holds no figures (KeyError: 'facts'); begin with --fresh" in capsys.readouterr().err
+    assert run(tmp_path, "--page-only") == 1
+    assert "holds no measurements (KeyError: 'facts')" in capsys.readouterr().err
 
 
 def test_what_stands_against_an_artifact_stands_in_its_place(folder: Path, step: Any) -> None:
@@ -176,7 +178,7 @@ def test_what_stands_against_an_artifact_stands_in_its_place(folder: Path, step:
         "bert": {**step, "forms": forms, "t4": {"obstacle": "no Einsum"}},
         "mpnet": {"obstacle": "Transformers has no MPNet"},
     }
-    text = page(PAGE, store)
+    text = tables(PAGE, store)
     assert "none: Mod has no form in fp16" in text
     assert "| none: no Einsum |" in text
     assert "| `mpnet` | Transformers has no MPNet |" in text
@@ -187,15 +189,15 @@ def test_what_stands_against_an_artifact_stands_in_its_place(folder: Path, step:
 def test_a_page_without_a_place_for_a_table_is_refused(folder: Path) -> None:
     """No table is lost without a word."""
     with pytest.raises(
-        ExportError, match="must have a place for each of heads, settings, files, speed, agreement, models, and has"
+        BenchError, match="must have a place for each of heads, settings, files, speed, agreement, models, and has"
     ):
-        page(PAGE.replace("made: speed", "speed"), Store.read(folder / "figures.json"))
+        tables(PAGE.replace("made: speed", "speed"), Store.read(folder / "figures.json"))
 
 
 def test_the_page_tells_the_figures_and_families_of_today() -> None:
-    """`docs/compatibility.md` is what `python -m export.benchmarks.compatibility --tables` would write."""
+    """`docs/compatibility.md` is what `python -m export.benchmarks compatibility --page-only` would write."""
     text = (DOCS / "compatibility.md").read_text(encoding="utf-8")
-    assert text == page(text, Store.read(DOCS / "benchmarks" / "compatibility.json"))
+    assert text == tables(text, Store.read(DOCS / "benchmarks" / "compatibility.json"))
 
 
 @pytest.mark.parametrize(

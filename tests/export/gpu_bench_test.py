@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from export.benchmarks import gpu, roofline
+from export.benchmarks import roofline
+from export.benchmarks.__main__ import BENCHMARKS
 from export.benchmarks.gpu_served import _bottleneck
+from loadtest.benchmarks.runner import main
+from loadtest.benchmarks.store import Store
+from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Machine
 
 if TYPE_CHECKING:
@@ -15,17 +20,41 @@ if TYPE_CHECKING:
 
 
 def test_without_a_card_it_says_what_it_would_run_and_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And leaves the page alone that may hold another machine's figures."""
-    page = tmp_path / "gpu.md"
-    words = ["--out", str(page), "--costs", str(tmp_path / "costs.json")]
-    assert gpu.main(words, lambda: Machine(problem="no NVIDIA driver is in use here")) == 1
-    said = capsys.readouterr().out
+    monkeypatch.setattr(discovery, "look", lambda: Machine(problem="no NVIDIA driver is in use here"))
+    words = ["gpu", "--out", str(tmp_path / "gpu.json"), "--costs", str(tmp_path / "costs.json")]
+    assert main(BENCHMARKS, words) == 1
+    said = capsys.readouterr().err
     assert "make bench-gpu would run, within eight minutes" in said
     assert "BERT-base and BERT-large" in said
     assert said.rstrip().endswith("It cannot: no NVIDIA driver is in use here.")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_and_the_cost_file_tell_what_was_measured(tmp_path: Path) -> None:
+    """Each engine beside the floor, PyTorch and the server, and what stands against the rest."""
+    cell = [1, 128, 900.0, 1000.0, 20]
+    served = {"http_us": [1500.0], "grpc_us": [], "compute_us": [900.0], "per_s": 2000.0, "bottleneck": "the GPU"}
+    steps: dict[str, Any] = {
+        "date": "2026-01-01",
+        "rates base": [300e9, 24e12],
+        "served": {**served, "status": {"a": 1}},
+    }
+    steps["engines base"] = {"ort-cuda": [cell], "tensorrt (rtx)": "no library"}
+    steps["torch base"] = {"eager": [[1, 128, 3000.0, 3100.0, 20]], "torch.compile": []}
+    facts = {"machine": {}, "gpu": "Tesla T4", "GPU": "Tesla T4, 16 GB", "versions": {"torch": "2"}}
+    out = tmp_path / "gpu.json"
+    Store(out, facts, steps).keep("rates large", [300e9, 24e12])
+    assert main(BENCHMARKS, ["gpu", "--page-only", "--out", str(out), "--costs", str(tmp_path / "costs.json")]) == 0
+    page = out.with_suffix(".md").read_text()
+    assert "| 128 | 1 | 0.900 | 1.000 | 1,111 |" in page
+    assert "| 128 | 1 | 0.900 | 3.000 | - |" in page
+    assert "| HTTP | 1.500 | 1.500 | 0.600 |" in page
+    assert "- BERT-base with tensorrt (rtx): no library" in page
+    assert json.loads((tmp_path / "costs.json").read_text())["points"][0]["ms"] == 0.9
+    assert json.loads((tmp_path / "gpu-status.json").read_text()) == {"a": 1}
 
 
 @pytest.mark.parametrize(

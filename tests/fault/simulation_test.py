@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Workload, drive, even
-from loadtest.benchmarks.scheduling import simulated
 from loadtest.generator.scenario import Phase
 from simulate.cli import main
 from tests.support.clients import get
@@ -57,7 +57,7 @@ def test_the_very_requests_of_a_run_are_simulated(serve: Callable[..., Server]) 
     replayed = WORKLOAD.requests(even(2.0), 20.0, 3)
     assert sorted(requests.intended.tolist()) == pytest.approx([at for at, _ in replayed])
     assert requests.answered.all()
-    told = simulated.replay(get(server.metrics, "/status").json(), replayed, 2.0, {"receive": 500.0})
+    told = simulator.replay(get(server.metrics, "/status").json(), replayed, 2.0, {"receive": 500.0})
     assert told["fates"] == {"answered": len(replayed)}
     assert told["p50_ms"] >= 20
     assert told["compute_ms"] >= 20

@@ -134,7 +134,8 @@ OUTSIDERS = {
         tests=("tests/fault/rolling_test.py", "tests/fault/agent_check_test.py"),
         # The way of a connection, what ends it, and the weight that a replica tells.
         paths=(
-            *("deploy/haproxy", "loadtest/errors.py", "loadtest/benchmarks/rolling", "loadtest/generator"),
+            *("deploy/haproxy", "loadtest/errors.py", "loadtest/benchmarks/drive.py", "loadtest/benchmarks/rolling"),
+            "loadtest/generator",
             *("serving/cli.py", "serving/lifecycle.py", "serving/server.py", "serving/settings.py"),
             *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/operations"),
             "serving/scheduling",
@@ -310,7 +311,8 @@ OUTSIDERS = {
     "compatibility": Outsider(
         tests=("tests/export/compatibility_test.py",),
         paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),
-        beside=("bertserve.py", "charts", "serving"),
+        runs=("serving.cli",),
+        beside=("charts", "loadtest", *_SERVER),
     ),
     "sizing": Outsider(
         tests=("tests/sizing/carried_test.py",),

@@ -5,26 +5,32 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.hostile import page
-from loadtest.benchmarks.hostile.attacks import ATTACKS
-from loadtest.benchmarks.hostile.measure import Plan, trial
-from loadtest.benchmarks.hostile.polite import Polite
+from loadtest.benchmarks.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MANY_CONNECTIONS
+from loadtest.benchmarks.hostile.measure import LEFT_MB, MOST_MB, Plan, trial
+from loadtest.benchmarks.hostile.polite import WIRES, Polite
 from loadtest.benchmarks.hostile.victim import Victim
-from loadtest.benchmarks.runner import Benchmark
+from loadtest.benchmarks.runner import Benchmark, Page
 from loadtest.benchmarks.server_process import BertServer, few_descriptors
+from loadtest.benchmarks.show import table
+from loadtest.benchmarks.store import Store
 from loadtest.generator.child import Child
+from loadtest.report.tables import MET
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from loadtest.benchmarks.runner import Page
-    from loadtest.benchmarks.store import Step, Store
+    from loadtest.benchmarks.store import Step
+    from loadtest.report.tables import Table
 
 PER_S = 100.0
 """Requests of the polite client a second, over each wire."""
 
+MOST_P99_MS, MOST_RATIO = 250.0, 3.0
 _BEFORE_S, _CONTROL_S, _SETTLE_S = 1.5, 2.0, 60.0
+
+Found = tuple[str, dict[str, Any]]
+"""An attack's name, and what `trial` found."""
 
 
 class HostileBenchmark(Benchmark):
@@ -35,26 +41,126 @@ class HostileBenchmark(Benchmark):
     rounds = 1
     seconds = 4.0
 
-    def facts(self) -> dict[str, Any]:
-        return {**self.model_facts(), "seconds": self.options.seconds}
-
     def steps(self) -> Iterator[Step]:
         attacker = self.stack.enter_context(Child("loadtest.benchmarks.hostile.attacker"))
         for name in ATTACKS:
             yield name, partial(self._attack, attacker, name)
 
     def _attack(self, attacker: Child, name: str) -> dict[str, Any]:
-        bundle = self.bundle
         options = ("--engine", "fake", "--default-timeout-ms", "10000")
         server = BertServer(self.options.models, self.options.precision, available_cpus(), *options)
         with few_descriptors(), server:
             victim = Victim.of(server.pids()[0], server.http_port, server.grpc_port, server.log_lines)
-            with Polite(victim, bundle.model, PER_S) as polite:
-                plan = Plan(_BEFORE_S, self.options.seconds, _CONTROL_S, _SETTLE_S)
-                return trial(victim, polite, attacker, name, plan)
+            with Polite(victim, self.bundle.model, PER_S) as polite:
+                return trial(
+                    victim, polite, attacker, name, Plan(_BEFORE_S, self.options.seconds, _CONTROL_S, _SETTLE_S)
+                )
 
     def page(self, store: Store) -> Page:
-        return page.page(store)
+        method = (
+            f"Each attack has a fresh server with the fake engine and default limits, {CONNECTIONS} connections"
+            f" ({MANY_CONNECTIONS} of half-sent messages, 1,200 of idle ones) and at most {BYTES_PER_S / 1e6:g} MB/s on"
+            f" each of them, for {store.facts['seconds']:g} s, from the same cores. An attacker whose connection is"
+            " ended opens the next one. Beside it the polite client asks for an embedding 100 times a second over one"
+            " connection of HTTP (`/embed`) and as often over one of gRPC (`ModelInfer`); a latency counts from the"
+            " time at which the request was due. The control is the bytes a second that the attack sent, as good cheap"
+            " calls of 8 connections, as far as the server takes them."
+        )
+        return Page("Hostile clients", method, [_latencies(store), _memory(store), *_former(store)])
 
     def failed(self, store: Store) -> bool:
         return not store.steps or any(step["faults"] for step in store.steps.values())
+
+
+def _worst(figures: dict[str, dict[str, float]], name: str) -> float:
+    return max(figures[wire][name] for wire in WIRES)
+
+
+def _latencies(store: Store) -> Table:
+    def pair(when: str, name: str) -> Callable[[Found], str]:
+        def cell(row: Found) -> str:
+            figures = row[1]["polite"].get(when)
+            return " / ".join(f"{figures[wire][name]:.1f}" for wire in WIRES) if figures else "-"
+
+        return cell
+
+    def over_control(row: Found) -> float | None:
+        polite = row[1]["polite"]
+        during = _worst(polite["during"], "p99_ms")
+        return during / _worst(polite["control"], "p99_ms") if "control" in polite else None
+
+    def is_met(row: Found) -> bool:
+        during = _worst(row[1]["polite"]["during"], "p99_ms")
+        return during <= MOST_P99_MS and not row[1]["faults"] and (over_control(row) or 0.0) <= MOST_RATIO
+
+    note = (
+        "HTTP / gRPC, milliseconds. Asked: no request of the polite client fails, p99 during the attack at most"
+        f" {MOST_P99_MS:g} ms and, where the attack aims at the event loop, at most {MOST_RATIO:g} times that of the"
+        " control (the worse wire of each)."
+    )
+    return table(
+        "The polite client",
+        note,
+        store.steps.items(),
+        ("attack", lambda row: row[0]),
+        ("MB/s", lambda row: f"{row[1]['attack']['bytes_per_s'] / 1e6:.2f}"),
+        *((f"{p} {when}", pair(when, f"{p}_ms")) for p in ("p50", "p99") for when in ("before", "during", "after")),
+        ("p99 control", pair("control", "p99_ms")),
+        ("during/control", lambda row: "-" if (ratio := over_control(row)) is None else f"{ratio:.2f}"),
+        ("failed", lambda row: len(row[1]["faults"])),
+        ("as asked", lambda row: MET[is_met(row)]),
+        words=1,
+    )
+
+
+def _grown(step: dict[str, Any], when: str) -> float:
+    return float(step["memory_mb"][when] - step["memory_mb"]["before"])
+
+
+def _memory(store: Store) -> Table:
+    note = (
+        "Of the server process. After: once no more than 20 MB above the start are resident and the descriptors are"
+        f" back, or after a minute. Asked: at most {MOST_MB:g} MB above the start during the attack and"
+        f" {LEFT_MB:g} MB after it."
+    )
+    return table(
+        "Memory, descriptors, log",
+        note,
+        store.steps.items(),
+        ("attack", lambda row: row[0]),
+        ("connections made", lambda row: f"{row[1]['attack']['connections']:.0f}"),
+        ("MB before", lambda row: f"{row[1]['memory_mb']['before']:.0f}"),
+        ("most MB", lambda row: f"{_grown(row[1], 'most'):+.0f}"),
+        ("MB after", lambda row: f"{_grown(row[1], 'after'):+.0f}"),
+        ("descriptors before", lambda row: row[1]["descriptors"]["before"]),
+        ("most", lambda row: row[1]["descriptors"]["most"]),
+        ("after", lambda row: row[1]["descriptors"]["after"]),
+        ("seconds until back", lambda row: f"{row[1]['settled_s']:.1f}"),
+        ("log lines", lambda row: row[1]["log_lines"]),
+        ("as asked", lambda row: MET[_grown(row[1], "most") <= MOST_MB and _grown(row[1], "after") <= LEFT_MB]),
+        words=1,
+    )
+
+
+def _former(store: Store) -> list[Table]:
+    """Beside what the same attacks did to the server before it had the bounds, where that was measured."""
+    path = store.path.with_name(f"{store.path.stem}-before.json")
+    if not path.exists():
+        return []
+    former = Store.read(path).steps
+    rows = [(name, former[name], found) for name, found in store.steps.items() if name in former]
+    note = (
+        "The same attacks on the server as it was before it had these bounds, and now. Work is the CPU time that the"
+        " server spends while a request of the polite client waits, p99 of the worse wire: unlike a latency it does not"
+        f" depend on what else the machine does, so that runs can be compared. `{path.name}` has the figures."
+    )
+    columns = (
+        ("attack", lambda row: row[0]),
+        ("work ms before", lambda row: f"{_worst(row[1]['polite']['during'], 'work_p99_ms'):.0f}"),
+        ("now", lambda row: f"{_worst(row[2]['polite']['during'], 'work_p99_ms'):.0f}"),
+        ("most MB before", lambda row: f"{_grown(row[1], 'most'):+.0f}"),
+        ("now", lambda row: f"{_grown(row[2], 'most'):+.0f}"),
+        ("MB left before", lambda row: f"{_grown(row[1], 'after'):+.0f}"),
+        ("now", lambda row: f"{_grown(row[2], 'after'):+.0f}"),
+    )
+    return [table("Before and now", note, rows, *columns, words=1)]

@@ -57,11 +57,7 @@ class Pace:
     _since: float = field(default_factory=time.monotonic)
 
     def allowed(self, size: int) -> int:
-        """So many of these bytes as may go out now, at least one; waits for them.
-
-        Raises:
-            Over: There is no time left.
-        """
+        """So many of these bytes as may go out now, at least one; waits for them."""
         while True:
             now = time.monotonic()
             if now >= self.until:
@@ -72,11 +68,7 @@ class Pace:
             time.sleep(min(0.01, self.until - now))
 
     def rest(self, seconds: float) -> None:
-        """Sends nothing for so long.
-
-        Raises:
-            Over: There is no time left.
-        """
+        """Sends nothing for so long."""
         left = self.until - time.monotonic()
         time.sleep(max(0.0, min(seconds, left)))
         if left <= seconds:
@@ -84,7 +76,7 @@ class Pace:
 
 
 class Line:
-    """One connection; use it in a `with` block.
+    """One connection, in a `with` block. Everything that waits raises `Over`, and OSError where the server closed.
 
     Attributes:
         pace: How fast it may send.
@@ -116,12 +108,7 @@ class Line:
         return self._others
 
     def send(self, data: bytes) -> None:
-        """Sends all of it, and reads meanwhile.
-
-        Raises:
-            OSError: The server closed.
-            Over: There is no time left.
-        """
+        """Sends all of it, and reads meanwhile."""
         left = memoryview(data)
         while left:
             size = self.pace.allowed(len(left))
@@ -135,12 +122,7 @@ class Line:
             self.read()
 
     def wait(self, condition: Callable[[], object], limit_s: float = 1.0) -> None:
-        """Reads until it is true, or for so long.
-
-        Raises:
-            OSError: The server closed.
-            Over: There is no time left.
-        """
+        """Reads until it is true, or for so long."""
         limit = time.monotonic() + limit_s
         while not condition() and time.monotonic() < limit:
             self.pace.allowed(1)
@@ -148,12 +130,7 @@ class Line:
             self.read()
 
     def hold(self) -> None:
-        """Does nothing more, to the end.
-
-        Raises:
-            OSError: The server closed.
-            Over: There is no time left.
-        """
+        """Does nothing more, to the end."""
         self.wait(lambda: False, float("inf"))
 
     def read(self) -> None:
@@ -225,12 +202,7 @@ class H2Line(Line):
         return number, frame(HEADERS, END_HEADERS | flags, number, call_block(path, more))
 
     def message(self, stream: int, message: bytes, flags: int = END_STREAM) -> None:
-        """Sends a message in frames, as the stream's window allows; a grant that does not come ends the connection.
-
-        Raises:
-            OSError: The server closed, or gave no leave.
-            Over: There is no time left.
-        """
+        """Sends a message in frames, as the stream's window allows; a grant that does not come ends the connection."""
         at = 0
         while at < len(message):
             self.wait(lambda: self.windows[stream] > 0, 5.0)

@@ -50,12 +50,7 @@ class Plan:
 
 
 class Watch:
-    """Looks at a server all the time; use it in a `with` block.
-
-    Attributes:
-        memory_mb: The most that was seen.
-        descriptors: Likewise.
-    """
+    """Looks at a server all the time in a `with` block, and keeps the most memory and descriptors that it saw."""
 
     def __init__(self, victim: Victim) -> None:
         self.memory_mb = 0.0
@@ -131,14 +126,7 @@ def _figures(polite: Polite, begin: float, end: float) -> dict[str, dict[str, fl
 
 
 def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[str, Any]:
-    """Rounds of the same mixed traffic; resident memory before the first and after each, with all connections closed.
-
-    Args:
-        victim: The server.
-        attacker: Sends the traffic.
-        rounds: How many.
-        seconds: The length of each.
-    """
+    """Rounds of the same mixed traffic; resident memory before the first and after each, without connections."""
     descriptors = victim.descriptors()
     memory = [victim.memory_mb()]
     sent = 0.0

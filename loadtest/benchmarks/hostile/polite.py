@@ -50,13 +50,7 @@ class Polite:
     """
 
     def __init__(self, victim: Victim, model: str, per_s: float) -> None:
-        """Says whom to ask.
-
-        Args:
-            victim: The server.
-            model: The model.
-            per_s: Requests a second over each wire.
-        """
+        """Says whom to ask, for which model, and how often a second over each wire."""
         self.requests: dict[str, list[Request]] = {wire: [] for wire in WIRES}
         self._victim = victim
         self._targets = [Target(wire, HOST, victim.ports[wire], model) for wire in WIRES]

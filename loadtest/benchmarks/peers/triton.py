@@ -104,11 +104,7 @@ class Installation:
     """The `tritonserver` of the wheel in a virtual environment."""
 
     def __init__(self, environment: Path) -> None:
-        """Looks where it lies; `obstacle` tells whether it does.
-
-        Args:
-            environment: The virtual environment.
-        """
+        """Looks where it lies; `obstacle` tells whether it does."""
         self._bin = environment.absolute() / "bin"
         found = sorted((environment.absolute() / "lib").glob("python3.*/site-packages"))
         self._packages = found[0] if found else environment.absolute()
@@ -128,14 +124,9 @@ class Installation:
         return None
 
     def command(self, repository: Path, work: Path, http: str, grpc: str, cache_mb: int = 0) -> list[str]:
-        """The words that start it, without metrics.
+        """The words that start it, without metrics, at two `host:port`.
 
-        Args:
-            repository: The model repository.
-            work: A directory to put a copy of the Python backend into: its stub has to lie beside its library.
-            http: `host:port` of HTTP.
-            grpc: `host:port` of gRPC.
-            cache_mb: Size of its response cache in MiB; 0: none.
+        A copy of the Python backend goes into `work`: its stub has to lie beside its library.
         """
         cache = ["--cache-directory", str(self._server / "caches"), "--cache-config", f"local,size={cache_mb << 20}"]
         backends = work / "backends"

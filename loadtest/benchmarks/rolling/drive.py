@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.benchmarks.drive import Recorded
+from loadtest.benchmarks.drive import Running, closed_loop, even
 from loadtest.benchmarks.rolling.accounting import identity
 from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica
 from loadtest.benchmarks.server_process import HOST
-from loadtest.errors import BenchError
-from loadtest.generator.child import Child
 from loadtest.generator.client import GRPC
 from loadtest.generator.messages import Target
-from loadtest.generator.run import Kind, Load, run
-from loadtest.generator.scenario import Phase, Scenario
+from loadtest.generator.run import Kind
 from loadtest.generator.workload import find_bundle, make_texts
 
 if TYPE_CHECKING:
@@ -30,14 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadtest.report.result import Result
-
 PROTOCOLS = ("http", "grpc")
+_GENERATOR = "loadtest.benchmarks.rolling.accounting"
 _SLICES = 240
 _SHARE = 0.7
 _TOKENS, _TEXTS = 16, 50
 _CONNECTIONS = 16
-_CAPACITY_S, _WARM_UP_S = 6.0, 2.0
+_CAPACITY_S = 6.0
 _CALM_S = 2.0
 """Load before the first restart and after the last."""
 
@@ -175,78 +170,8 @@ class Found:
         return slices
 
 
-class _Load:
-    """Both generators, each followed by a thread."""
-
-    def __init__(self, proxy: Proxy, model: str, texts: Sequence[str], rate: float, seconds: float) -> None:
-        scenario = Scenario("rolling", "", (Phase(seconds, 1, 1),), {_TOKENS: 1.0})
-        kinds = (Kind("embed", "embed", 1.0, tuple(texts)),)
-        self._seconds = seconds
-        self.results: dict[str, Recorded] = {}
-        self.of: dict[str, int] = {}
-        self._starts: list[float] = []
-        self._errors: list[BaseException] = []
-        self._threads = []
-        for seed, protocol in enumerate(PROTOCOLS, 1):
-            port = proxy.http_port if protocol == "http" else proxy.grpc_port
-            load = Load(scenario, rate / len(PROTOCOLS), kinds, seed, _PATIENCE_S)
-            self.results[protocol], self.of[protocol] = Recorded({}, seconds), load.processes
-            arguments = (Target(protocol, HOST, port, model), load, self.results[protocol])
-            self._threads.append(threading.Thread(target=self._follow, args=arguments))
-
-    def start(self) -> float:
-        """Starts them and returns when the schedule began (`time.perf_counter`)."""
-        for thread in self._threads:
-            thread.start()
-        while len(self._starts) < len(self._threads):
-            self.check()
-            time.sleep(0.1)
-        return min(self._starts)
-
-    def check(self) -> None:
-        """Looks whether a generator has failed.
-
-        Raises:
-            BenchError: It has.
-        """
-        if self._errors:
-            raise BenchError(f"a generator failed: {self._errors[0]}")
-
-    def join(self) -> None:
-        """Waits for the last answer.
-
-        Raises:
-            BenchError: A generator failed.
-        """
-        for thread in self._threads:
-            thread.join()
-        self.check()
-
-    def _follow(self, target: Target, load: Load, result: Recorded) -> None:
-        told = False
-
-        def show(_: Result, passed_s: float) -> None:
-            nonlocal told
-            if not told:
-                told = True
-                self._starts.append(time.perf_counter() - passed_s)
-
-        try:
-            run(target, load, result, show, "loadtest.benchmarks.rolling.accounting")
-        except BenchError as error:
-            self._errors.append(error)
-
-
 def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
-    """Does it.
-
-    Args:
-        plan: What is done.
-        say: Told where it is.
-
-    Raises:
-        BenchError: A server or a generator does not start, or a server does not end.
-    """
+    """Does it; raises BenchError where a server or a generator does not start, or a server does not end."""
     bundle = find_bundle(plan.models)
     texts = [text.text for text in make_texts(bundle.path, _TOKENS, _TEXTS)]
     with contextlib.ExitStack() as stack:
@@ -269,31 +194,29 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
         cycle_s = plan.lame_duck_s + start_s + 3.0
         seconds = max(plan.requests / rate * 1.02, 2 * _CALM_S + plan.restarts * cycle_s)
         before = proxy.counts()
-        load = _Load(proxy, bundle.model, texts, rate, seconds)
         found = Found(rate, capacity, seconds)
-        began = load.start()
-        _restart_all(found, plan, replicas, proxy, load, began, say)
+        kinds = (Kind("embed", "embed", 1.0, tuple(texts)),)
+        loads = {}
+        for seed, protocol in enumerate(PROTOCOLS, 1):
+            target = Target(protocol, HOST, getattr(proxy, f"{protocol}_port"), bundle.model)
+            share = (kinds, even(seconds), rate / len(PROTOCOLS), seed)
+            loads[protocol] = Running(target, *share, patience_s=_PATIENCE_S, generator=_GENERATOR)
+        _restart_all(found, plan, replicas, proxy, loads, say)
         say("waiting for the last answers")
-        load.join()
+        for load in loads.values():
+            load.join()
         after = proxy.counts()
         found.proxy = {name: count - before[name] for name, count in after.items()}
         codes = pool.map(lambda replica: replica.stop(_END_S), replicas)
         found.errors += [f"at the end a replica's exit code was {code}" for code in codes if code]
-        _account(found, load, replicas)
+        _account(found, loads, replicas)
     return found
 
 
 def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
     """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
-    ways = {"http": ("ours", proxy.http_port, "/embed"), "grpc": (GRPC, proxy.grpc_port, model)}
-    rates = []
-    with Child("loadtest.generator.client") as client:
-        for way, (form, port, endpoint) in ways.items():
-            arguments: dict[str, Any] = {"form": form, "port": port, "endpoint": endpoint, "hidden_size": hidden_size}
-            client.ask("open", way=way, texts={_TOKENS: texts}, **arguments)
-            times: dict[str, Any] = {"warm_up_s": _WARM_UP_S, "seconds": _CAPACITY_S}
-            sample = client.ask("measure", way=way, connections=_CONNECTIONS, tokens=_TOKENS, **times)
-            rates.append(float(sample["per_s"]))
+    places = (("ours", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
+    rates = [closed_loop(place, hidden_size, texts, _CONNECTIONS, _CAPACITY_S) for place in places]
     return len(rates) / sum(1 / rate for rate in rates)
 
 
@@ -302,11 +225,11 @@ def _restart_all(
     plan: Plan,
     replicas: Sequence[Replica],
     proxy: Proxy,
-    load: _Load,
-    began: float,
+    loads: dict[str, Running],
     say: Callable[[str], None],
 ) -> None:
     """Restarts one replica after another, evenly over the load, each once the one before is back."""
+    began = min(load.began() for load in loads.values())
 
     def now() -> float:
         return time.perf_counter() - began
@@ -314,13 +237,15 @@ def _restart_all(
     each_s = (found.seconds - 2 * _CALM_S) / plan.restarts
     for number in range(plan.restarts):
         while now() < _CALM_S + number * each_s:
-            load.check()
+            for load in loads.values():
+                load.check()
             time.sleep(0.05)
         replica = replicas[number % len(replicas)]
-        failed = sum(result.failed + result.unsent for result in load.results.values())
+        results = [load.result for load in loads.values()]
+        failed = sum(result.failed + result.unsent for result in results)
         say(
             f"restart {number + 1} of {plan.restarts}, replica {replica.name}; {now():.0f} of {found.seconds:.0f} s, "
-            f"{sum(result.offered for result in load.results.values())} requests, {failed} failed"
+            f"{sum(result.offered for result in results)} requests, {failed} failed"
         )
         signalled = now()
         code = replica.stop(_END_S)
@@ -330,17 +255,17 @@ def _restart_all(
         found.restarts.append(Restart(replica.name, signalled, ended, now(), code))
 
 
-def _account(found: Found, load: _Load, replicas: Sequence[Replica]) -> None:
+def _account(found: Found, loads: dict[str, Running], replicas: Sequence[Replica]) -> None:
     """Brings together what was asked, what clients got and what replicas say that they answered."""
     answered: Counter[str] = Counter()
     for replica in replicas:
         answered += replica.answered()
         found.errors += [f"replica {replica.name} logged: {line}" for line in replica.faults()]
     times, latencies = [], []
-    for protocol, result in load.results.items():
+    for protocol, load in loads.items():
+        result, of = load.result, load.processes
         found.offered[protocol] = result.offered
         found.faults += Counter(result.faults)
-        of = load.of[protocol]
         for index in range(of):
             for number in range(len(range(index, result.offered, of))):
                 name = identity(protocol, index, number)

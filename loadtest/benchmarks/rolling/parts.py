@@ -61,22 +61,14 @@ class Replica:
         self._process: ServerProcess | None = None
 
     def start(self) -> float:
-        """Starts it, waits until it is ready, and returns the seconds that took.
-
-        Raises:
-            BenchError: It does not become ready.
-        """
+        """Starts it, waits until it is ready, and returns the seconds that took; raises BenchError where it is not."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
         ready = (self.metrics_port, "/readyz")
         self._process = ServerProcess(self._command, environment, ready, log=self.log).__enter__()
         return self._process.ready_s
 
     def stop(self, limit_s: float) -> int:
-        """SIGTERM; returns the exit code.
-
-        Raises:
-            BenchError: It does not end in time.
-        """
+        """SIGTERM; returns the exit code, and raises BenchError where it does not end in time."""
         if self._process is None:
             raise BenchError(f"replica {self.name} does not run")
         code = self._process.stop(limit_s)
@@ -114,11 +106,7 @@ class Proxy(ServerProcess):
     """
 
     def __init__(self, replicas: Sequence[Replica], folder: Path, configuration: Path = CONFIGURATION) -> None:
-        """Says what to run.
-
-        Raises:
-            BenchError: There is no HAProxy here.
-        """
+        """Says what to run; raises BenchError where there is no HAProxy."""
         found = haproxy()
         if found is None:
             raise BenchError("no HAProxy here: install it, or `make haproxy`")
@@ -145,11 +133,7 @@ class Proxy(ServerProcess):
         )
 
     def wait_for(self, name: str, *, up: bool, limit_s: float) -> None:
-        """Waits until the proxy has seen that a replica is ready, or not.
-
-        Raises:
-            BenchError: It does not see it in time.
-        """
+        """Waits until the proxy has seen that a replica is ready, or not; raises BenchError after the limit."""
         limit = time.monotonic() + limit_s
         while (self._row("http", name)["status"].startswith("UP")) is not up:
             if time.monotonic() > limit:

@@ -7,24 +7,24 @@ libraries in whose place they stand. All run at once and are asked in turns; the
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadtest.benchmarks.peers.triton import isolated
-from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.runner import Benchmark, Option, Page
 from loadtest.benchmarks.server_process import ServerProcess, free_ports
+from loadtest.benchmarks.show import table
 from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.errors import BenchError
-from loadtest.generator.child import Child, module_environment
+from loadtest.generator.child import module_environment
 from loadtest.generator.client import GRPC_BYTES
-from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
     from loadtest.benchmarks.store import Store
+    from loadtest.report.sample import Spread
 
 _INSIDE = Path(__file__).parent / "inside"
 _CONNECTIONS = (1, 32)
@@ -36,16 +36,8 @@ _GROUP = 0
 _REQUEST = '{"inputs": "an empty request, 40 bytes"}'
 
 
-@dataclass(slots=True, frozen=True)
-class Subject:
-    """An empty server.
-
-    Attributes:
-        name: In the table.
-        script: What runs it, one of `inside`.
-        word: What the script calls it.
-        is_grpc: Whether it speaks gRPC; else HTTP/1.1.
-    """
+class Subject(NamedTuple):
+    """An empty server: its name in the table, the script of `inside` that runs it, and what that calls it."""
 
     name: str
     script: str
@@ -75,11 +67,7 @@ class WiresBenchmark(Benchmark):
     seconds = 1.0
     length = _GROUP
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> tuple[str, ...]:
-        environment = Path("build/wires")
-        parser.add_argument("--environment", type=Path, default=environment, help="of the libraries (%(default)s)")
-        return ()
+    own = (Option("--environment", Path("build/wires"), "of the libraries (%(default)s)"),)
 
     def model_facts(self) -> dict[str, str]:
         return {"model": "none"}
@@ -89,10 +77,8 @@ class WiresBenchmark(Benchmark):
         python = self.options.environment.absolute() / "bin" / "python"
         if not python.exists():
             raise BenchError(f"{self.options.environment} is no virtual environment; make it with `make bench-wires`")
-        client = self.stack.enter_context(Child("loadtest.generator.client"))
         turns = []
         for subject in SUBJECTS:
-            self.say(f"starting {subject.name}")
             [port] = free_ports(1)
             is_ours = subject.script == "ours.py"
             command = [
@@ -102,13 +88,13 @@ class WiresBenchmark(Benchmark):
                 str(port),
             ]
             environment = module_environment() if is_ours else isolated({})
-            server = self.stack.enter_context(ServerProcess(command, environment, (port, "")))
+            server = self.opened(subject.name, partial(ServerProcess, command, environment, (port, "")))
             form, endpoint = (GRPC_BYTES, _METHOD) if subject.is_grpc else ("bytes", "/")
             way: dict[str, Any] = {"way": subject.name, "form": form, "port": port, "endpoint": endpoint}
-            client.ask("open", hidden_size=_REPLY_BYTES, texts={_GROUP: [_REQUEST]}, **way)
+            self.client.ask("open", hidden_size=_REPLY_BYTES, texts={_GROUP: [_REQUEST]}, **way)
             for connections in _CONNECTIONS:
-                arguments = {"way": subject.name, "tokens": _GROUP, "connections": connections}
-                turns.append(Turn(f"{subject.name} {connections}", client, arguments, self.options.seconds, server))
+                asked = {"way": subject.name, "tokens": _GROUP, "connections": connections}
+                turns.append(Turn(f"{subject.name} {connections}", self.client, asked, self.options.seconds, server))
         return turns
 
     def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  every round is the same
@@ -117,26 +103,30 @@ class WiresBenchmark(Benchmark):
     def page(self, store: Store) -> Page:
         samples = Samples.of(store)
         one, many = _CONNECTIONS
-        rows = [
-            [
-                subject.name,
-                samples.spread(_GROUP, f"{subject.name} {one}", "p50_ms").text(3),
-                samples.spread(_GROUP, f"{subject.name} {many}", "per_s").text(0),
-                samples.spread(_GROUP, f"{subject.name} {many}", "server_cpu_us").text(0),
-                f"{samples.spread(_GROUP, f'{subject.name} {many}', 'client_cpu_us').median:.0f}",
-            ]
-            for subject in SUBJECTS
-        ]
+
+        def spread(figure: str, connections: int = many) -> Callable[[Subject], Spread]:
+            return lambda subject: samples.spread(_GROUP, f"{subject.name} {connections}", figure)
+
         note = (
             "Medians, least to greatest in brackets. `CPU`: time of the server's process for a request; `client`: the"
             " same of the client, which shares the cores. Where a server answers as fast as the client asks, requests"
             " a second are the client's limit, and `CPU` tells servers apart."
         )
-        head = ("server", f"p50 at {one}, ms", f"requests/s at {many}", f"CPU at {many}, us", "client, us")
         method = (
             f"A request of {len(_REQUEST)} bytes, a reply of {_REPLY_BYTES:,}, a handler that does nothing. All servers"
             f" run at once and are asked in turns: {len(samples.rounds[_GROUP])} rounds of"
             f" {store.facts['seconds']:g} s a measurement, each after a warm-up. {samples.quiet()}. gRPC's calls share"
             " four connections at most."
         )
-        return Page("What the wire costs", method, [Table("Empty servers", note, head, rows, words=1)])
+        servers = table(
+            "Empty servers",
+            note,
+            SUBJECTS,
+            ("server", lambda subject: subject.name),
+            (f"p50 at {one}, ms", lambda subject: spread("p50_ms", one)(subject).text(3)),
+            (f"requests/s at {many}", lambda subject: spread("per_s")(subject).text(0)),
+            (f"CPU at {many}, us", lambda subject: spread("server_cpu_us")(subject).text(0)),
+            ("client, us", lambda subject: f"{spread('client_cpu_us')(subject).median:.0f}"),
+            words=1,
+        )
+        return Page("What the wire costs", method, [servers])

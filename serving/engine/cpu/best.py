@@ -42,7 +42,7 @@ VERSION = f"onnxruntime {ort.VERSION}, openvino {openvino.VERSION}"
 
 _USUAL = 1
 """Buckets that ONNX Runtime computes unless another border gains: up to 16 tokens, which is best where it was measured
-(docs/benchmarks/cpu-engines.md)."""
+(docs/benchmarks/decisions.md)."""
 
 _MARGIN = 0.4
 """What each bucket beyond the usual border must gain, as a natural logarithm: about half as much time again. Replicas

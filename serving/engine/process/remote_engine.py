@@ -39,7 +39,7 @@ _KILL_S = 5.0
 
 _SPIN_AHEAD_S, _SPIN_S = 0.0003, 0.001
 """How long before a lone answer is expected the event loop stops sleeping, and for how long at most: to wake it, and
-the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/cpu.md."""
+the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/decisions.md."""
 
 _ENDED_LOADING = "the engine process ended while it was loading"
 

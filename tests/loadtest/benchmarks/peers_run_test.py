@@ -11,9 +11,8 @@ import pytest
 
 from loadtest.benchmarks import turns
 from loadtest.benchmarks.drive import Workload
-from loadtest.benchmarks.peers import rounds
-from loadtest.benchmarks.peers.servers import Peer
-from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, find
+from loadtest.benchmarks.peers import closed_loop
+from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, Peer, find
 from loadtest.benchmarks.server_process import BertServer
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
@@ -58,9 +57,9 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
 ) -> None:
     """Every subject has a sample at both numbers of connections, though its server sleeps between its turns."""
     monkeypatch.setattr(turns, "_SETTLE_S", 0.05)
-    monkeypatch.setattr(rounds, "_FROZEN_FROM_PERCENT", -1.0)
+    monkeypatch.setattr(closed_loop, "_FROZEN_FROM_PERCENT", -1.0)
     peers, children = running
-    measuring = rounds.Rounds(SUBJECTS, peers, children)
+    measuring = closed_loop.Rounds(SUBJECTS, peers, children)
     try:
         measuring.open(find_bundle(models, "fp32"), find_bundle(models, "int8"), texts, 1)
         samples = measuring.run(TOKENS, 0.2, lambda _: None)
@@ -87,4 +86,4 @@ def test_a_server_with_another_file_is_no_peer(
     """Who computes something else is not compared: here the raw engine has the fp32 file."""
     fp32 = find_bundle(models, "fp32")
     with pytest.raises(BenchError, match="another artifact than the raw engine's"):
-        rounds.Rounds(SUBJECTS, *running).open(fp32, fp32, texts, 1)
+        closed_loop.Rounds(SUBJECTS, *running).open(fp32, fp32, texts, 1)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.peers import servers, tune, verdict
-from loadtest.benchmarks.peers.entrants import REPEATING, ZIPF_SHARES, groups
-from loadtest.benchmarks.peers.open_loop import OpenLoopBenchmark
-from loadtest.benchmarks.peers.subjects import MANY, ONE, ORT, RAW, V2, find, subjects
+from loadtest.benchmarks.peers import closed_loop, who
+from loadtest.benchmarks.peers.open_loop import REPEATING, ZIPF_SHARES, OpenLoopBenchmark, groups
+from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
 from loadtest.benchmarks.runner import main, parser
 from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Round, Samples, round_name
+from loadtest.benchmarks.turns import Round, Samples
 from loadtest.errors import BenchError
 from loadtest.generator.forms import FORMS
 from loadtest.generator.http1 import post_bytes
@@ -76,38 +74,13 @@ def test_a_disturbed_round_counts_only_where_there_is_no_other() -> None:
 
 def test_the_verdict_is_yes_no_or_not_measured() -> None:
     """Half of Triton's latency is enough at 8 tokens, equal throughput is not, and 32 tokens were not measured."""
-    found = {
-        (aim.figure.more, tokens): one.met
-        for aim in verdict.AIMS
-        if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
-        for tokens, one in verdict.judge(measured(round_of(0.5)), MODEL, aim).items()
-    }
-    assert found[False, 8] is True
-    assert found[True, 8] is False
-    assert found[False, 32] is None
-
-
-def test_the_page_and_its_plot_name_everybody(tmp_path: Path) -> None:
-    """Each subject has its row and its bars; the plot is well-formed."""
-    path = tmp_path / "peers.json"
-    check = {"least_cosine": {subject.name: 0.99 for subject in subjects(MODEL)}, "idle_percent": {"triton": 0.1}}
-    facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 2.0}
-    store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}, "check": check})
-    for number, ours_ms in enumerate((0.5, 0.7), 1):
-        samples = round_of(ours_ms)
-        store.keep(round_name(number, 8), {subject: asdict(one) for subject, one in samples.items()})
-    assert main(BENCHMARKS, ["peers", "--page-only", "--out", str(path)]) == 0
-    text = path.with_suffix(".md").read_text()
-    drawn = ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314  our own file
-    words = [entry.text for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    for subject in subjects(MODEL):
-        assert f"| {subject.system} | {subject.engine} | {subject.protocol} |" in text
-        assert words.count(subject.name) == 2
-    assert "0.60 (0.50 to 0.70)" in text
-    assert "at most 0.90: yes, 0.60 (0.50 to 0.70)" in text
-    assert "at most 0.95: not measured" in text
-    assert "nvidia-pytriton 0.7.0" in text
-    assert "idle, of one core: triton 0.1%" in text
+    latency, throughput = (
+        aim for aim in closed_loop.AIMS if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
+    )
+    samples = measured(round_of(0.5))
+    assert closed_loop.judged(samples, MODEL, 8, latency).startswith("at most 0.90: yes")
+    assert closed_loop.judged(samples, MODEL, 8, throughput).startswith("at least 1.10: NO")
+    assert closed_loop.judged(samples, MODEL, 32, latency).endswith("not measured")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -138,40 +111,15 @@ def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
             check(wrong)
 
 
-def test_triton_is_tried_with_instances_threads_and_batching(tmp_path: Path) -> None:
-    """Each artifact in every combination; what Triton puts together is computed together."""
-    bundle = Bundle(
-        tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
-    )
-    models = tune.candidates(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
-    assert len({model.name for model in models}) == len(models) == 18
-    assert all(model.together == (model.batch > 1) for model in models)
-    assert 'string_value: "openvino"' in models[-1].config
-    assert "dynamic_batching" in models[-1].config
-
-
 def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
     """No more and no less, and what changes its answers in company is computed together only where that is said."""
     bundle = Bundle(
         tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
     )
-    models = servers.triton_models(servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
+    models = who.triton_models(who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
     endpoints = [end for subject in subjects(MODEL) if subject.server == "triton" for end in subject.endpoints]
     assert {model.name for model in models} == {end.split("/")[3] if "/" in end else end for end in endpoints}
     assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
-
-
-def test_what_was_tried_stands_in_a_table(tmp_path: Path) -> None:
-    """A row for each configuration, a column for each length; no table where nothing was."""
-    assert tune.table(tmp_path / "peers.json") is None
-    store = Store(tmp_path / "peers-triton.json", {"machine": {}})
-    name = "model.onnx; 2 of 1 threads; up to 8"
-    samples = {f"{name}; {count}": asdict(sample(1.5, 900.0)) for count in (ONE, MANY)}
-    for tokens in (8, 32):
-        store.keep(round_name(1, tokens), samples)
-    table = tune.table(tmp_path / "peers.json")
-    assert table is not None
-    assert table.rows == [["model.onnx", "2 of 1 threads", "up to 8", "1.50 ms, 900/s", "1.50 ms, 900/s"]]
 
 
 def test_an_environment_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,8 +185,8 @@ def test_who_takes_no_deadlines_is_asked_at_no_rate_above_its_collapse(tmp_path:
 def test_triton_is_told_of_deadlines_and_caches(tmp_path: Path) -> None:
     """Its queue refuses what has waited too long, and where texts repeat its own cache answers."""
     bundle = Bundle(tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=True)
-    kit = servers.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
-    plain, cached = (servers.open_loop_models(kit, cached=flag) for flag in (False, True))
+    kit = who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
+    plain, cached = (who.open_loop_models(kit, cached=flag) for flag in (False, True))
     asked = {entrant.target(1, MODEL).model for group in groups().values() for entrant in group if entrant.model}
     assert {model.name for model in plain} == asked
     assert all("default_timeout_microseconds: 125000 allow_timeout_override: true" in model.config for model in plain)

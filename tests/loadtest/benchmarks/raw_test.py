@@ -101,7 +101,7 @@ def test_every_way_is_measured(models: Path, asked: list[tuple[str, str]]) -> No
     texts = make_texts(bundle.path, 8, 32)
     engine = RawEngine()
     engine.open(str(bundle.artifact), list(bundle.inputs), 2, 2, {"8": [text.ids for text in texts]})
-    assert np.linalg.norm(engine.vector(8)) == pytest.approx(1, abs=1e-5)
+    assert np.linalg.norm(engine.vectors(8, 1)[0]) == pytest.approx(1, abs=1e-5)
     for options, way in asked:
         sample = engine.measure(options, way, 8, 0.01, 0.5)
         assert sample["requests"] > 0

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.rolling import page
 from loadtest.benchmarks.rolling.accounting import AccountingGenerator, identity
+from loadtest.benchmarks.rolling.benchmark import page
 from loadtest.benchmarks.rolling.drive import Found, Restart
 from loadtest.benchmarks.rolling.parts import Replica
 from loadtest.benchmarks.runner import main
@@ -160,7 +160,7 @@ def kept(path: Path, run: Found) -> str:
     """The page of a run, as it is written from its store."""
     store = Store(path, {"machine": {"CPU": "a processor"}}, {"rolling": {**run.figures(), "server": "the server"}})
     store.keep("rolling", store.steps["rolling"])
-    page.page(Store.read(path).steps["rolling"]).write(store)
+    page(Store.read(path).steps["rolling"]).write(store)
     return path.with_suffix(".md").read_text()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import textwrap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -101,9 +103,7 @@ def test_senseless_options_are_refused(wrong: list[str], capsys: pytest.CaptureF
     assert "must be positive" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", [kind.name for kind in BENCHMARKS if kind.name not in {"wires", "peers", "peers-tune"}]
-)
+@pytest.mark.parametrize("name", [kind.name for kind in BENCHMARKS if kind.name not in {"wires", "peers"}])
 def test_a_run_without_a_model_ends_in_a_sentence(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +136,11 @@ def test_the_figures_of_the_documents_make_their_pages(kind: type[Benchmark], fi
     assert main(BENCHMARKS, [kind.name, "--page-only", "--out", str(tmp_path / figures.name)]) == 0
     page = figures.with_suffix(".md")
     assert (tmp_path / page.name).read_text() == page.read_text()
+    plots = {plot.name for plot in tmp_path.glob("*.svg")}
+    assert plots == set(re.findall(r"\]\(([^)]+\.svg)\)", page.read_text()))
+    for plot in plots:
+        drawn = ET.fromstring((tmp_path / plot).read_text())  # noqa: S314  our own file
+        assert any((entry.text or "").strip() for entry in drawn.iter("{http://www.w3.org/2000/svg}text"))
 
 
 class Counting(Benchmark):
@@ -186,7 +191,11 @@ def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.C
     assert main([Counting], [*words, "--seconds", "2"]) == 1
     assert "measured with another seconds; start afresh with --fresh" in capsys.readouterr().err
     assert main([Counting], [*words, "--only", "2", "--fresh"]) == 0
+    assert main([Counting], [*words, "--only", "2$", "--again"]) == 0
     assert list(Store.read(out).steps) == ["round 2"]
+    assert Counting.measured[-2:] == [2, 2]
+    assert main([Counting], [*words, "--only", "4"]) == 1
+    assert "there is no step '4'" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -8,9 +8,9 @@ import pytest
 
 from charts.lines import Series, chart_file
 from charts.plot import Axis
+from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
-from loadtest.benchmarks.scheduling import page, replays, simulated
-from loadtest.benchmarks.scheduling.steps import KNEE, OVERLOADS, SHARES
+from loadtest.benchmarks.scheduling import KNEE, OVERLOADS, REPLAYED, SHARES, page, replays_page
 from loadtest.benchmarks.store import Store
 from loadtest.errors import BenchError
 from loadtest.generator.records import PACK, RECORD
@@ -129,20 +129,6 @@ def full_store(path: Path) -> Store:
     return Store(path, {"machine": machine, "model": "minilm", "version": "1"}, found)
 
 
-def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
-    """Tables, plots and what was asked for."""
-    store = full_store(tmp_path / "scheduling.json")
-    page.page(store).write(store)
-    text = (tmp_path / "scheduling.md").read_text()
-    assert "| ratio | 0.50 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
-    assert "| as asked | yes | yes |  |  | yes |" in text
-    assert "| 2 | ours | 200 | 96.0 | 96% | 0.0 | 0.0 | 100.0 | 5.0 | 0.0 | yes |" in text
-    assert "the last rate with nine of ten requests in time is 1250/s" in text
-    for name in ("tails", "goodput"):
-        assert f"(scheduling-{name}.svg)" in text
-        assert (tmp_path / f"scheduling-{name}.svg").read_text().startswith("<svg")
-
-
 @pytest.mark.parametrize(
     ("step", "change"),
     [
@@ -156,11 +142,11 @@ def test_the_page_holds_the_figures_and_their_verdicts(tmp_path: Path) -> None:
 def test_what_is_not_as_asked_is_said(tmp_path: Path, step: str, change: dict[str, float]) -> None:
     """One figure beyond its limit, and the page says no."""
     store = full_store(tmp_path / "scheduling.json")
-    assert "**no**" not in page.page(store).markdown(store)
+    assert "**no**" not in page(store).markdown(store)
     changed = {step: change} if "turn" not in step else {f"turn {number} ours": change for number in (1, 2, 3)}
     for name, figures in changed.items():
         store.steps[name] |= figures
-    assert "**no**" in page.page(store).markdown(store)
+    assert "**no**" in page(store).markdown(store)
 
 
 def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
@@ -168,11 +154,11 @@ def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
     whole = full_store(tmp_path / "scheduling.json")
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
-        assert page.page(part).markdown(part).startswith("# Scheduling")
+        assert page(part).markdown(part).startswith("# Scheduling")
     whole = replayed_store(tmp_path / "simulated.json")
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
-        assert replays.page(part).markdown(part).startswith("# Simulated")
+        assert replays_page(part).markdown(part).startswith("# Simulated")
 
 
 def replayed_store(path: Path, rounds: int = 3) -> Store:
@@ -182,7 +168,7 @@ def replayed_store(path: Path, rounds: int = 3) -> Store:
         "calm": {"overhead": {"receive": 150.0, "token": 3.0, "reply": 100.0, "batch": 70.0, "wire": 90.0}},
     }
     stages = {"queue_ms": 2.0, "compute_ms": 8.0}
-    for number, share in product(range(1, rounds + 1), replays.SHARES):
+    for number, share in product(range(1, rounds + 1), REPLAYED):
         told = {"answered_per_s": 30.0, "p50_ms": 110.0, "p99_ms": 114.0, **stages}
         found[f"replay {number} {share:g}"] = {"measured": run(30) | stages, "simulated": told}
     return Store(path, {"machine": {"CPU": "a processor"}, "model": "minilm", "version": "1"}, found)
@@ -191,19 +177,19 @@ def replayed_store(path: Path, rounds: int = 3) -> Store:
 def test_simulated_figures_stand_beside_measured_ones(tmp_path: Path) -> None:
     """With the stages, and whether that is as asked."""
     store = replayed_store(tmp_path / "simulated.json")
-    text = replays.page(store).markdown(store)
+    text = replays_page(store).markdown(store)
     assert "| 0.8 | 100.0 | 110.0 | +10% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | yes |" in text
     assert "| 0.8 | 2.0 | 2.0 | 8.0 | 8.0 |" in text
     for number in (1, 2):
         store.steps[f"replay {number} 0.8"]["simulated"]["p50_ms"] = 116.0
-    assert "| +16% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | **no** |" in replays.page(store).markdown(store)
+    assert "| +16% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | **no** |" in replays_page(store).markdown(store)
 
 
 @pytest.mark.long
 def test_the_t4_tables_are_simulated_by_the_command() -> None:
     """The answer holds a capacity, its sources and the curve below it."""
     overhead = {"receive": 100.0, "token": 1.0, "reply": 60.0, "batch": 40.0, "wire": 150.0}
-    found = simulated.capacity("t4-bert-large-fp16", 384, 50.0, overhead)
+    found = simulator.capacity("t4-bert-large-fp16", 384, 50.0, overhead)
     assert 5 < found["capacity_per_s"] < 90
     assert len(found["runs"]) > 10
     assert any("https://github.com/NVIDIA/TensorRT" in fact for fact in found["facts"])
@@ -212,7 +198,7 @@ def test_the_t4_tables_are_simulated_by_the_command() -> None:
 def test_a_simulation_that_fails_says_why() -> None:
     """The command's own sentence comes back."""
     with pytest.raises(BenchError, match="no table of costs"):
-        simulated.replay({"models": 3}, [(0.0, 8)], 1.0, {"receive": 1.0})
+        simulator.replay({"models": 3}, [(0.0, 8)], 1.0, {"receive": 1.0})
 
 
 def test_a_chart_is_a_file_of_its_own() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.benchmarks.raw_engine import OPTIONS, ways
-from loadtest.benchmarks.runner import main
 from loadtest.benchmarks.server import (
     CONNECTIONS,
     PROTOCOLS,
@@ -19,13 +16,10 @@ from loadtest.benchmarks.server import (
     percent_of_raw,
     targets,
 )
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Samples, round_name
+from loadtest.benchmarks.turns import Samples
 from loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from loadtest.benchmarks.turns import Round
 
 USAGE = {"ready_s": 2.0, "server_mb": 100.0, "engine_mb": 200.0, "idle_percent": 0.1, "cores": 2}
@@ -122,20 +116,3 @@ def test_a_missed_target_is_seen() -> None:
 def test_what_was_not_measured_is_not_judged() -> None:
     """A run over other lengths leaves the targets open."""
     assert [target.met for target in targets(samples(32), None)] == [None] * 4
-
-
-def test_the_page_has_a_row_for_each_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Terminal and page show every length, the medians, the machine and the command."""
-    facts = {"machine": {"CPU": "a processor"}, "model": "minilm", "version": "1", "seconds": 0.4}
-    store = Store(tmp_path / "bench.json", facts, {"usage": USAGE}, "the command")
-    for tokens in (8, 128):
-        store.keep(round_name(1, tokens), {subject: asdict(replace(one)) for subject, one in round_of().items()})
-    assert main(BENCHMARKS, ["server", "--page-only", "--out", str(store.path)]) == 0
-    page = store.path.with_suffix(".md").read_text()
-    assert "+0.40" in page
-    assert "+0.40" in capsys.readouterr().out
-    assert "CPU: a processor" in page
-    assert "`the command`" in page
-    latency = page.split("## Latency")[1].split("##")[0]
-    assert [line.split("|")[1].strip() for line in latency.splitlines() if line.startswith("|")][2:] == ["8", "128"]
-    assert len({line.count("|") for line in latency.splitlines() if line.startswith("|")}) == 1

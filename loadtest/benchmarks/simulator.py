@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 _LIMIT_S = 300.0
 
 
-def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: dict[str, float]) -> Any:  # noqa: ANN401  JSON
-    """What becomes of the requests of a measured run.
+def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
+    """What becomes of the requests (seconds and tokens of each) of a measured run, by the server's `/status`.
 
-    Args:
-        status: The server's `/status`.
-        requests: Seconds and tokens of each.
-        seconds: Length of the schedule.
-        overhead: Options of `bertserve simulate` that end in `-us`, without that end.
-
-    Raises:
-        BenchError: The simulator fails.
+    `overhead` holds options of `bertserve simulate` that end in `-us`, without that end. Raises BenchError where the
+    simulator fails, as all of these do.
     """
     with tempfile.TemporaryDirectory() as folder:
         costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
@@ -38,28 +32,18 @@ def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, o
         return asked(*run, *_words(overhead))
 
 
-def capacity(table: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
-    """Capacity at an objective for p99, and the curves below it, of a published table at one length.
-
-    Args:
-        table: As `bertserve simulate --cost` has it.
-        tokens: Of each text.
-        slo_ms: The objective.
-        overhead: As for `replay`.
-
-    Raises:
-        BenchError: The simulator fails.
-    """
+def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
+    """Capacity at an objective for p99, and the curves below it, of a published table at one length."""
     with tempfile.TemporaryDirectory() as folder:
         curve = Path(folder) / "curve.json"
-        words = ("--cost", table, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
+        words = ("--cost", cost, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
         found = asked(*words, "--out", str(curve), *_words(overhead))
         return {**found, "slo_ms": slo_ms, "runs": json.loads(curve.read_bytes())["runs"]}
 
 
-def at_rate(table: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
+def at_rate(cost: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
     """The figures of a published table at one length and one rate; the arguments are those of `capacity`."""
-    return asked("--cost", table, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
+    return asked("--cost", cost, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
 
 
 def _words(overhead: Mapping[str, float]) -> list[str]:

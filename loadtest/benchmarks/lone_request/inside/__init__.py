@@ -1,1 +1,0 @@
-"""What runs as the servers: scripts in processes of their own."""

@@ -1,1 +1,0 @@
-"""The server's scheduling beside first come, first served; what it does under overload; and its simulation."""

@@ -1,0 +1,304 @@
+"""What a swap of versions costs the requests that arrive meanwhile: p99 during it beside p99 before it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from loadtest.benchmarks.drive import SLO_MS, Requests, Running, drive, even, find_capacity, mixed_texts, short_texts
+from loadtest.benchmarks.runner import Benchmark, Option, Page, Part, Picture
+from loadtest.benchmarks.server_process import HOST, BertServer
+from loadtest.benchmarks.show import chart, median, table
+from loadtest.errors import BenchError
+from loadtest.generator.messages import Target
+from loadtest.report.sample import Spread
+from loadtest.report.tables import MET
+from serving.host import available_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadtest.benchmarks.drive import Workload
+    from loadtest.benchmarks.store import Step, Store
+    from loadtest.report.tables import Table
+
+SHARE = 0.3
+"""Of capacity, the load during which is swapped."""
+
+STEP_S = 0.5
+"""Of the curve around a swap."""
+
+_MOST_RATIO = 1.3
+_PATIENCE_S = 10.0
+_WARM_S = 5.0
+_AFTER_S = 0.5
+"""What follows the load call's reply still counts as the swap: the old version is drained then."""
+
+_PROBE_S, _SWAP_LIMIT_S = 15.0, 120.0
+_FIRST_GUESS = {"mixed": 50.0, "short": 800.0}
+_TEXTS = {"mixed": "6 to 250 words", "short": "8 tokens"}
+
+Moves = list[tuple[Path, Path]]
+"""Directories of versions: where each is staged, and its place in the repository."""
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        rounds: Servers that are started for each kind of texts.
+        swaps: Of each of them.
+        calm_s: Before each swap: with it the swap is compared.
+        room_s: For a swap.
+    """
+
+    rounds: int = 5
+    swaps: int = 20
+    calm_s: float = 5.0
+    room_s: float = 5.0
+
+    @property
+    def seconds(self) -> float:
+        """Of a round."""
+        return self.swaps * (self.calm_s + self.room_s)
+
+
+class Swap(NamedTuple):
+    """When a swap was, in seconds of the schedule: from the load call to its reply."""
+
+    begin: float
+    end: float
+
+
+class SwapBenchmark(Benchmark):
+    """`make bench-swap`."""
+
+    name = "swap"
+    purpose = "latency during a swap of versions beside latency before it"
+    rounds = Plan().rounds
+    seconds = Plan().calm_s
+    own = (
+        Option("--scratch", None, "where there is room for the versions of one round", Path),
+        Option("--swaps", Plan().swaps, "of a round (%(default)s)"),
+        Option("--room-s", Plan().room_s, "for each, after --seconds of calm"),
+        Option("--capacity-mixed", None, "requests a second, in place of a search for it", float),
+        Option("--capacity-short", None, "the same of short texts", float),
+    )
+
+    @property
+    def _plan(self) -> Plan:
+        options = self.options
+        return Plan(options.rounds, options.swaps, options.seconds, options.room_s)
+
+    def facts(self) -> dict[str, Any]:
+        model = self.model_facts()
+        del model["version"]  # each swap makes another one
+        return {**model, "plan": asdict(self._plan)}
+
+    def steps(self) -> Iterator[Step]:
+        for name in _TEXTS:
+            yield f"capacity {name}", partial(self._capacity, name)
+        for number in range(1, self.options.rounds + 1):
+            for name in _TEXTS:
+                yield f"round {number} {name}", partial(self._round, name, number)
+
+    @cached_property
+    def _workloads(self) -> dict[str, Workload]:
+        return {"mixed": mixed_texts(self.bundle), "short": short_texts(self.bundle)}
+
+    def _capacity(self, name: str) -> dict[str, Any]:
+        if given := getattr(self.options, f"capacity_{name}"):
+            return {"capacity_per_s": given, "confidence": "given"}
+        bundle = self.bundle
+        with BertServer(self.options.models, bundle.precision, available_cpus()) as server:
+            target = Target("http", HOST, server.http_port, bundle.model)
+            return find_capacity(target, self._workloads[name], _PROBE_S, _FIRST_GUESS[name])
+
+    def _round(self, name: str, number: int) -> dict[str, Any]:
+        """One server, swapped again and again under 0.3 of its capacity."""
+        plan, workload, bundle = self._plan, self._workloads[name], self.bundle
+        rate = SHARE * self.store.steps[f"capacity {name}"]["capacity_per_s"]
+        with tempfile.TemporaryDirectory(dir=self.options.scratch) as scratch:
+            repository, moves = _versions(bundle.path, Path(scratch), bundle.model, plan.swaps)
+            control = ("--model-control", "true")
+            with BertServer(repository, bundle.precision, available_cpus(), *control) as server:
+                target = Target("http", HOST, server.http_port, bundle.model)
+                drive(target, workload, even(_WARM_S), rate, 1000 + number, _PATIENCE_S)
+                load = Running(target, workload.kinds, even(plan.seconds), rate, number, patience_s=_PATIENCE_S)
+                try:
+                    swaps = list(_swaps(target, moves, plan, load.began()))
+                except (OSError, http.client.HTTPException, BenchError) as error:
+                    raise BenchError(f"{error}\n\nThe server said last:\n{server.last_words()}") from error
+                finally:
+                    recorded = load.join()
+        return {"rate": rate, **figures(Requests.of(recorded, workload.tokens), swaps, plan)}
+
+    def page(self, store: Store) -> Page:
+        return page(store)
+
+
+def _swaps(target: Target, moves: Moves, plan: Plan, began: float) -> Iterator[Swap]:
+    """Makes the swaps, each after a calm; one that takes longer than planned moves those that follow."""
+    calm_from = 0.0
+    for number, (staged, place) in enumerate(moves):
+        due = max(calm_from, number * (plan.calm_s + plan.room_s)) + plan.calm_s
+        if due + plan.room_s > plan.seconds:
+            return
+        time.sleep(max(0.0, began + due - time.perf_counter()))
+        staged.rename(place)
+        begin = time.perf_counter() - began
+        _load(target)
+        calm_from = time.perf_counter() - began
+        yield Swap(begin, calm_from)
+
+
+def _load(target: Target) -> None:
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=_SWAP_LIMIT_S)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/v2/repository/models/{target.model}/load")
+        reply = connection.getresponse()
+        body = reply.read().decode("utf-8", "replace")
+    if reply.status != http.HTTPStatus.OK:
+        raise BenchError(f"the server does not load the next version: {body}")
+
+
+def _versions(bundle: Path, scratch: Path, model: str, swaps: int) -> tuple[Path, Moves]:
+    """A repository with version 1, and its further versions."""
+    repository, staged = scratch / "models", scratch / "staged"
+    _copy(bundle, repository / model / "1", 1)
+    moves = []
+    for version in range(2, swaps + 2):
+        _copy(bundle, staged / str(version), version)
+        moves.append((staged / str(version), repository / model / str(version)))
+    return repository, moves
+
+
+def _copy(bundle: Path, target: Path, version: int) -> None:
+    shutil.copytree(bundle, target)
+    manifest = json.loads((target / "manifest.json").read_bytes())
+    (target / "manifest.json").write_text(json.dumps(manifest | {"version": version}), encoding="utf-8")
+
+
+def figures(requests: Requests, swaps: Sequence[Swap], plan: Plan) -> dict[str, Any]:
+    """What the swaps of a round cost: their windows together beside the calm before them together.
+
+    Args:
+        requests: All of the round.
+        swaps: When they were.
+        plan: How long the calm is.
+    """
+
+    def between(begin_s: float, end_s: float) -> NDArray[np.float64]:
+        """Latencies in a stretch, relative to each swap; of what has no answer, as if it took for ever."""
+        stretches = [requests.within(swap.begin + begin_s, swap.begin + end_s) for swap in swaps]
+        return np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in stretches])
+
+    ends = [requests.within(swap.begin, swap.end + _AFTER_S) for swap in swaps]
+    latencies = {
+        "before": between(_AFTER_S - plan.calm_s, 0.0),
+        "during": np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in ends]),
+    }
+    curve = []
+    for at in np.arange(-plan.calm_s + _AFTER_S, plan.room_s, STEP_S).tolist():
+        step = between(at, at + STEP_S)
+        if len(step):
+            curve.append([at + STEP_S / 2, *(_percentile(step, percent) for percent in (50, 99))])
+    found = {
+        f"{when}_p{percent}_ms": _percentile(values, percent)
+        for when, values in latencies.items()
+        for percent in (50, 99)
+    }
+    return {
+        "swaps": len(swaps),
+        "swap_s": statistics.median(swap.end - swap.begin for swap in swaps),
+        **{f"requests_{when}": len(values) for when, values in latencies.items()},
+        "without_answer": int((~requests.answered).sum()),
+        **found,
+        "ratio": found["during_p99_ms"] / found["before_p99_ms"],
+        "curve": curve,
+    }
+
+
+def _percentile(latencies: NDArray[np.float64], percent: float) -> float:
+    if not len(latencies):
+        raise BenchError("no request fell into the window of a swap: the rate is too low or the windows too short")
+    return float(np.percentile(latencies, percent, method="inverted_cdf"))
+
+
+Rounds = list[dict[str, Any]]
+
+
+def page(store: Store) -> Page:
+    """The page, as far as it has been measured."""
+    method = (
+        f"Open loop, Poisson arrivals over HTTP at {SHARE:g} of the capacity for a p99 of {SLO_MS:g} ms; the generator"
+        " shares the cores with the server. A copy of the model is put into the repository as its next version and"
+        " loaded by a call: verified, loaded and warmed in a second engine process, then switched to. A latency counts"
+        " from the intended time."
+    )
+    rounds: dict[str, Rounds] = {}
+    for name, found in store.named("round ").items():
+        rounds.setdefault(name.split()[1], []).append(found)
+    pictures = [Picture(name, _plot(found, name)) for name, found in rounds.items()]
+    parts: list[Part] = [_table(rounds), *pictures] if rounds else []
+    return Page("A swap of versions: what requests notice", method, parts, facts={"model": store.facts["model"]})
+
+
+def _table(rounds: dict[str, Rounds]) -> Table:
+    def ratio(found: Rounds) -> Spread:
+        return Spread.of([one["ratio"] for one in found])
+
+    note = (
+        f"Medians of {min(map(len, rounds.values()))} rounds, each a server of its own; the windows of a round's swaps"
+        " are taken together, and the calm before them together. During: from the load call until half a second after"
+        f" its reply. Asked: p99 during a swap at most {_MOST_RATIO:g} times that before it, and an answer for every"
+        " request."
+    )
+
+    def of(cell: Callable[[Rounds], object]) -> Callable[[tuple[str, Rounds]], object]:
+        return lambda row: cell(row[1])
+
+    return table(
+        "Latency before and during a swap",
+        note,
+        rounds.items(),
+        ("texts", lambda row: _TEXTS[row[0]]),
+        ("requests/s", of(median("rate"))),
+        ("swaps", of(lambda found: sum(one["swaps"] for one in found))),
+        ("seconds each", of(median("swap_s", 2))),
+        ("requests during", of(lambda found: sum(one["requests_during"] for one in found))),
+        *((f"p{p} {when} ms", of(median(f"{when}_p{p}_ms"))) for p in (50, 99) for when in ("before", "during")),
+        ("p99 ratio", of(lambda found: "{0.median:.2f} ({0.low:.2f} to {0.high:.2f})".format(ratio(found)))),
+        ("without answer", of(lambda found: sum(one["without_answer"] for one in found))),
+        ("as asked", of(lambda found: MET[ratio(found).median <= _MOST_RATIO])),
+        words=1,
+    )
+
+
+def _plot(rounds: Rounds, name: str) -> str:
+    """Latency by the time from the load call: the median of the rounds at each moment."""
+    moments: dict[float, list[list[float]]] = {}
+    for found in rounds:
+        for at, *values in found["curve"]:
+            moments.setdefault(at, []).append(values)
+    lines = {
+        title: (colour, [(at, statistics.median(each[index] for each in moments[at])) for at in sorted(moments)])
+        for index, (title, colour) in enumerate((("p50", "orange"), ("p99", "blue")))
+    }
+    swap_s = statistics.median(found["swap_s"] for found in rounds)
+    title = f"Latency around a swap, texts of {_TEXTS[name]}; the new version serves after {swap_s:.1f} s"
+    return chart(title, "seconds from the load call", "ms", lines, whole=True)

@@ -1,1 +1,0 @@
-"""What a swap of versions costs the requests that arrive meanwhile."""
