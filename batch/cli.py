@@ -144,9 +144,10 @@ def _run(options: argparse.Namespace) -> int:
     model.check_columns(len(columns.texts))
     if model.ignored:
         sys.stderr.write(f"bertserve batch: options that are not read: {model.ignored}\n")
-    if options.format == "npy" and model.task != "embed":
+    column = model.column
+    if options.format == "npy" and (column.nested or column.width is None):
         raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
-    rows = options.part_rows or (_PART_ROWS_OF_TOKENS if model.task == "embed_tokens" else _PART_ROWS)
+    rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
     job = Job(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
     workers = jobs.Workers(options.address, options.actors, options.threads, options.gpus)
     with OwnedStore(options.out, job) as store:

@@ -22,9 +22,10 @@ from export.checkpoint import modules, pooling
 from export.checkpoint.families import FAMILIES, TOLD
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
-from export.recipe import FORMS, TASKS
+from export.recipe import FORMS
 from serving.host import available_cpus, installed, processor
 from serving.options import OptionParser
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     import argparse

@@ -13,9 +13,10 @@ from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.graph import draft, optimize, task_model
-from export.proof import decisions, parity
+from export.proof import parity
 from export.proof.engine import open_engine
 from export.recipe import LIMITS, Recipe
+from export.tasks import decisions
 from export.texts import corpus
 from serving.models.manifest import Accuracy, Invariance, Parity
 from serving.models.verified_dir import digest
