@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from batch.errors import BatchError
 from serving.host import installing
 from serving.options import OptionParser
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -70,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", type=Path, default=Path("models"), metavar="DIR", help="model repository (default: models)")
     add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
-    add("--task", help="embed, embed_tokens, classify, rerank, answer, tag or fill_mask (default: the model's)")
+    add("--task", help=f"{', '.join(TASKS)} (default: the model's)")
     add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
     add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL, CSV or TXT, or folders")
     add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")

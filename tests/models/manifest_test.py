@@ -146,7 +146,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no-such-prompt": (put("default_prompt", "query"), "none of the prompts"),
     "default-prompt-elsewhere": (
         lambda m: m.update(task="rerank", pooling=None, prompts={"query": "q"}, default_prompt="query"),
-        "default prompt belongs",
+        "default_prompt belongs",
     ),
     "candidates-elsewhere": (put("candidates", 5), "candidates"),
     "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),

@@ -14,6 +14,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.progress import quiet
+from serving import tasks as known_tasks
 from serving.models.bundle import BundleWriter, file_entry
 from serving.models.manifest import (
     SCHEMA_VERSION,
@@ -38,7 +39,7 @@ LABELS: dict[str, tuple[str, ...]] = {
     "classify": ("calm", "glad", "sad"),
     "tag": ("O", "B-place", "I-place", "B-thing", "I-thing"),
 }
-TASKS: tuple[str, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
+TASKS = tuple(known_tasks.TASKS)
 _OPSET = 17
 _TRACED = "model.onnx"
 _HEADS: dict[str, str] = {
@@ -123,7 +124,10 @@ def write_bundle(
     """
     task, labels = tiny.task, tiny.labels
     sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
-    inputs, outputs = TASKS[task].graph_inputs(segments=True), TASKS[task].graph_outputs(**sizes)
+    inputs, outputs = (
+        known_tasks.TASKS[task].graph_inputs(segments=True),
+        known_tasks.TASKS[task].graph_outputs(**sizes),
+    )
     with BundleWriter(repository, name or task) as writer:
         graph = writer.path / "model.fp32.onnx"
         _write_graph(tiny, graph)
@@ -175,8 +179,10 @@ def write_bundle(
 
 def _write_graph(tiny: TinyModel, path: Path) -> None:
     """Writes the graph; it is traced once for each state of the model, the code and the libraries, and then kept."""
-    inputs = [tensor.name for tensor in TASKS[tiny.task].graph_inputs(segments=True)]
-    outputs = TASKS[tiny.task].graph_outputs(hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES)
+    inputs = [tensor.name for tensor in known_tasks.TASKS[tiny.task].graph_inputs(segments=True)]
+    outputs = known_tasks.TASKS[tiny.task].graph_outputs(
+        hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES
+    )
     axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}
     for spec in outputs:
         varying = {1: "masks" if tiny.task == "fill_mask" else "sequence"} if spec.shape[1:2] == (-1,) else {}
