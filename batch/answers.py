@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from serving.records import AnswerSpan, Entity, FilledMask, LabelScore, TaggedToken, TagOptions
+from serving.tasks.base import Vector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.models.manifest import Manifest
-    from serving.models.manifest import Task as TaskName
     from serving.records import TaskOptions
+    from serving.tasks.base import Task
 
 _SCALARS = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 
@@ -27,32 +27,23 @@ class AnswerColumn:
     Attributes:
         name: `embedding`, `labels` or whatever the task answers.
         type: Of its values.
+        nested: Whether an answer is a list.
         width: Dimensions of a vector; None where no vectors are answered.
     """
 
-    def __init__(self, task: TaskName, options: TaskOptions[Any], manifest: Manifest) -> None:
-        self.width: int | None = None
-        self._nested = task == "embed_tokens"
-        if task in {"embed", "embed_tokens"}:
-            self.width = getattr(options, "dimensions", None) or manifest.vector_size
-            vector = pa.list_(pa.float32(), self.width)
-            self.name, self.type = ("embeddings", pa.list_(vector)) if self._nested else ("embedding", vector)
-        elif isinstance(options, TagOptions):
-            self.name, self.type = "entities", pa.list_(_struct(_tagged(options)))
-        else:
-            self.name, self.type = {
-                "classify": ("labels", pa.list_(_struct(LabelScore))),
-                "rerank": ("score", pa.float64()),
-                "answer": ("answers", pa.list_(_struct(AnswerSpan))),
-                "fill_mask": ("masks", pa.list_(pa.list_(_struct(FilledMask)))),
-            }[task]
+    def __init__(self, task: Task[Any, Any], options: TaskOptions[Any], manifest: Manifest) -> None:
+        self.name, kind = task.column(options, manifest)
+        self.nested = isinstance(kind, list)
+        inner = kind[0] if isinstance(kind, list) else kind
+        self.width: int | None = inner.size if isinstance(inner, Vector) else None
+        self.type = _type(kind)
 
     def array(self, answers: Sequence[Any]) -> pa.Array:
         """Answers as Arrow holds them; None becomes null."""
         missing = pa.array([answer is None for answer in answers], pa.bool_())
         if self.width is None:
             return pa.array([None if answer is None else plain(answer) for answer in answers], self.type)
-        if not self._nested:
+        if not self.nested:
             return self._vectors([_zeros(self.width) if answer is None else answer for answer in answers], missing)
         tokens = [np.empty((0, self.width), np.float32) if answer is None else answer for answer in answers]
         offsets = pa.array(np.cumsum([0, *map(len, tokens)]), pa.int32())
@@ -72,8 +63,12 @@ def _zeros(width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.zeros(width, np.float32)
 
 
-def _tagged(options: TagOptions) -> type[msgspec.Struct]:
-    return TaggedToken if options.aggregation == "none" else Entity
+def _type(kind: Any) -> pa.DataType:  # noqa: ANN401  see `Task.column`
+    if isinstance(kind, list):
+        return pa.list_(_type(kind[0]))
+    if isinstance(kind, Vector):
+        return pa.list_(pa.float32(), kind.size)
+    return _SCALARS[kind] if kind in _SCALARS else _struct(kind)
 
 
 def _struct(record: type[msgspec.Struct]) -> pa.DataType:

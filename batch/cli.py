@@ -15,6 +15,7 @@ from batch.errors import BatchError
 from serving.engine.kinds import ENGINES, SETTINGS
 from serving.host import installing
 from serving.options import OptionParser
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", type=Path, default=Path("models"), metavar="DIR", help="model repository (default: models)")
     add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
-    add("--task", help="embed, embed_tokens, classify, rerank, answer, tag or fill_mask (default: the model's)")
+    add("--task", help=f"{', '.join(TASKS)} (default: the model's)")
     add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
     add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL, CSV or TXT, or folders")
     add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")
@@ -143,9 +144,10 @@ def _run(options: argparse.Namespace) -> int:
     model.check_columns(len(columns.texts))
     if model.ignored:
         sys.stderr.write(f"bertserve batch: options that are not read: {model.ignored}\n")
-    if options.format == "npy" and model.task != "embed":
+    column = model.column
+    if options.format == "npy" and (column.nested or column.width is None):
         raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
-    rows = options.part_rows or (_PART_ROWS_OF_TOKENS if model.task == "embed_tokens" else _PART_ROWS)
+    rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
     job = Job(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
     workers = jobs.Workers(options.address, options.actors, options.threads, options.gpus)
     with OwnedStore(options.out, job) as store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -21,25 +21,13 @@ from serving.engine.base import LaneKind, Load
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend
 from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
-from serving.fields import owners
 from serving.fields.rule import Ignored, Level
 from serving.host import available_cpus
-from serving.inference.tasks import TASKS
-from serving.inference.tasks.base import Work
-from serving.models.manifest import Task as TaskName
-from serving.records import (
-    AnswerOptions,
-    Batch,
-    ClassifyOptions,
-    EmbedOptions,
-    EmbedTokensOptions,
-    FillMaskOptions,
-    ModelIndex,
-    RerankOptions,
-    TagOptions,
-)
+from serving.records import Batch, ModelIndex
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
+from serving.tasks import TASKS
+from serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,28 +36,6 @@ if TYPE_CHECKING:
     from serving.inference.served_models import ServedModel
     from serving.records import EncodedText, Row, TaskOptions
     from serving.rollout.engine_choice import Choice
-
-_OPTIONS: dict[TaskName, type[TaskOptions[Any]]] = {
-    "embed": EmbedOptions,
-    "embed_tokens": EmbedTokensOptions,
-    "classify": ClassifyOptions,
-    "rerank": RerankOptions,
-    "answer": AnswerOptions,
-    "tag": TagOptions,
-    "fill_mask": FillMaskOptions,
-}
-
-_OWNERS: dict[TaskName, owners.Owners] = {
-    "embed": owners.FEATURES,
-    "classify": owners.CLASSIFY,
-    "answer": owners.ANSWER,
-    "tag": owners.TAG,
-    "fill_mask": owners.FILL_MASK,
-}
-"""Who documents options of a task beside those that are read."""
-
-_COLUMNS: dict[TaskName, tuple[int, ...]] = {"classify": (1, 2), "rerank": (2,), "answer": (2,)}
-"""How many columns a task reads; one where it is not listed. Of two the first is the query or the question."""
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
@@ -128,14 +94,16 @@ class Model:
         Raises:
             BatchError: One of them is wrong, or the models must not be served.
         """
+        if task is not None and task not in TASKS:
+            raise BatchError(f"no task is called {task!r}; there are {', '.join(TASKS)}", exit_code=2)
         try:
             self.settings = Settings(models=Path(models), **settings)
             self.choice: Choice = Chooser(self.settings).first()
-            self.served: ServedModel = self.choice.repository.find(model, task=_task(task))
+            self.served: ServedModel = self.choice.repository.find(model, task=task)
             self.task = self.served.manifest.task
+            self._way = self.served.task.way
             self.options, self.ignored = self._read(options or {})
-            self._task = TASKS[type(self.options)]
-            self._task.check(self.options, self.served.manifest)
+            self._way.check(self.options, self.served.manifest)
             self.served.prompted(["text"], prompt_name)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
@@ -146,14 +114,14 @@ class Model:
             raise BatchError(error.message, exit_code=2) from error
         except StartupError as error:
             raise BatchError(str(error), exit_code=error.exit_code) from error
-        self.column = AnswerColumn(self.task, self.options, self.served.manifest)
+        self.column = AnswerColumn(self.served.task, self.options, self.served.manifest)
         self._truncate = truncate
         self._prompt_name = prompt_name
 
     def _read(self, options: dict[str, Any]) -> tuple[TaskOptions[Any], str]:
         """The options that are read, and those that are passed over."""
-        kind = _OPTIONS[self.task]
-        level = Level(kind.__struct_fields__, owners=_OWNERS.get(self.task, owners.NO_OWNER))
+        kind = self._way.options
+        level = Level(kind.__struct_fields__, owners=self.served.task.owners)
         if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
             names = ", ".join(level.known) or "none"
             raise msgspec.ValidationError(f"no option is called {min(unknown)!r}; there are {names}")
@@ -163,7 +131,7 @@ class Model:
 
     def check_columns(self, columns: int) -> None:
         """Raises BatchError where the task does not read so many columns."""
-        allowed = _COLUMNS.get(self.task, (1,))
+        allowed = self.served.task.texts
         if columns not in allowed:
             what = " or ".join(f"{count} column{'s' if count > 1 else ''}" for count in allowed)
             raise BatchError(f"the task {self.task} reads {what} of text, not {columns}", exit_code=2)
@@ -176,10 +144,10 @@ class Model:
         """
         inputs = self.served.prompted([_input(value)], self._prompt_name)
         tokenizer = self.served.tokenizer
-        self._task.sizes_bytes(tokenizer, inputs, self.options, truncate=self._truncate)
-        if self._task.encode is None:
+        self._way.sizes_bytes(tokenizer, inputs, self.options, truncate=self._truncate)
+        if self._way.encode is None:
             return tokenizer.encode(inputs, truncate=self._truncate)
-        return self._task.encode(tokenizer, inputs, self.options, truncate=self._truncate)
+        return self._way.encode(tokenizer, inputs, self.options, truncate=self._truncate)
 
     def finish(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row]) -> Prediction:
         """The answer to a row, from the engine's to its texts."""
@@ -187,7 +155,7 @@ class Model:
         inputs = self.served.prompted([_input(value)], self._prompt_name)
         work: Work[Any] = Work(inputs, self.options, texts, rows, served.manifest, served.tokenizer)
         try:
-            return Prediction(self._task.finish(work)[0], tokens=sum(len(text.ids) for text in texts))
+            return Prediction(self._way.finish(work)[0], tokens=sum(len(text.ids) for text in texts))
         except InvalidRequest as error:
             return _rejected(error)
 
@@ -320,16 +288,6 @@ class BatchPredictor:
 def rows_of(columns: Sequence[Sequence[object]]) -> Sequence[object]:
     """The rows of one column, or the pairs of two."""
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def _task(name: str | None) -> TaskName | None:
-    tasks: tuple[TaskName, ...] = get_args(TaskName)
-    if name is None:
-        return None
-    for task in tasks:
-        if task == name:
-            return task
-    raise BatchError(f"no task is called {name!r}; there are {', '.join(tasks)}", exit_code=2)
 
 
 def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequest:

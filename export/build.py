@@ -22,15 +22,15 @@ from export.engines import native, tensorrt
 from export.errors import BrokenLimitError, ExportError, NoRoomError
 from export.graph import draft, optimize, task_model
 from export.precision import emulation, half, int8, openvino
-from export.proof import accuracy, parity, reference
-from export.proof.decisions import Judge
+from export.proof import parity, reference
 from export.proof.end_to_end import EndToEndProof
 from export.proof.engine import open_engine
-from export.proof.reference_libraries.load import NotLoadedError, load
+from export.proof.reference_library import NotLoadedError, load
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
 from export.split import flow, layers, ranks
+from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
@@ -49,6 +49,7 @@ from serving.models.manifest import (
 )
 from serving.models.node_cache import CacheWriter
 from serving.models.verified_dir import digest
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from export.progress import Progress
     from export.proof.yardstick import Result
     from export.recipe import Recipe
+    from export.tasks.accuracy import Examples
+    from export.tasks.decisions import Judge
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
     from serving.models.manifest import FileEntry, Precision, Target
@@ -163,9 +166,9 @@ class _Export:
         path.write_text(page.render(manifest, reference, self._findings, machine), encoding="utf-8")
         return msgspec.structs.replace(manifest, files=(*manifest.files, file_entry(path)))
 
-    def _examples(self) -> list[accuracy.Examples]:
+    def _examples(self) -> list[Examples]:
         checkpoint = self._checkpoint
-        reader = accuracy.Reader(
+        reader = EXPORTS[checkpoint.task].reader(
             checkpoint.task,
             checkpoint.vocabulary,
             checkpoint.max_length,
@@ -176,7 +179,7 @@ class _Export:
         )
         return [reader.read(path) for path in self._recipe.references]
 
-    def _yardstick(self, examples: Sequence[accuracy.Examples]) -> Yardstick:
+    def _yardstick(self, examples: Sequence[Examples]) -> Yardstick:
         """Writes the graph and asks PyTorch, whose model nothing needs afterwards."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
@@ -483,7 +486,7 @@ class _Export:
     def _manifest(self, artifacts: tuple[Artifact, ...], files: tuple[FileEntry, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer
         source, sentence = checkpoint.source, checkpoint.sentence
-        embeds = checkpoint.task == "embed"
+        embeds = "pooling" in TASKS[checkpoint.task].facts
         return Manifest(
             schema_version=SCHEMA_VERSION,
             model=writer.model,
@@ -520,8 +523,7 @@ class _Export:
 
 def judge_of(checkpoint: Checkpoint) -> Judge:
     """How the answers of a checkpoint's graph are read."""
-    return Judge(
-        checkpoint.task,
+    return EXPORTS[checkpoint.task].judge(
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
         multi_label=checkpoint.labels.multi_label,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from export.errors import ExportError
+from export.tasks import EXPORTS
+from export.tasks.limits import Limits
 from serving import host
-from serving.models.manifest import SCHEMA_VERSION, Precision, Target, Task
+from serving.models.manifest import SCHEMA_VERSION, Precision, Target
 from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
@@ -63,76 +64,13 @@ DEFAULT_FORMS = ("fp32", "int8")
 SECOND = "int8-openvino"
 """Made by default too where OpenVINO is installed."""
 
-TASKS: tuple[Task, ...] = get_args(Task)
-
-
-@dataclass(slots=True, frozen=True)
-class Limits:
-    """What an artifact must keep beside PyTorch, and what makes it batch-invariant.
-
-    Attributes:
-        max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Least mean cosine over the texts.
-        cosine_p01: Least 1st percentile of the cosine.
-        cosine_min: Least cosine of any text.
-        agreement: Least share of decisions that are PyTorch's own.
-        metric_loss: Points of the task's own metric that may be lost.
-        invariance_difference: Largest difference between a text alone and padded or batched.
-        invariance_cosine: Least cosine between a text alone and padded or batched.
-    """
-
-    max_abs_difference: float = math.inf
-    cosine_mean: float = -1
-    cosine_p01: float = -1
-    cosine_min: float = -1
-    agreement: float = 0
-    metric_loss: float = math.inf
-    invariance_difference: float = math.inf
-    invariance_cosine: float = -1
-
-
-_EXACT = Limits(max_abs_difference=1e-4, agreement=0.999, metric_loss=0.1, invariance_difference=1e-4)
-_HALF = Limits(cosine_min=0.9999, agreement=0.999, metric_loss=0.2, invariance_cosine=0.999)
-_EIGHT = Limits(metric_loss=0.5, invariance_cosine=0.999)
-# Without a direction to compare, invariance is a matter of differences: this much of a logit changes nothing.
-_UNDIRECTED = {"invariance_difference": 0.05}
-
-LIMITS: dict[Precision, dict[Task, Limits]] = {
-    "fp32": {
-        **dict.fromkeys(TASKS, _EXACT),
-        # Logits of words are sums over the whole width of the model, and as large as 30.
-        "fill_mask": replace(_EXACT, max_abs_difference=1e-3, invariance_difference=1e-3),
-    },
-    "fp16": {
-        **dict.fromkeys(TASKS, _HALF),
-        "classify": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
-        "rerank": replace(_HALF, max_abs_difference=0.05, **_UNDIRECTED),
-        "fill_mask": replace(_HALF, max_abs_difference=0.1, agreement=0.99, **_UNDIRECTED),
-    },
-    "int8": {
-        "embed": replace(_EIGHT, cosine_mean=0.99, cosine_p01=0.975, cosine_min=0.95),
-        # Of each text its worst token, which pooling would have weighed against all others.
-        "embed_tokens": replace(_EIGHT, cosine_mean=0.98, cosine_p01=0.94, cosine_min=0.85),
-        "classify": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
-        "rerank": replace(_EIGHT, agreement=0.95, **_UNDIRECTED),
-        "answer": replace(_EIGHT, cosine_mean=0.98, metric_loss=1),
-        "tag": replace(_EIGHT, cosine_mean=0.98, agreement=0.97, metric_loss=1),
-        "fill_mask": replace(_EIGHT, agreement=0.8, metric_loss=1, **_UNDIRECTED),
-    },
-}
-"""The limits of each precision and task; those of `Limits` itself stand for no limit.
-
-fp32 differs from PyTorch by the order of additions only, so it is held to every number. fp16 is held to
-directions and decisions, and INT8, which differs by design, to what of them a user of the task can see.
-"""
-
 LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
 _INVARIANCE_NAMES = tuple(name for name in LIMIT_NAMES if name.startswith("invariance"))
 WAIVABLE = tuple(name for name in LIMIT_NAMES if name not in _INVARIANCE_NAMES)
 """Limits that an artifact has to keep to be shipped. One that breaks the others is run text by text."""
 
 
-def limits_of(artifact: Artifact, task: Task) -> Limits:
+def limits_of(artifact: Artifact, task: str) -> Limits:
     """What an artifact of a bundle must keep: the usual limits, and those that its recipe set.
 
     Raises:
@@ -140,7 +78,7 @@ def limits_of(artifact: Artifact, task: Task) -> Limits:
     """
     if unknown := artifact.limits.keys() - set(LIMIT_NAMES):
         raise ExportError(f"the manifest sets a limit for {artifact.file} that there is not: {min(unknown)!r}")
-    return replace(LIMITS[artifact.precision][task], **artifact.limits)
+    return replace(EXPORTS[task].limits[artifact.precision], **artifact.limits)
 
 
 @dataclass(slots=True, frozen=True)
@@ -161,7 +99,7 @@ class Recipe:
         case: Whether words keep their case; None takes it from the checkpoint.
         change_task: Whether the model may have had another task so far.
         references: Files of labelled text for the task's own metric.
-        limits: Limits other than those of `LIMITS`, by their names, or by `form.name` for one artifact.
+        limits: Limits other than those of the task, by their names, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
         calibration: A file of text that INT8's ranges are taken from; None for the package's own texts.
         calibration_column: The column of that file, by its number or its name.
@@ -224,9 +162,9 @@ class Recipe:
         asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
         return asked | {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
 
-    def limits_of(self, form: str, task: Task) -> Limits:
+    def limits_of(self, form: str, task: str) -> Limits:
         """What an artifact of that form must keep."""
-        return replace(LIMITS[_PRECISIONS[form]][task], **self.asked_of(form))
+        return replace(EXPORTS[task].limits[_PRECISIONS[form]], **self.asked_of(form))
 
     def allows(self, form: str, name: str) -> bool:
         """Whether that limit may be broken."""

@@ -18,7 +18,7 @@ from loadtest.errors import NEVER_SENT, BenchError, check_above_zero
 from loadtest.generator.discovery import models_of
 from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
-from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, TASKS, route
+from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, route
 from loadtest.generator.scenario import SCENARIOS, find_scenario
 from loadtest.generator.search import plan, search
 from loadtest.generator.tls import Tls
@@ -28,6 +28,7 @@ from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import judge, parse_slo
 from serving.options import OptionParser
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     import argparse

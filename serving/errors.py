@@ -247,6 +247,11 @@ def setting_of(most: int) -> str:
     return f" ({most.flag})" if isinstance(most, Limit) else ""
 
 
+def empty_input(field: str, index: int, count: int) -> EmptyInput:
+    """The error for one of `count` inputs, as text-embeddings-inference words it."""
+    return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""))
+
+
 def too_many_inputs(count: int, most: int) -> InvalidRequest:
     return InvalidRequest(f"{count} inputs in one request; at most {most} are taken{setting_of(most)}")
 

@@ -21,11 +21,16 @@ from serving.errors import Limit, StartupError
 from serving.options import nearest
 from serving.security.keys import read_keys
 from serving.security.tls import check_certificate, check_pair
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.engine.kinds.kind import EngineSetting
+
+    TaskName = str
+else:
+    TaskName = Literal[(*TASKS, "regression")]
 
 _BUFFER_BYTES = 64 << 20
 """Sixteen bodies of the largest size at once; what an attack makes resident is about twice that."""
@@ -100,9 +105,7 @@ class _Settings(BaseModel):
         description="Of an account of the hub, for models that it does not give to all; empty: `HF_TOKEN`, or that of"
         " the hub's own login.",
     )
-    task: Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask", "regression"] | None = (
-        Field(None, description="What to export `model_id` for; unset: what its files say.")
-    )
+    task: TaskName | None = Field(None, description="What to export `model_id` for; unset: what its files say.")
     host: str = Field(
         "127.0.0.1",
         description="Address to listen on. `::` opens the server to the network, over IPv6 and IPv4 (where there is no "

@@ -37,22 +37,24 @@ ARROWS = {
     "options": "",
     # What requests may bring beside the fields that are read, for every wire.
     "fields": "errors",
+    # A task says everything about itself, and knows nobody who asks.
+    "tasks": "errors records fields",
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
     "engine": "errors unawaited records host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
-    "settings": "errors options security engine.kinds",
-    "models": "errors records host engine.kinds scheduling.cost",
+    "settings": "errors options security engine.kinds tasks",
+    "models": "errors records host engine.kinds scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors unawaited records settings lifecycle scheduling models engine",
+    "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
-    "oip": "errors records settings lifecycle fields models inference",
+    "oip": "errors records settings lifecycle fields models inference tasks",
     "tei": "errors records settings models inference oip",
     # What outlives a request knows neither protocol nor pipeline.
     "jobs": "errors records settings logs fields",
     "net": "errors unawaited records settings security",
-    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net",
+    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
     "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
@@ -70,12 +72,13 @@ OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires.
     "export": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
-    " serving.engine serving.inference serving.scheduling.cost",
+    " serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
     "batch": "serving.errors serving.records serving.options serving.host serving.settings serving.fields"
-    " serving.models serving.engine serving.inference serving.rollout.engine_choice",
+    " serving.models serving.engine serving.inference serving.tasks serving.rollout.engine_choice",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
-    "loadtest": "charts serving.host serving.options",
+    # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
+    "loadtest": "charts serving.host serving.options serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "simulate": "charts serving.errors serving.records serving.options serving.scheduling loadtest.errors"
     " loadtest.generator loadtest.report",
@@ -228,7 +231,7 @@ def test_http_2_stands_alone() -> None:
 def test_transport_sees_the_pipeline_alone() -> None:
     """How work is queued and done is not a protocol's business."""
     for module in _below("serving.http", "serving.grpc", "serving.oip", "serving.tei", "serving.net"):
-        assert not module.reaches("serving.inference.dispatcher", "serving.inference.tasks"), module.name
+        assert not module.reaches("serving.inference.dispatcher"), module.name
 
 
 def _folders() -> list[str]:
@@ -325,7 +328,7 @@ BROAD_HANDLERS = {
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
-    "export.proof.reference_libraries.load": "whatever a library raises for a folder that it does not load",
+    "export.proof.reference_library": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }

@@ -17,11 +17,12 @@ from export.checkpoint import modules, pooling
 from export.checkpoint.families import FAMILIES, TOLD
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
-from export.recipe import FORMS, TASKS
+from export.recipe import FORMS
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.show import filled
 from loadtest.report.tables import Table, as_markdown
 from serving.host import available_cpus, installed, processor
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from export.benchmarks.random_checkpoints import Sizes
     from export.checkpoint.reader import Checkpoint
     from serving.engine.base import Engine
-    from serving.models.manifest import Task
     from serving.records import EncodedText
 
 LENGTHS = (32, 128)
@@ -45,7 +44,7 @@ _TEXTS, _CALIBRATION = slice(0, None, 8), slice(1, None, 12)
 _BLOCK_S = 0.05
 
 
-def measure(model_type: str, task: Task, sizes: Sizes, rounds: int) -> dict[str, Any]:
+def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Exports one random checkpoint in every form.
 
     Args:

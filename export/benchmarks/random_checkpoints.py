@@ -16,8 +16,6 @@ from export.errors import ExportError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.manifest import Task
-
 
 @dataclass(slots=True, frozen=True)
 class Sizes:
@@ -75,7 +73,7 @@ _OWN_FORMS: dict[str, dict[str, Any]] = {
 """Settings of families that Transformers does not write itself."""
 
 
-def write(folder: Path, model_type: str, task: Task, sizes: Sizes) -> Path:
+def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
     """Writes a checkpoint.
 
     Args:
@@ -151,7 +149,7 @@ def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  o
     )
 
 
-def _change(folder: Path, model: Any, model_type: str, task: Task) -> None:  # noqa: ANN401  of Transformers
+def _change(folder: Path, model: Any, model_type: str, task: str) -> None:  # noqa: ANN401  of Transformers
     """Makes of a model of Transformers what is built here."""
     from export.graph import architectures  # noqa: PLC0415  brings PyTorch
 

@@ -9,10 +9,10 @@ from export.errors import ExportError
 
 if TYPE_CHECKING:
     from export.checkpoint.folder import Folder
-    from serving.models.manifest import Activation, Task
+    from serving.models.manifest import Activation
 
 REGRESSION: Literal["regression"] = "regression"
-Asked: TypeAlias = "Task | Literal['regression']"
+Asked: TypeAlias = str
 """What a checkpoint may be exported for; a regression is the task classify with values in the place of labels."""
 
 _PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}

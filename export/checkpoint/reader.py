@@ -12,6 +12,7 @@ from export.checkpoint.folder import Folder
 from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
 from export.errors import ExportError
 from export.texts import corpus
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from export.checkpoint.families.family import Family
     from export.checkpoint.layouts.case import Case
     from export.checkpoint.source import Source
-    from serving.models.manifest import Activation, Task
+    from serving.models.manifest import Activation
     from serving.records import EncodedText
 
 CANDIDATES = 100
@@ -29,8 +30,8 @@ _WORDS = ("vocab.txt", "merges.txt", "*.model")
 """Files of a tokenizer that are no JSON."""
 
 _LEAST_LENGTH = 3
-_OF_SENTENCE_TRANSFORMERS = frozenset({"embed", "embed_tokens", "rerank"})
-"""Tasks that users run with Sentence Transformers; the others with Transformers."""
+_OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
+"""What manifests say of tasks that users run with Sentence Transformers; the others are run with Transformers."""
 
 _NO_LABELS = Labels((), multi_label=False)
 
@@ -56,7 +57,7 @@ class Checkpoint:
     source: Source
     config: dict[str, Any]
     family: Family
-    task: Task
+    task: str
     sentence: pooling.SentenceConfig
     vocabulary: vocabulary.Vocabulary
     weights: weights.Weights
@@ -64,6 +65,11 @@ class Checkpoint:
     max_length: int
     matryoshka: tuple[int, ...] = ()
     score_activation: Activation = "sigmoid"
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The fields of a manifest that belong to its task."""
+        return TASKS[self.task].facts
 
     @property
     def architecture(self) -> str:
@@ -82,7 +88,7 @@ class Checkpoint:
     @property
     def dimensions(self) -> int:
         """Components of a text's vector, for the task embed; of a token's for others."""
-        return self.sentence.dimensions(self.hidden_size) if self.task == "embed" else self.hidden_size
+        return self.sentence.dimensions(self.hidden_size) if "pooling" in self.facts else self.hidden_size
 
     @property
     def layers(self) -> int:
@@ -146,7 +152,7 @@ class Checkpoint:
     @property
     def other_activations(self) -> tuple[str, ...]:
         """Those that are neither a layer's nor of the head over the vocabulary, as far as settings name them."""
-        pooler = "pooler_hidden_act" if self.task in {"classify", "rerank"} else ""
+        pooler = "pooler_hidden_act" if TASKS[self.task].head == "ForSequenceClassification" else ""
         keys = {pooler: "gelu", "conv_act" if self.convolves else "": "tanh"}.items()
         named = [self.config.get(key, usual) for key, usual in keys if key in self.family.settings]
         return tuple(ALIASES.get(name, name) for name in named)
@@ -154,21 +160,21 @@ class Checkpoint:
     @property
     def candidates(self) -> int:
         """Words that the graph offers for each mask; 0 for other tasks."""
-        return min(CANDIDATES, self.size("vocab_size")) if self.task == "fill_mask" else 0
+        return min(CANDIDATES, self.size("vocab_size")) if "candidates" in self.facts else 0
 
     @property
     def default_prompt(self) -> str | None:
         """The name of the prompt that stands before a text where nobody names another."""
-        return self.sentence.default_prompt if self.task in {"embed", "embed_tokens"} else None
+        return self.sentence.default_prompt if "default_prompt" in self.facts else None
 
     def sha256(self) -> str:
         """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling."""
-        return weights.sha256([self.weights, *(self.sentence.weights() if self.task == "embed" else ())])
+        return weights.sha256([self.weights, *(self.sentence.weights() if "pooling" in self.facts else ())])
 
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
         encoded = self.vocabulary.encode(texts, self.max_length)
-        return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.task == "fill_mask" else encoded
+        return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.candidates else encoded
 
 
 def open_checkpoint(
@@ -197,19 +203,20 @@ def open_checkpoint(
     other_kinds.refuse_adapter(sentence.encoder)
     config, family = _config(sentence.encoder)
     asked = asked or _task(config, family, sentence)
-    task: Task = "classify" if asked == REGRESSION else asked
+    task = "classify" if asked == REGRESSION else asked
     if task in family.tasks_without:
         raise ExportError(
             f"checkpoint {source.path}: Transformers has no {family.stem} with a head for the task {task}"
         )
+    facts = TASKS[task].facts
     matryoshka: tuple[int, ...] = ()
-    if task == "embed":
+    if "matryoshka" in facts:
         dimensions = sentence.dimensions(config[family.sizes["hidden_size"]])
         matryoshka = _matryoshka(config, sentence, dimensions)
         for assumed in sentence.notices:
             notice(assumed)
     labels = _NO_LABELS
-    if task in {"classify", "tag"}:
+    if "labels" in facts:
         labels = read_labels(sentence.encoder, config, asked)
     files = weights.find(sentence.encoder)
     for pattern in _WORDS:
@@ -225,7 +232,7 @@ def open_checkpoint(
     length = _length(source, max_length, own, least, _positions(config, family, task, words, sentence))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
-    if task == "rerank":
+    if "activation" in facts:
         activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))
     return Checkpoint(source, config, family, task, sentence, words, files, labels, length, matryoshka, activation)
 
@@ -257,10 +264,10 @@ def _matryoshka(config: dict[str, Any], sentence: pooling.SentenceConfig, dimens
 
 
 def _check_special(
-    source: Source, config: dict[str, Any], family: Family, task: Task, words: vocabulary.Vocabulary
+    source: Source, config: dict[str, Any], family: Family, task: str, words: vocabulary.Vocabulary
 ) -> None:
-    if task == "fill_mask" and "mask" not in words.special_ids:
-        raise ExportError(f"checkpoint {source.path}: the tokenizer has no mask token, which fill_mask needs")
+    if "candidates" in TASKS[task].facts and "mask" not in words.special_ids:
+        raise ExportError(f"checkpoint {source.path}: the tokenizer has no mask token, which {task} needs")
     if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
         raise ExportError(
             f"checkpoint {source.path}: the tokenizer pads with id {words.special_ids['pad']}, config.json with "
@@ -271,7 +278,7 @@ def _check_special(
 def _positions(
     config: dict[str, Any],
     family: Family,
-    task: Task,
+    task: str,
     words: vocabulary.Vocabulary,
     sentence: pooling.SentenceConfig,
 ) -> int:
@@ -279,7 +286,7 @@ def _positions(
     if not family.position_table or ("position_biased_input" in family.settings and not _placed(config)):
         # Transformers goes by the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, and
         # takes max_seq_length as it is.
-        own = sentence.max_length or (None if task in _OF_SENTENCE_TRANSFORMERS else words.length_limit)
+        own = sentence.max_length or (None if TASKS[task].facts & _OF_SENTENCE_TRANSFORMERS else words.length_limit)
         return max(own or 0, positions)
     # RoBERTa's first token stands at the padding id + 1; what is before is never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions

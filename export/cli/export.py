@@ -16,7 +16,7 @@ from export.cli.command import positive, run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, TASKS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
 from serving.engine.kinds import ENGINES
@@ -27,6 +27,7 @@ from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 from serving.options import OptionParser
 from serving.records import SplitBy
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from export.checkpoint.source import Located
     from export.progress import Progress
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Task
 
 
 _MODULES = frozenset(
@@ -129,7 +129,7 @@ def _tell(bundle: Bundle, ending: str) -> None:
     )
 
 
-def _check_task(model: Path, task: Task) -> None:
+def _check_task(model: Path, task: str) -> None:
     """Keeps the next version of a model to its task, since servers refuse another one."""
     numbers = versions(model) if model.is_dir() else []
     if not numbers:

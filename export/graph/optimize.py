@@ -20,6 +20,7 @@ from export.graph.draft import Draft
 from export.graph.nodes import matrices
 from export.progress import quiet
 from serving.records import IDS
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +93,7 @@ class Shape:
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     """The shape of a checkpoint's graph."""
-    family = checkpoint.family
+    family, task = checkpoint.family, TASKS[checkpoint.task]
     return Shape(
         layers=checkpoint.layers,
         heads=checkpoint.heads,
@@ -106,8 +107,8 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         # Without positions and segments nothing is added that its normalisation could take in.
         embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
         projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
-        head_products=0 if checkpoint.task in {"embed", "embed_tokens", "fill_mask"} else family.head_products,
-        predicts_words=checkpoint.task == "fill_mask",
+        head_products=0 if task.headless or checkpoint.candidates else family.head_products,
+        predicts_words=bool(checkpoint.candidates),
         shared_layers=family.shared_layers,
         stored_layers=checkpoint.stored_layers,
     )

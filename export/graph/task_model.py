@@ -16,10 +16,11 @@ from export.graph.draft import Draft
 from export.graph.fold import fold
 from export.graph.sentence_head import SentenceHead
 from export.progress import quiet
+from export.tasks import EXPORTS
 from serving.models.bundle import data_entry
-from serving.models.manifest import graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
 from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec, PartFile
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,11 +47,11 @@ class TaskModel(torch.nn.Module):
         self.outputs = outputs(checkpoint)
         self.folded = checkpoint.family.folded
         self.shared_layers = checkpoint.family.shared_layers
-        self._task = checkpoint.task
-        self._family = checkpoint.family
+        self.family = checkpoint.family
+        self.candidates = checkpoint.candidates
+        self._forward = EXPORTS[checkpoint.task].forward
         self._first_segment = checkpoint.first_segment
-        self.sentence = SentenceHead(checkpoint) if checkpoint.task == "embed" else None
-        self._candidates = checkpoint.candidates
+        self.sentence = SentenceHead(checkpoint) if "pooling" in TASKS[checkpoint.task].facts else None
         self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -62,16 +63,7 @@ class TaskModel(torch.nn.Module):
         common = {"input_ids": named[IDS], "attention_mask": named[MASK]}
         if types is not None:
             common["token_type_ids"] = types
-        if self.sentence is not None:
-            return (self.sentence(self.model(**common).last_hidden_state, named[MASK]),)
-        if self._task == "embed_tokens":
-            return (self.model(**common).last_hidden_state,)
-        if self._task == "fill_mask":
-            return self._fill(common, named[POSITIONS])
-        answer = self.model(**common)
-        if self._task == "answer":
-            return answer.start_logits, answer.end_logits
-        return (answer.logits,)
+        return self._forward(self, common, named)
 
     def answer(self, text: EncodedText) -> Row:
         """PyTorch's answer to one text alone: its part of every output."""
@@ -85,27 +77,15 @@ class TaskModel(torch.nn.Module):
             tensor[0].numpy().astype(_DTYPES[spec.dtype]) for spec, tensor in zip(self.outputs, answers, strict=True)
         )
 
-    def _fill(self, common: dict[str, torch.Tensor], positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The best words of each mask. The head runs at the masks alone: it costs more than the encoder."""
-        encoder: Any = getattr(self.model, self._family.prefix.removesuffix("."))
-        hidden = encoder(**common).last_hidden_state
-        index = positions.to(torch.int64).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        logits = self._family.word_logits(self.model, hidden.gather(1, index))
-        best, ids = torch.topk(logits, self._candidates, dim=-1)
-        largest = best[..., :1]
-        total = (logits - largest).exp().sum(-1).log() + largest.squeeze(-1)
-        return ids.to(torch.int32), best, total
-
 
 def inputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     """The inputs of a checkpoint's graph."""
-    return graph_inputs(checkpoint.task, segments=checkpoint.segments)
+    return TASKS[checkpoint.task].graph_inputs(segments=checkpoint.segments)
 
 
 def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     """The outputs of a checkpoint's graph."""
-    return graph_outputs(
-        checkpoint.task,
+    return TASKS[checkpoint.task].graph_outputs(
         hidden_size=checkpoint.dimensions,
         labels=len(checkpoint.labels.names),
         candidates=checkpoint.candidates,
@@ -157,7 +137,7 @@ def load(checkpoint: Checkpoint) -> TaskModel:
         checkpoint.family,
         name,
         tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
-        body_only=checkpoint.task in {"embed", "embed_tokens"},
+        body_only=TASKS[checkpoint.task].headless,
     )
     # Assigned, not copied: a large model would be in memory twice.
     model.load_state_dict(weights, assign=True)
@@ -183,9 +163,10 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
     settings = {key: value for key, value in named.items() if value is not None}
     settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
     settings |= family.derived(config)
-    if checkpoint.task in {"classify", "rerank", "tag"}:
+    task = TASKS[checkpoint.task]
+    if task.facts & {"labels", "activation"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
-    has_pooler = checkpoint.task in {"embed", "embed_tokens"} and family.pooling_layer
+    has_pooler = task.headless and family.pooling_layer
     try:
         # The exporter and the fusions know this form of attention, and no other.
         built = kind.config_class(**settings, attn_implementation="eager")
@@ -244,7 +225,10 @@ def write(model: TaskModel, path: Path) -> None:
             str(path),
             input_names=[spec.name for spec in model.inputs],
             output_names=[spec.name for spec in model.outputs],
-            dynamic_axes={spec.name: _axes(spec) for spec in (*model.inputs, *model.outputs)},
+            dynamic_axes={
+                **{spec.name: _axes(spec, masks=spec.name == POSITIONS) for spec in model.inputs},
+                **{spec.name: _axes(spec, masks=bool(model.candidates)) for spec in model.outputs},
+            },
             opset_version=OPSET,
             # The fusions match what the exporter that traces writes.
             dynamo=False,
@@ -263,7 +247,6 @@ def write(model: TaskModel, path: Path) -> None:
     draft.save()
 
 
-def _axes(spec: TensorSpec) -> dict[int, str]:
-    second = "masks" if spec.name in {POSITIONS, "top_ids", "top_logits", "logsumexp"} else "sequence"
-    names = ("batch", second)
+def _axes(spec: TensorSpec, *, masks: bool) -> dict[int, str]:
+    names = ("batch", "masks" if masks else "sequence")
     return {axis: names[axis] for axis, size in enumerate(spec.shape) if size == -1}

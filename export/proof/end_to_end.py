@@ -16,30 +16,30 @@ import torch
 
 from export.errors import ExportError
 from export.progress import quiet
-from export.proof.decisions import cosine
 from export.proof.parity import run_batch
-from export.proof.reference_libraries import answers
-from export.proof.reference_libraries.load import as_not_loaded
+from export.proof.reference_library import as_not_loaded
+from export.tasks import EXPORTS
+from export.tasks.decisions import cosine
 from export.texts.corpus import shown
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
-from serving.inference.tasks import TASKS
-from serving.inference.tasks.base import Work
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import Bundle
 from serving.models.manifest import TOKENIZER, Artifact, EndToEnd
-from serving.records import TYPES, Entity, ModelIndex
+from serving.records import TYPES, ModelIndex
+from serving.tasks import WAYS
+from serving.tasks.base import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from export.proof.reference_libraries.answers import Answer, Form
-    from export.proof.reference_libraries.library import Library, Tokens
-    from export.recipe import Limits
+    from export.tasks.libraries.answers import Answer, Form
+    from export.tasks.libraries.library import Library, Tokens
+    from export.tasks.limits import Limits
     from export.texts.corpus import Text
     from serving.engine.base import Engine
-    from serving.models.manifest import Manifest, Task
+    from serving.models.manifest import Manifest
     from serving.records import EncodedText, Row, TextInput
 
 _BATCH = 8
@@ -51,7 +51,6 @@ _LONG = 600
 The tokens of every text are compared; equal tokens make equal numbers, so few texts are enough for those.
 """
 _MOST_LONG = 2
-_VECTORS = frozenset({"embed", "embed_tokens"})
 _SHOWN_TOKENS = 8
 _SHOWN_NUMBERS = 3
 _UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
@@ -151,7 +150,7 @@ class EndToEndProof:
         if self.obstacle:
             return None, {}
         rows: dict[bytes, Row] = {}
-        found = _Found(self.name, directed=self._manifest.task in _VECTORS)
+        found = _Found(self.name, directed=EXPORTS[self._manifest.task].vectors)
         try:
             for question in self._questions:
                 if exact or not question.form.exact:
@@ -171,8 +170,8 @@ class EndToEndProof:
 
     def _answers(self, engine: Engine, question: _Question, rows: dict[bytes, Row], *, batched: bool) -> list[Answer]:
         form, model = question.form, self._model
-        task = TASKS[type(form.options)]
-        task.check(form.options, model.manifest)
+        way = WAYS[type(form.options)]
+        way.check(form.options, model.manifest)
         encoded = question.encoded
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
@@ -182,16 +181,16 @@ class EndToEndProof:
             rows.update((_key(text), tuple(array[at] for array in arrays)) for at, text in enumerate(batch))
         own = [rows[_key(text)] for text in encoded]
         work = Work(question.inputs, form.options, encoded, own, model.manifest, model.tokenizer)
-        return [_READ[model.manifest.task](one, model.manifest) for one in task.finish(work)]
+        return [EXPORTS[model.manifest.task].read(one, model.manifest) for one in way.finish(work)]
 
     def _read(self, form: Form, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
-        model, task = self._model, TASKS[type(form.options)]
+        model, way = self._model, WAYS[type(form.options)]
         inputs = model.prompted(texts, form.prompt)
         try:
-            if task.encode is None:
+            if way.encode is None:
                 return inputs, model.tokenizer.encode(inputs, truncate=True)
-            return inputs, task.encode(model.tokenizer, inputs, form.options, truncate=True)
+            return inputs, way.encode(model.tokenizer, inputs, form.options, truncate=True)
         except InvalidRequest as error:
             raise ExportError(f"the text {shown(texts[0])!r} is refused, which {self.name} answers: {error}") from error
 
@@ -308,37 +307,6 @@ class _Found:
                 f"farthest at {self._farthest}"
             )
         return broken
-
-
-def _read_label(answer: Any, manifest: Manifest) -> Answer:  # noqa: ANN401  of each task its own
-    chosen = not (manifest.regression or manifest.multi_label)
-    return answers.labels(((one.label, one.score) for one in answer), chosen=chosen)
-
-
-def _read_tags(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
-    if any(isinstance(one, Entity) for one in answer):
-        return answers.entities((one.entity_group, one.score, one.start, one.end) for one in answer)
-    return answers.tagged((one.entity, one.score, one.index, one.word, one.start, one.end) for one in answer)
-
-
-def _read_masks(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
-    return answers.fillings([(one.score, one.token, one.token_str, one.sequence) for one in best] for best in answer)
-
-
-def _read_span(answer: Any, _: Manifest) -> Answer:  # noqa: ANN401  likewise
-    return answers.span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end)
-
-
-_READ: Mapping[Task, Callable[[Any, Manifest], Answer]] = {
-    "embed": lambda answer, _: answers.vector(answer),
-    "embed_tokens": lambda answer, _: answers.vector(answer),
-    "rerank": lambda answer, _: answers.score(answer),
-    "classify": _read_label,
-    "fill_mask": _read_masks,
-    "answer": _read_span,
-    "tag": _read_tags,
-}
-"""One text's answer as a task of the server gives it, in the form in which the two sides are compared."""
 
 
 def _short(values: Any) -> str:  # noqa: ANN401  a tuple or an array

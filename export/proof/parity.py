@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.proof.decisions import Judge, Numbers
-    from export.recipe import Limits
+    from export.tasks.decisions import Judge, Numbers
+    from export.tasks.limits import Limits
     from export.texts.corpus import Text
     from serving.engine.base import Engine
     from serving.models.manifest import Accuracy

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.proof.decisions import Judge
+    from export.tasks.decisions import Judge
 
 REFERENCE = "reference.safetensors"
 

@@ -14,11 +14,11 @@ import msgspec
 from export.checkpoint.tokenizer import BareExceptions
 from export.checkpoint.vocabulary import Vocabulary
 from export.errors import ExportError
-from export.proof import accuracy, parity, reference
-from export.proof.decisions import Judge
+from export.proof import parity, reference
 from export.proof.engine import gpu_obstacle, open_engine
 from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import limits_of
+from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.engine.kinds import engine_for
 from serving.errors import BundleError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from export.progress import Progress
+    from export.tasks.accuracy import Examples
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, FileEntry, Manifest
@@ -127,8 +128,7 @@ class _Verification:
         manifest = bundle.manifest
         self._bundle, self._manifest = bundle, manifest
         self._threads, self._progress = threads, progress
-        self._judge = Judge(
-            manifest.task,
+        self._judge = EXPORTS[manifest.task].judge(
             manifest.outputs,
             manifest.special_ids,
             multi_label=manifest.multi_label,
@@ -175,7 +175,7 @@ class _Verification:
             )
         with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
             encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
-        if manifest.task == "fill_mask":
+        if manifest.candidates:
             encoded = corpus.with_masks(encoded, manifest.special_ids)
         if encoded != list(answers.encoded):
             raise ExportError(f"bundle {path}: {TOKENIZER} gives other token ids than PyTorch was given")
@@ -183,7 +183,7 @@ class _Verification:
 
     def _labelled(self, path: Path) -> Labelled:
         manifest = self._manifest
-        reader = accuracy.Reader(
+        reader = EXPORTS[manifest.task].reader(
             manifest.task,
             self._vocabulary,
             manifest.max_length,
@@ -290,7 +290,7 @@ def _obstacle(artifact: Artifact) -> str | None:
     return None
 
 
-def _pytorch_scores(manifest: Manifest, examples: accuracy.Examples) -> dict[str, float]:
+def _pytorch_scores(manifest: Manifest, examples: Examples) -> dict[str, float]:
     """What PyTorch scored on that file at the export, by metric."""
     return {
         figure.metric: figure.pytorch

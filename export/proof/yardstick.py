@@ -11,10 +11,10 @@ from serving.models.manifest import Accuracy, EndToEnd
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.proof.accuracy import Examples
-    from export.proof.decisions import Judge
     from export.proof.end_to_end import EndToEndProof
-    from export.recipe import Limits
+    from export.tasks.accuracy import Examples
+    from export.tasks.decisions import Judge
+    from export.tasks.limits import Limits
     from serving.engine.base import Engine
 
 

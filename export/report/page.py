@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charts.distributions import distances, scatter
-from export.recipe import Limits, limits_of
+from export.recipe import limits_of
 from export.report.markup import Markup, element, join
 from export.report.terminal import answer, end_to_end, executor, ranges, size
+from export.tasks.limits import Limits
 from export.texts.corpus import shown
 from serving.models.manifest import FileEntry
 
@@ -342,7 +343,7 @@ def _contents(manifest: Manifest) -> Markup:
     facts = {
         **tensors,
         "Hidden size": str(manifest.hidden_size),
-        **({"A vector's components": str(manifest.vector_size)} if manifest.task == "embed" else {}),
+        **({"A vector's components": str(manifest.vector_size)} if manifest.pooling else {}),
         "Vocabulary": f"{manifest.vocab_size} tokens",
         "Special tokens": ", ".join(f"{role} {token}" for role, token in manifest.special_ids.items()),
         "Tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),

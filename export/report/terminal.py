@@ -6,15 +6,17 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from export.recipe import Limits, limits_of
+from export.recipe import limits_of
+from export.tasks.limits import Limits
 from serving.engine.kinds import AUTO, engine_for
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Quantisation, Task
+    from serving.models.manifest import Artifact, Manifest, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
@@ -24,17 +26,7 @@ _NO_LIMITS = Limits()
 
 def answer(manifest: Manifest) -> str:
     """What a model answers, in a few words."""
-    length = ", of length 1" if manifest.normalize else ""
-    details = {
-        "embed": f"{manifest.pooling} pooling, {manifest.vector_size} components{length}",
-        "embed_tokens": f"{manifest.hidden_size} components for each token",
-        "classify": f"regression, {len(manifest.labels)} values"
-        if manifest.regression
-        else f"{len(manifest.labels)} labels{', each for itself' if manifest.multi_label else ''}",
-        "tag": f"{len(manifest.labels)} tags",
-        "fill_mask": f"{manifest.candidates} words for each mask",
-    }
-    return ", ".join(word for word in (manifest.task, details.get(manifest.task)) if word)
+    return ", ".join(word for word in (manifest.task, TASKS[manifest.task].summary(manifest)) if word)
 
 
 def end_to_end(manifest: Manifest) -> str:
@@ -122,7 +114,7 @@ def _vectors(manifest: Manifest) -> Iterator[str]:
         yield f"may be cut to {', '.join(map(str, manifest.matryoshka))} components"
 
 
-def _details(artifact: Artifact, task: Task) -> Iterator[str]:
+def _details(artifact: Artifact, task: str) -> Iterator[str]:
     if artifact.engine is not None:
         build = artifact.engine
         lengths = ", ".join(f"{p.max[0]} x {p.max[1]}" for p in build.profiles)
@@ -164,7 +156,7 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
     parity, invariance = artifact.evidence.parity, artifact.evidence.invariance
     if parity is None or invariance is None:
         return (artifact.file, artifact.precision, size(artifact.total_bytes), "unproven", *[""] * 5)
-    # Each precision is judged by one figure (see recipe.LIMITS): show that one.
+    # Each precision is judged by one figure (see `export.tasks.limits`): show that one.
     if artifact.precision == "fp32" or invariance.cosine_min is None:
         worst = f"within {invariance.max_abs_difference:.1e}"
     else:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
 from serving.records import EncodedText
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.models.manifest import Task
 
 LEAST_TEXTS = 256
 """Texts that batch invariance has to be proven on."""
@@ -46,9 +46,9 @@ def probes() -> list[Text]:
     return _read("probes.jsonl", 1)
 
 
-def for_task(texts: Sequence[Text], task: Task) -> list[Text]:
-    """The texts as inputs of a task: rerank and answer take pairs, which are made of the texts, the shorter first."""
-    if task not in {"rerank", "answer"}:
+def for_task(texts: Sequence[Text], task: str) -> list[Text]:
+    """The texts as inputs of a task: where it takes pairs, they are made of the texts, the shorter first."""
+    if not TASKS[task].paired:
         return list(texts)
     return [
         text if isinstance(text, tuple) else _paired(text, texts[index * _PARTNER_STRIDE % len(texts)])

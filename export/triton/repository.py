@@ -102,7 +102,7 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
             )
     if not engines:
         raise ExportError(f"bundle {bundle.path}: holds no artifact that a backend of Triton runs")
-    names = [*engines, *([manifest.model] if manifest.task == "embed" else [])]
+    names = [*engines, *([manifest.model] if manifest.pooling else [])]
     if manifest.model not in names:
         notice(f"the task {manifest.task} has no text model on Triton yet: its engine models take token ids")
     for name in names:

@@ -12,21 +12,17 @@ import numpy as np
 from loadtest.errors import BenchError
 from loadtest.generator.grpc_messages import fields_in, varints_in
 from loadtest.generator.routes import OUTPUTS
+from serving.tasks import TASKS
+from serving.tasks.replies import WrongError, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from loadtest.generator.wire import Reply
 
 _KEPT_BYTES = 64 << 20
 _HEAD_LENGTH = b"\r\ninference-header-content-length:"
 _NUMBERS = {"FP32": "<f4", "INT64": "<i8", "INT32": "<i4"}
-
-
-class _WrongError(Exception):
-    """What is wrong with a reply."""
 
 
 class Answers:
@@ -40,7 +36,7 @@ class Answers:
         """Expects answers of a task as the protocol writes them."""
         self._task = task
         self._values = _VALUES[protocol]
-        self._check = _CHECKS[task]
+        self._check = TASKS[task].load.check
         self._known: dict[bytes, int] = {}
         self._kept = 0
         self._width: int | None = None
@@ -76,7 +72,7 @@ class Answers:
         try:
             values = self._values(self._task, reply)
             self._width = self._width_of(values, inputs)
-        except _WrongError as error:
+        except WrongError as error:
             raise BenchError(f"a wrong answer: {error}") from error
         except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
             raise BenchError(f"a wrong answer: not what {self._task} answers") from error
@@ -85,10 +81,10 @@ class Answers:
     def _width_of(self, answers: Sequence[Any], inputs: int) -> int:
         """Looks at each answer; returns the width that all have, in this reply and before."""
         if len(answers) != inputs:
-            raise _WrongError(f"{len(answers)} for {inputs} inputs")
+            raise WrongError(f"{len(answers)} for {inputs} inputs")
         widths = set(map(self._check, answers)) | ({self._width} if self._width is not None else set())
         if len(widths) > 1:
-            raise _WrongError(f"{' and '.join(map(str, sorted(widths)))} numbers in answers of one model")
+            raise WrongError(f"{' and '.join(map(str, sorted(widths)))} numbers in answers of one model")
         return widths.pop()
 
     def _keep(self, body: bytes, inputs: int) -> None:
@@ -99,107 +95,17 @@ class Answers:
         self._known[body] = inputs
 
 
-def _finite(values: object, dimensions: int) -> NDArray[Any]:
-    """Numbers and nothing else, at least one."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "fi" or array.ndim != dimensions or not array.size:
-        raise TypeError
-    if not np.isfinite(array).all():
-        raise _WrongError("a number that is not finite")
-    return array
-
-
-def _span(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
-    """The length of the characters that something found points to."""
-    if not 0 <= found["start"] <= found["end"]:
-        raise _WrongError("an end before its start")
-    return int(found["end"] - found["start"])
-
-
-def _words(text: object) -> str:
-    if not isinstance(text, str):
-        raise TypeError
-    return text
-
-
-def _check_answer(found: Any) -> int:  # noqa: ANN401  likewise
-    _finite(found["score"], 0)
-    if _span(found) != len(_words(found["answer"])):
-        raise _WrongError("an answer that is not as long as its place")
-    return 0
-
-
-def _check_entities(found: Any) -> int:  # noqa: ANN401  likewise
-    if not isinstance(found, list):
-        raise TypeError
-    for entity in found:
-        _words(entity["entity_group"] if "entity_group" in entity else entity["entity"])
-        _finite(entity["score"], 0)
-        _span(entity)
-    return 0
-
-
-def _check_scored(found: Any) -> int:  # noqa: ANN401  likewise
-    """Names, each with its score."""
-    for name, _ in found:
-        _words(name)
-    return len(_finite([score for _, score in found], 1))
-
-
-_CHECKS: dict[str, Callable[[Any], int]] = {
-    "embed": lambda vector: len(_finite(vector, 1)),
-    "embed_tokens": lambda vectors: _finite(vectors, 2).shape[1],
-    "classify": _check_scored,
-    "rerank": lambda score: _finite(score, 0).ndim,
-    "answer": _check_answer,
-    "tag": _check_entities,
-    "fill_mask": _check_scored,
-}
-"""What raises for an answer to one input that is none, and else tells the width that all answers of a model share."""
-
-
 def _plain(task: str, reply: Reply) -> Sequence[Any]:
     """The answers in JSON of ours and of text-embeddings-inference."""
-    found = json.loads(reply.body)
-    match task:
-        case "embed" | "embed_tokens":
-            return _listed(found)
-        case "classify":
-            # `/predict` answers one text with a list of its classes, `/classify` with a list of that list.
-            rows = [found] if isinstance(_listed(found)[0], dict) else found
-            return [[(one["label"], one["score"]) for one in row] for row in rows]
-        case "rerank":
-            return _ordered([(one["index"], one["score"]) for one in found])
-        case "fill_mask":
-            masks = [found] if isinstance(_listed(found)[0], dict) else found
-            filled = [[(one["token_str"], one["score"]) for one in row] for row in masks]
-            for row in filled:
-                _check_scored(row)
-            return filled[:1]  # a text may have several masks, and is one input
-        case _:
-            return [found]
-
-
-def _listed(found: Any) -> list[Any]:  # noqa: ANN401  whatever JSON holds
-    if not isinstance(found, list):
-        raise TypeError
-    return found
-
-
-def _ordered(indexed: list[tuple[int, Any]]) -> list[Any]:
-    """Values in the order of their indices, which are those of all inputs."""
-    indexed.sort(key=lambda pair: pair[0])
-    if [index for index, _ in indexed] != list(range(len(indexed))):
-        raise _WrongError("an index that is missing or given twice")
-    return [value for _, value in indexed]
+    return TASKS[task].load.answers(json.loads(reply.body))
 
 
 def _openai(_: str, reply: Reply) -> Sequence[Any]:
-    return _ordered([(one["index"], one["embedding"]) for one in json.loads(reply.body)["data"]])
+    return ordered([(one["index"], one["embedding"]) for one in json.loads(reply.body)["data"]])
 
 
 def _cohere(_: str, reply: Reply) -> Sequence[Any]:
-    return _ordered([(one["index"], one["relevance_score"]) for one in json.loads(reply.body)["results"]])
+    return ordered([(one["index"], one["relevance_score"]) for one in json.loads(reply.body)["results"]])
 
 
 def _v2(task: str, reply: Reply) -> Sequence[Any]:
@@ -252,25 +158,8 @@ def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: A
 def _of_tensors(task: str, tensors: dict[str, Any]) -> Sequence[Any]:
     """Each input's answer, from the outputs that the task has."""
     columns = [tensors[name] for name in OUTPUTS[task]]
-    return [_ROWS[task](*row) for row in zip(*columns, strict=True)]
+    return [TASKS[task].load.row(*row) for row in zip(*columns, strict=True)]
 
-
-def _row_of_tokens(vectors: NDArray[Any], count: int) -> NDArray[Any]:
-    if not 0 < count <= len(vectors):
-        raise _WrongError("another number of tokens than of vectors")
-    return vectors[:count]
-
-
-_ROWS: dict[str, Callable[..., Any]] = {
-    "embed": lambda vector: vector,
-    "embed_tokens": _row_of_tokens,
-    "classify": lambda scores, label: [(label, score) for score in scores],
-    "rerank": np.squeeze,
-    "answer": lambda text, score, start, end: {"answer": text, "score": score, "start": start, "end": end},
-    "tag": json.loads,
-    "fill_mask": lambda tokens, scores: list(zip(tokens, scores, strict=True)),
-}
-"""An input's answer from its rows of the task's outputs."""
 
 _VALUES: dict[str, Callable[[str, Reply], Sequence[Any]]] = {
     "http": _plain,

@@ -17,6 +17,7 @@ from loadtest.generator.http2 import GrpcWire, prefixed
 from loadtest.generator.routes import OUTPUTS, PLAIN, route
 from loadtest.generator.texts import fields_of
 from loadtest.generator.tls import Tls
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,7 +194,8 @@ def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "
     items = [fields_of(task, text) for text in texts]
     if target.protocol == "grpc":
         timeout_us = _MS_US * target.timeout_ms
-        return [prefixed(infer_bytes(target.model, _tensors(task, item), identity, timeout_us)) for item in items]
+        tensors = map(TASKS[task].load.tensors, items)
+        return [prefixed(infer_bytes(target.model, rows, identity, timeout_us)) for rows in tensors]
     common = _authorization(target)
     if target.timeout_ms and target.protocol != "v2":
         common += f"X-Request-Timeout-Ms: {target.timeout_ms}\r\n"
@@ -206,7 +208,7 @@ def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "
 
 def batch_message(target: Target, task: str, texts: Sequence[Text]) -> bytes:
     """One request about several texts, over the Open Inference Protocol with binary tensors."""
-    rows = [_tensors(task, fields_of(task, text)) for text in texts]
+    rows = [TASKS[task].load.tensors(fields_of(task, text)) for text in texts]
     tensors = {name: [text for row in rows for text in row[name]] for name in rows[0]}
     headers, body = v2_request(tensors, OUTPUTS[task], _MS_US * target.timeout_ms)
     return post_bytes(target.authority, target.path(task), body, headers=headers + _authorization(target))
@@ -220,7 +222,7 @@ def _request(target: Target, task: str, item: Mapping[str, Any]) -> tuple[str, o
     """The header lines and the body of a request over HTTP."""
     match target.protocol:
         case "v2":
-            return v2_request(_tensors(task, item), OUTPUTS[task], _MS_US * target.timeout_ms)
+            return v2_request(TASKS[task].load.tensors(item), OUTPUTS[task], _MS_US * target.timeout_ms)
         case "openai":
             return "", {"model": target.model, "input": item["text"]}
         case "cohere-v1" | "cohere-v2":
@@ -230,20 +232,7 @@ def _request(target: Target, task: str, item: Mapping[str, Any]) -> tuple[str, o
 
 
 def _plain(protocol: str, task: str, item: Mapping[str, Any]) -> object:
-    if task == "rerank":
-        return {"query": item["query"], "texts": item["texts"]}
-    if task == "answer":
-        return {"inputs": {"question": item["question"], "context": item["context"]}}
     if "text_pair" in item:
         pair = [item["text"], item["text_pair"]]
         return {"inputs": pair if protocol == "tei" else dict(zip(("text", "text_pair"), pair, strict=True))}
-    return {"inputs": item["text"]}
-
-
-def _tensors(task: str, item: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """The Open Inference Protocol's input tensors, each with one text for a row."""
-    if task == "rerank":
-        return {"text": [item["query"]] * len(item["texts"]), "text_pair": item["texts"]}
-    if task == "answer":
-        return {"text": [item["question"]], "text_pair": [item["context"]]}
-    return {name: [item[name]] for name in ("text", "text_pair") if name in item}
+    return TASKS[task].load.body(item)

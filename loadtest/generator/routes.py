@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from loadtest.errors import BenchError
 from loadtest.generator.grpc_messages import METHOD
+from serving.tasks import TASKS
 
 _V2 = "/v2/models/{model}/infer"
 
-OUTPUTS = {
-    "embed": ("embedding",),
-    "embed_tokens": ("embeddings", "tokens"),
-    "classify": ("scores", "label"),
-    "rerank": ("score",),
-    "answer": ("answer", "score", "start", "end"),
-    "tag": ("entities",),
-    "fill_mask": ("token", "score"),
-}
+OUTPUTS = {name: tuple(output.name for output in task.outputs) for name, task in TASKS.items()}
 """Every task, and its output tensors in the Open Inference Protocol."""
 
-TASKS = tuple(OUTPUTS)
 ROUTES = {
-    "http": {
-        "embed": "/embed",
-        "embed_tokens": "/embed_all",
-        "classify": "/classify",
-        "rerank": "/rerank",
-        "answer": "/answer",
-        "tag": "/tag",
-        "fill_mask": "/fill-mask",
-    },
+    "http": {name: task.path for name, task in TASKS.items()},
     "tei": {"embed": "/embed", "embed_tokens": "/embed_all", "classify": "/predict", "rerank": "/rerank"},
     "openai": {"embed": "/v1/embeddings"},
     "cohere-v1": {"rerank": "/v1/rerank"},

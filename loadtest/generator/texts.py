@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import BenchError
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,31 +15,15 @@ if TYPE_CHECKING:
 Text = str | dict[str, Any]
 """A text alone, or a task's fields."""
 
-_QUESTION = "What is this about?"
-_MASKS = ("[MASK]", "<mask>")
-_FIELDS = {"rerank": ("query", "texts"), "answer": ("question", "context")}
-_OF_TEXT = ("text",)
-_OPTIONAL = {"classify": ("text_pair",)}
-
 
 def fields_of(task: str, text: Text) -> Mapping[str, Any]:
     """A text as the task's fields; what it lacks beside the text is made up."""
-    if isinstance(text, dict):
-        return text
-    match task:
-        case "rerank":
-            return {"query": _QUESTION, "texts": [text]}
-        case "answer":
-            return {"question": _QUESTION, "context": text}
-        case "fill_mask" if not any(mask in text for mask in _MASKS):
-            return {"text": f"[MASK] {text}"}  # in front, where no model cuts
-        case _:
-            return {"text": text}
+    return text if isinstance(text, dict) else TASKS[task].load.item(text)
 
 
 def inputs_in(task: str, text: Text) -> int:
     """How many inputs a request about it has."""
-    return len(fields_of(task, text)["texts"]) if task == "rerank" else 1
+    return TASKS[task].load.inputs(fields_of(task, text))
 
 
 def read_texts(path: Path) -> tuple[tuple[int, Text], ...]:
@@ -69,8 +54,8 @@ def texts_for(task: str, path: Path, texts: tuple[tuple[int, Text], ...]) -> tup
     Raises:
         BenchError: A line has not.
     """
-    needed = _FIELDS.get(task, _OF_TEXT)
-    known = needed + _OPTIONAL.get(task, ())
+    needed = TASKS[task].load.fields
+    known = needed + TASKS[task].load.optional
     for number, text in texts:
         if isinstance(text, dict):
             where = f"--texts {path}: line {number}"

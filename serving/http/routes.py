@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from serving.http.exchange import HttpRequest
-    from serving.models.manifest import Task
 
 Models: TypeAlias = Callable[[Api], Sequence[str]]
 
@@ -152,7 +151,7 @@ class Router:
     def infer(
         self,
         path: str,
-        task: Task,
+        task: str,
         takes: Any,  # noqa: ANN401  types, as all in `Docs`
         gives: Any,  # noqa: ANN401
         example: Any,  # noqa: ANN401
@@ -190,7 +189,7 @@ class Router:
         return add
 
 
-def of_task(task: Task) -> Models:
+def of_task(task: str) -> Models:
     """The models of a task."""
     return lambda api: [model.name for model in api.repository.of_task(task)]
 

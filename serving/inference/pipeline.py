@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, too_many_inputs
-from serving.inference.tasks import TASKS
-from serving.inference.tasks.base import Work
+from serving.errors import EmptyInput, empty_input, too_many_inputs
 from serving.records import BULK, A, Outcome, Timings
 from serving.scheduling.admission import estimate_tokens
+from serving.tasks import WAYS
+from serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
-    from serving.inference.tasks.base import Task
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
     from serving.models.statistics import BatchStatistics
     from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
     from serving.scheduling.admission import Permit
     from serving.settings import Settings
+    from serving.tasks.base import Way
 
 R = TypeVar("R")
 
@@ -86,20 +86,20 @@ class _Job(msgspec.Struct, Generic[A], frozen=True):
     """
 
     request: InferRequest[A]
-    task: Task[Any, A]
+    way: Way[Any, A]
     model: ServedModel
     inputs: Sequence[TextInput]
     sizes: Sequence[int]
     cut: Truncate
 
     def encode(self) -> Sequence[EncodedText]:
-        if self.task.encode is None:
+        if self.way.encode is None:
             return self.model.tokenizer.encode(self.inputs, truncate=self.cut)
-        return self.task.encode(self.model.tokenizer, self.inputs, self.request.options, truncate=self.cut)
+        return self.way.encode(self.model.tokenizer, self.inputs, self.request.options, truncate=self.cut)
 
     def finish(self, texts: Sequence[EncodedText], rows: Rows) -> A:
         model = self.model
-        return self.task.finish(
+        return self.way.finish(
             Work(self.inputs, self.request.options, texts, rows.result(), model.manifest, model.tokenizer)
         )
 
@@ -143,19 +143,19 @@ class Pipeline:
             trace.decoded = time.perf_counter()
         if not self._lifecycle.accepting:
             raise self._lifecycle.refusal()
-        task: Task[Any, A] = TASKS[type(request.options)]
-        model = self._repository.find(request.model, request.version, task.name)
+        way: Way[Any, A] = WAYS[type(request.options)]
+        model = self._repository.find(request.model, request.version, way.task)
         if trace is not None:
             trace.model = model.name
         _check_count(request)
-        task.check(request.options, model.manifest)
-        prompted = model.with_prompt_apart if task.prompt_apart else model.prompted
+        way.check(request.options, model.manifest)
+        prompted = model.with_prompt_apart if way.prompt_apart else model.prompted
         inputs: Sequence[TextInput] = prompted(request.inputs, request.prompt_name, request.input_type)
-        if task.expand is not None:
-            inputs = task.expand(inputs, request.options)
+        if way.expand is not None:
+            inputs = way.expand(inputs, request.options)
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
-        sizes = task.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
-        job = _Job(request, task, model, inputs, sizes, cut)
+        sizes = way.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
+        job = _Job(request, way, model, inputs, sizes, cut)
         self._users[model.index] += 1
         try:
             done = await (self._computed(job) if self._cache is None else self._recalled(job, self._cache))
@@ -210,7 +210,7 @@ class Pipeline:
     ) -> _Done[A]:
         """The answer of the engine; `texts` where they are tokenised already, and how long that took."""
         request, model, sizes = job.request, job.model, job.sizes
-        longest = None if job.task.windows(request.options) else model.manifest.max_length
+        longest = None if job.way.windows(request.options) else model.manifest.max_length
         with self._dispatcher.admission.admit(
             model.index,
             sizes,
@@ -239,7 +239,7 @@ class Pipeline:
             computed_at = 0.0 if request.trace is None else time.perf_counter()
             if model.tokenizer.turn is not None:
                 answer = await self._in_turn(lambda: job.finish(texts, rows), permit, model.tokenizer.turn)
-            elif job.task.token_outputs and tokens > _INLINE_TOKENS:
+            elif job.way.token_outputs and tokens > _INLINE_TOKENS:
                 answer = await asyncio.to_thread(job.finish, texts, rows)
             else:
                 answer = job.finish(texts, rows)
@@ -294,8 +294,3 @@ def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
     for empty in _EMPTY:
         if empty in inputs:
             raise empty_input(field, inputs.index(empty), len(inputs))
-
-
-def empty_input(field: str, index: int, count: int) -> EmptyInput:
-    """The error for one of `count` inputs, as text-embeddings-inference words it."""
-    return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serving.engine.kinds import ENGINES
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.forms import ModelForm, form_of, verified
 from serving.records import EngineChoice, ModelIndex
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Task
     from serving.records import InputType, TextInput
+    from serving.tasks.base import Task
 
 _QUERIES = ("query", "search_query")
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
@@ -27,8 +28,6 @@ _SIDES = (_QUERIES, _DOCUMENTS)
 
 _MOST_NAMES = 10
 """Models that an error lists."""
-
-_EMBEDDING = ("embed", "embed_tokens")
 
 COMPUTE_TYPES = sorted({kind.compute_type for kind in ENGINES.values()})
 """What `Outcome.compute_type` may be."""
@@ -82,6 +81,11 @@ class ServedModel(ModelForm):
         prompt = self._prompt(name, input_type) if chosen else self.default_prompt
         return [(prompt, value) for value in inputs if isinstance(value, str)]
 
+    @property
+    def task(self) -> Task[Any, Any]:
+        """What it does."""
+        return TASKS[self.manifest.task]
+
     def _prompt(self, name: str | None, input_type: InputType | None) -> str:
         """The prompt of a name, or the one for a type of input.
 
@@ -96,7 +100,7 @@ class ServedModel(ModelForm):
             return prompts[name]
         if name is not None:
             raise InvalidRequest("`prompt_name` and `input_type` both choose a prompt: send one of them")
-        if self.manifest.task not in _EMBEDDING:
+        if "default_prompt" not in self.task.facts:
             raise InvalidRequest(f"`input_type` is for embeddings; this model is for the task {self.manifest.task}")
         by_name = {own.casefold(): text for own, text in prompts.items()}
         candidates = (input_type, *next((side for side in _SIDES if input_type in side), ()))
@@ -129,7 +133,7 @@ class Repository:
         self.engine = EngineChoice("none")
         self._by_name = {model.name: model for model in models}
         self._defaults = defaults or {}
-        self._alone: dict[Task | None, ServedModel] = {}
+        self._alone: dict[str | None, ServedModel] = {}
         self._listeners: list[Callable[[], None]] = []
         for task, name in self._defaults.items():
             if name not in self._by_name or self._by_name[name].manifest.task != task:
@@ -212,7 +216,7 @@ class Repository:
         for listener in self._listeners:
             listener()
 
-    def of_task(self, task: Task) -> Sequence[ServedModel]:
+    def of_task(self, task: str) -> Sequence[ServedModel]:
         """The models of a task that are in service."""
         return [model for model in self._by_name.values() if model.manifest.task == task]
 
@@ -231,7 +235,7 @@ class Repository:
         self._by_name.pop(model.name, None)
         self._alone.clear()
 
-    def find(self, name: str | None, version: str | None = None, task: Task | None = None) -> ServedModel:
+    def find(self, name: str | None, version: str | None = None, task: str | None = None) -> ServedModel:
         """The model in service of that name and version.
 
         Args:
@@ -257,7 +261,7 @@ class Repository:
             raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}{there_are}")
         return model
 
-    def named_or_only(self, name: str | None, task: Task) -> str | None:
+    def named_or_only(self, name: str | None, task: str) -> str | None:
         """The name to look for where clients must send one and often send another server's.
 
         None, which means the task's only or default model, unless the name is a model's.
@@ -271,7 +275,7 @@ class Repository:
             raise ModelNotFound(f"no model of that name is served; {_choice(models, task)}")
         return None
 
-    def _only(self, task: Task | None) -> ServedModel:
+    def _only(self, task: str | None) -> ServedModel:
         models = list(self._by_name.values()) if task is None else self.of_task(task)
         chosen = [model for model in models if model.name == self._defaults.get(model.manifest.task)]
         if len(models) == 1 or (task is not None and chosen):
@@ -295,7 +299,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*sorted(names)[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
 
 
-def _choice(models: Sequence[ServedModel], task: Task | None) -> str:
+def _choice(models: Sequence[ServedModel], task: str | None) -> str:
     """Which models there are and how to say which is meant."""
     names = _listed([model.name for model in models])
     default = f", or start the server with --default {task}=NAME" if task else ""

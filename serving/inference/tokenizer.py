@@ -27,9 +27,10 @@ from serving.inference.tokenizer_rules import MOST_GROWTH, PROBE_LETTERS, SECTIO
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedChunk, EncodedText, Token
+from serving.tasks.windows import chunk_ranges, too_many_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -585,40 +586,6 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     short = min(first, second, room // 2)
     long = room - short
     return (long, short) if first > second else (short, long)
-
-
-def chunk_ranges(
-    words: NDArray[np.int32], room: int, overlap: int, surplus: Callable[[int, int], int] = lambda *_: 0
-) -> Iterator[tuple[int, int]]:
-    """Ranges [begin, end) of a text's tokens that hold whole words, or parts of words that are longer than `room`.
-
-    Args:
-        words: int32 [tokens], the number of each token's word; at least one.
-        room: Tokens of a range.
-        overlap: Tokens that a range shares with the one before, at least, as far as they are whole words.
-        surplus: How many tokens a range has too many.
-    """
-    begins = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
-    count = len(words)
-
-    def word_end(begin: int, end: int) -> int:
-        last = int(begins[np.searchsorted(begins, end, side="right") - 1])
-        return last if last > begin else max(begin + 1, end)
-
-    begin = 0
-    while True:
-        end = word_end(begin, min(begin + room, count))
-        while end > begin + 1 and (over := surplus(begin, end)) > 0:
-            end = word_end(begin, end - over)
-        yield begin, end
-        if end >= count:
-            return
-        again = int(begins[np.searchsorted(begins, end - overlap, side="right") - 1]) if overlap else end
-        begin = again if begin < again < end else end
-
-
-def too_many_chunks(most: int) -> InvalidRequest:
-    return InvalidRequest(f"the texts have more than {most} chunks; send fewer at once, or ask for larger chunks")
 
 
 def _windowed(value: str | tuple[str, str]) -> str:

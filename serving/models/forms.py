@@ -18,18 +18,16 @@ from serving.models.manifest import MANIFEST, MODEL_NAME
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
 from serving.records import ModelSpec, PartFile
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from serving.engine.kinds.kind import EngineKind
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Part, Task
+    from serving.models.manifest import Artifact, Manifest, Part
 
 log = logging.getLogger("bertserve")
-
-SERVED_AGREEMENT: Mapping[Task, float] = {"answer": 0.92}
-"""The least share of decisions that are PyTorch's with which INT8 is served by default; argued in docs/int8.md."""
 
 _MAKE_ONE = "make one with `bertserve export`, or let the server do it with --model-id"
 
@@ -231,9 +229,9 @@ def log_agreement(form: ModelForm) -> None:
         log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
 
 
-def few_agree(artifact: Artifact, task: Task) -> str:
+def few_agree(artifact: Artifact, task: str) -> str:
     """Why INT8 is not for serving by default, as half a sentence; empty where it is."""
-    parity, least = artifact.evidence.parity, SERVED_AGREEMENT.get(task, 0)
+    parity, least = artifact.evidence.parity, TASKS[task].served_agreement
     if artifact.precision != "int8" or parity is None or parity.agreement is None or parity.agreement >= least:
         return ""
     return (

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from serving.engine.kinds.tensorrt import GpuTarget
-from serving.records import DATA_SUFFIX, IDS, MASK, POSITIONS, TYPES, EngineBuild, Side, SplitBy, TensorSpec, stages
+from serving.records import DATA_SUFFIX, EngineBuild, Side, SplitBy, TensorSpec, stages
+from serving.tasks import TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -28,8 +32,6 @@ _LARGEST_DIMENSION = 1 << 20
 _SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
 _MOST_CANDIDATES = 1000
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
-
-Task = Literal["embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask"]
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """How token vectors may become one, by the names of Sentence Transformers."""
@@ -308,7 +310,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: int
     model: str
     version: int
-    task: Task
+    task: str
     hidden_size: int
     vocab_size: int
     max_length: int
@@ -353,46 +355,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.files, *(entry for artifact in self.artifacts for entry in artifact.files)]
 
 
-def graph_inputs(task: Task, *, segments: bool) -> tuple[TensorSpec, ...]:
-    """The inputs of a task's graph.
-
-    `input_ids`, `attention_mask` and, where the architecture knows segments, `token_type_ids`: int32 [batch,
-    sequence]. `fill_mask` takes `mask_positions` too, int32 [batch, masks]: positions in the sequence; what is
-    left of a row is 0 and its answers are thrown away.
-    """
-    names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if task == "fill_mask" else [])]
-    return tuple(TensorSpec(name, "int32", (-1, -1)) for name in names)
-
-
-def graph_outputs(task: Task, *, hidden_size: int, labels: int, candidates: int) -> tuple[TensorSpec, ...]:
-    """The outputs of a task's graph: what a request may not change lies inside, what it may change outside.
-
-    embed      pooled float32 [batch, hidden], before a last normalisation; `hidden_size` is then a text's vector's
-    embed_tokens
-               token_embeddings float32 [batch, sequence, hidden], those of special tokens included
-    classify   logits float32 [batch, labels]
-    rerank     logits float32 [batch, 1]
-    answer     start_logits, end_logits float32 [batch, sequence]
-    tag        logits float32 [batch, sequence, labels]
-    fill_mask  top_ids int32, top_logits float32 [batch, masks, candidates], best first; logsumexp float32
-               [batch, masks] over the whole vocabulary, so that exp(logit - logsumexp) is the probability
-    """
-    shapes: dict[Task, list[tuple[str, tuple[int, ...]]]] = {
-        "embed": [("pooled", (-1, hidden_size))],
-        "embed_tokens": [("token_embeddings", (-1, -1, hidden_size))],
-        "classify": [("logits", (-1, labels))],
-        "rerank": [("logits", (-1, 1))],
-        "answer": [("start_logits", (-1, -1)), ("end_logits", (-1, -1))],
-        "tag": [("logits", (-1, -1, labels))],
-        "fill_mask": [
-            ("top_ids", (-1, -1, candidates)),
-            ("top_logits", (-1, -1, candidates)),
-            ("logsumexp", (-1, -1)),
-        ],
-    }
-    return tuple(TensorSpec(name, "int32" if name == "top_ids" else "float32", shape) for name, shape in shapes[task])
-
-
 def problem(manifest: Manifest, model: str, version: str) -> str | None:
     """The first rule that a manifest breaks, as half a sentence; None where it keeps all.
 
@@ -430,50 +392,64 @@ def _size_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     ]
 
 
+_OF_TASKS = {
+    "pooling": None,
+    "dimensions": None,
+    "normalize": True,
+    "matryoshka": (),
+    "similarity": None,
+    "labels": (),
+    "multi_label": False,
+    "regression": False,
+    "activation": "sigmoid",
+    "default_prompt": None,
+    "candidates": 0,
+}
+"""Fields that belong to some tasks, and what they are for the others."""
+
+_NEEDED = ("pooling", "labels", "candidates")
+"""Those of them that a task's models must have."""
+
+
 def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
-    task = manifest.task
-    inputs = [graph_inputs(task, segments=segments) for segments in (True, False)]
-    outputs = graph_outputs(
-        task, hidden_size=manifest.vector_size, labels=len(manifest.labels), candidates=manifest.candidates
+    task = TASKS.get(manifest.task)
+    if task is None:
+        return [(True, f"the task {manifest.task!r} is none of {', '.join(TASKS)}")]
+    inputs = [task.graph_inputs(segments=segments) for segments in (True, False)]
+    outputs = task.graph_outputs(
+        hidden_size=manifest.vector_size, labels=len(manifest.labels), candidates=manifest.candidates
     )
     return [
-        ((task == "embed") != (manifest.pooling is not None), "pooling belongs to the task embed, and only to it"),
+        *((_misplaced(manifest, task.facts, field), _belongs(field)) for field in _OF_TASKS),
         *_vector_rules(manifest),
-        ((task in {"classify", "tag"}) != bool(manifest.labels), "labels belong to the tasks classify and tag"),
         (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
-        (manifest.multi_label and task != "classify", "multi_label belongs to the task classify"),
-        (manifest.regression and task != "classify", "regression belongs to the task classify"),
-        (manifest.activation != "sigmoid" and task != "rerank", "activation belongs to the task rerank"),
         (manifest.regression and manifest.multi_label, "values of a regression are no labels to be decided"),
         (
             manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts,
             "the default prompt is none of the prompts",
         ),
-        (
-            manifest.default_prompt is not None and task not in {"embed", "embed_tokens"},
-            "a default prompt belongs to the tasks embed and embed_tokens",
-        ),
-        (
-            not 0 < manifest.candidates <= min(_MOST_CANDIDATES, manifest.vocab_size)
-            if task == "fill_mask"
-            else manifest.candidates != 0,
-            "candidates is out of range",
-        ),
-        (task == "fill_mask" and "mask" not in manifest.special_ids, "the task needs a mask token"),
+        (not 0 <= manifest.candidates <= min(_MOST_CANDIDATES, manifest.vocab_size), "candidates is out of range"),
+        (bool(manifest.candidates) and "mask" not in manifest.special_ids, "the task needs a mask token"),
         (manifest.outputs != outputs, "the outputs do not fit the task"),
         (manifest.inputs not in inputs, "the inputs do not fit the task"),
     ]
 
 
+def _misplaced(manifest: Manifest, facts: Collection[str], field: str) -> bool:
+    """Whether a field has a value that is not the task's, or lacks the one that the task needs."""
+    given = getattr(manifest, field) != _OF_TASKS[field]
+    return given != (field in facts) if field in _NEEDED else given and field not in facts
+
+
+def _belongs(field: str) -> str:
+    tasks = [task.name for task in TASKS.values() if field in task.facts]
+    return f"{field} belongs to the task{'s' if len(tasks) > 1 else ''} {' and '.join(tasks)}, and only there"
+
+
 def _vector_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     modes = (manifest.pooling or "mean").split("+")
-    own = (manifest.dimensions, manifest.normalize, manifest.matryoshka, manifest.similarity)
     return [
         (not set(modes) <= set(POOLING_MODES), f"pooling is none of {', '.join(POOLING_MODES)}"),
-        (
-            manifest.task != "embed" and own != (None, True, (), None),
-            "dimensions, normalize, matryoshka and similarity belong to the task embed",
-        ),
         (
             not all(0 < size <= manifest.vector_size for size in manifest.matryoshka),
             "a size of matryoshka is out of range",

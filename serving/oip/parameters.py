@@ -9,8 +9,8 @@ import msgspec
 from serving.errors import InvalidRequest
 from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
 from serving.fields.rule import Level
-from serving.inference.long_texts import windows_of
 from serving.records import InputType, Long, WindowScores
+from serving.tasks.messages import windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

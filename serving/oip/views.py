@@ -1,58 +1,36 @@
 """The two names of a model on v2, what each takes and what it answers.
 
-`{model}` takes texts and answers what its task means:
-
-embed      embedding FP32 [-1, H], of length 1 where the model's own folder says so
-embed_tokens
-           embeddings FP32 [-1, T, H], of the longest text's tokens; tokens INT64 [-1], how many each text has
-classify   scores FP32 [-1, C] in the order of the labels, label BYTES [-1], the best one
-rerank     score FP32 [-1], between 0 and 1
-answer     answer BYTES, score FP32, start INT64, end INT64, each [-1]
-tag        entities BYTES [-1], for each text a JSON list
-fill_mask  token BYTES [-1, K], score FP32 [-1, K], for the one mask of each text
-
+`{model}` takes texts and answers what its task means: `Task.outputs`, a row for each text.
 `{model}.tokens` takes token ids and answers the graph's own tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
-from serving.records import (
-    AnswerOptions,
-    ClassifyOptions,
-    EmbedOptions,
-    EmbedTokensOptions,
-    FillMaskOptions,
-    RerankOptions,
-    TagOptions,
-    TaskOptions,
-    TensorOptions,
-)
+from serving.records import POSITIONS, TaskOptions, TensorOptions
+from serving.tasks.base import padded
 
 if TYPE_CHECKING:
     from serving.inference.served_models import Repository, ServedModel
-    from serving.models.manifest import Manifest, Task
+    from serving.models.manifest import Manifest
     from serving.records import EngineChoice, Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
 """Triton's names for what runs an artifact, by its kind: platform and backend."""
 TOKENS = ".tokens"
 
-_FILLED = 5
 _DATATYPES = {"int32": INT32, "float32": FP32}
 _CONFIG_TYPES = {BYTES: "TYPE_STRING"}
 
 Values = Sequence[Any]
 """Each output's values, in the order of the outputs."""
-
-Form: TypeAlias = tuple[TaskOptions[Any], Sequence[tuple[Any, ...]], Callable[[Any, Any, int], Values]]
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
@@ -155,11 +133,9 @@ class View(msgspec.Struct, frozen=True):
             InvalidRequest: A text has another number of masks than one.
         """
         outputs = [
-            Output(info.name, info.datatype, values.shape if isinstance(values, np.ndarray) else [len(values)], values)
+            _output(info, values)
             for info, values in zip(self.outputs, self.write(answer, self.model.manifest, width), strict=True)
         ]
-        if isinstance(self.options, FillMaskOptions):
-            outputs[0].shape = outputs[1].shape
         if not names:
             return outputs
         named = {output.name: output for output in outputs}
@@ -229,34 +205,26 @@ def _config(info: TensorMetadata) -> TensorConfig:
 
 def _text_view(model: ServedModel) -> View:
     manifest = model.manifest
-    task = manifest.task
-    names = (TEXT, PAIR) if task in {"rerank", "answer"} else (TEXT,)
-    inputs = tuple(TensorMetadata(name, BYTES, [-1, 1]) for name in names)
-    options, outputs, write = _forms(manifest)[task]
-    infos = tuple(TensorMetadata(name, datatype, [-1, *rest]) for name, datatype, *rest in outputs)
-    return View(model.name, model, model.name, options, True, inputs, infos, write)
+    task = model.task
+    inputs = tuple(TensorMetadata(name, BYTES, [-1, 1]) for name in ((TEXT, PAIR) if task.paired else (TEXT,)))
+    outputs = tuple(TensorMetadata(name, kind, [-1, *dims(manifest)]) for name, kind, dims in task.outputs)
+    write = task.write
+    return View(
+        model.name,
+        model,
+        model.name,
+        task.options(manifest),
+        True,
+        inputs,
+        outputs,
+        lambda answer, facts, _: write(answer, facts),
+    )
 
 
-def _forms(manifest: Manifest) -> dict[Task, Form]:
-    """For each task its options, its outputs as (name, datatype, further dimensions), and what writes them."""
-    filled = max(1, min(_FILLED, manifest.candidates))
-    return {
-        "embed": (EmbedOptions(), [("embedding", FP32, manifest.vector_size)], lambda answer, *_: (answer,)),
-        "embed_tokens": (
-            EmbedTokensOptions(),
-            [("embeddings", FP32, -1, manifest.hidden_size), ("tokens", INT64)],
-            lambda answer, *_: (_padded(answer, 0), np.array([len(row) for row in answer], np.int64)),
-        ),
-        "classify": (
-            ClassifyOptions(ranked=False),
-            [("scores", FP32, len(manifest.labels)), ("label", BYTES)],
-            _classes,
-        ),
-        "rerank": (RerankOptions(), [("score", FP32)], lambda answer, *_: (_floats(answer),)),
-        "answer": (AnswerOptions(), [("answer", BYTES), ("score", FP32), ("start", INT64), ("end", INT64)], _spans),
-        "tag": (TagOptions(), [("entities", BYTES)], lambda answer, *_: ([_json(entities) for entities in answer],)),
-        "fill_mask": (FillMaskOptions(filled), [("token", BYTES, filled), ("score", FP32, filled)], _filled),
-    }
+def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers, or texts
+    if not isinstance(values, np.ndarray):
+        return Output(info.name, info.datatype, [len(values)], values)
+    return Output(info.name, info.datatype, values.shape, values.ravel().tolist() if values.dtype == object else values)
 
 
 def _tokens_view(model: ServedModel) -> View:
@@ -267,47 +235,16 @@ def _tokens_view(model: ServedModel) -> View:
     return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
 
 
-def _floats(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.array(values, np.float32)
-
-
 def _json(message: Any) -> str:  # noqa: ANN401  whatever msgspec writes
     return msgspec.json.encode(message).decode()
-
-
-def _classes(answer: Any, manifest: Manifest, _: int) -> Values:  # noqa: ANN401
-    scores = _floats([[entry.score for entry in classes] for classes in answer])
-    return scores, [manifest.labels[best] for best in scores.argmax(1).tolist()]
-
-
-def _spans(answer: Any, *_: object) -> Values:  # noqa: ANN401
-    best = [spans[0] for spans in answer]
-    sides = [np.array([getattr(span, side) for span in best], np.int64) for side in ("start", "end")]
-    return [span.answer for span in best], _floats([span.score for span in best]), *sides
-
-
-def _filled(answer: Any, *_: object) -> Values:  # noqa: ANN401
-    for index, masks in enumerate(answer):
-        if len(masks) != 1:
-            raise InvalidRequest(f"input {index} has {len(masks)} masks; here each text has one")
-    tokens = [filled.token_str for (best,) in answer for filled in best]
-    return tokens, _floats([[filled.score for filled in best] for (best,) in answer])
 
 
 def _rows(answer: Sequence[Row], manifest: Manifest, width: int) -> Values:
     """The rows of each output together; what it has for each token or each mask is filled up with zeros."""
     ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
-    if manifest.task == "fill_mask":
+    if any(spec.name == POSITIONS for spec in manifest.inputs):
         width = 0
     return [
-        _padded(column, width) if uneven else np.stack(column)
+        padded(column, width) if uneven else np.stack(column)
         for uneven, column in zip(ragged, zip(*answer, strict=True), strict=True)
     ]
-
-
-def _padded(column: Sequence[Any], width: int) -> np.ndarray[Any, Any]:
-    longest = max(width, *map(len, column))
-    filled = np.zeros((len(column), longest, *column[0].shape[1:]), column[0].dtype)
-    for row, part in zip(filled, column, strict=True):
-        row[: len(part)] = part
-    return filled

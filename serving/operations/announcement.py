@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,25 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from serving.logs import fields, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.models.manifest import Task
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
-
-EXAMPLES: Mapping[Task, tuple[str, str]] = {
-    "embed": ("/embed", '{"inputs": "What is a T4?"}'),
-    "embed_tokens": ("/embed_all", '{"inputs": "What is a T4?"}'),
-    "classify": ("/predict", '{"inputs": "What a card!"}'),
-    "rerank": ("/rerank", '{"query": "What is a T4?", "texts": ["A graphics card.", "A teapot."]}'),
-    "answer": ("/answer", '{"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card."}}'),
-    "tag": ("/tag", '{"inputs": "The T4 was made in Santa Clara."}'),
-    "fill_mask": ("/fill-mask", '{"inputs": "A T4 is a graphics [MASK]."}'),
-}
 
 
 class Addresses(NamedTuple):
@@ -78,7 +68,7 @@ class Announcement:
 def example(repository: Repository) -> tuple[str, str]:
     """Path and body of a request that the first model answers."""
     model = repository.models[0]
-    path, body = EXAMPLES[model.manifest.task]
+    path, body = model.task.path, json.dumps(model.task.example)
     alone = len(repository.of_task(model.manifest.task)) == 1
     return (path if alone else f"/models/{model.name}{path}"), body
 

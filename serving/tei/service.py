@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository, ServedModel
-    from serving.models.manifest import Task
     from serving.records import A, InferRequest, InputType, Outcome, TextInput, Token
     from serving.settings import Settings
 
@@ -24,7 +23,7 @@ R = TypeVar("R")
 
 NO_SPARSE = "no model here makes sparse vectors (TEI's pooling `splade`)"
 
-_MODEL_TYPES: Sequence[Task] = ("embed", "embed_tokens", "rerank", "classify")
+_MODEL_TYPES: Sequence[str] = ("embed", "embed_tokens", "rerank", "classify")
 BYTES_PER_ID = 4
 _PAIR = 2
 

@@ -2,7 +2,7 @@
 
 import { ask, Refusal } from "./api.js";
 import { brief, bytes, clipped, counted, millis, node, spent } from "./dom.js";
-import { documentation, entered, missing, route, TASKS } from "./tasks.js";
+import { documentation, entered, missing, route, taskOf } from "./tasks.js";
 import { timing } from "./timing.js";
 
 const byId = (id) => document.getElementById(id);
@@ -38,8 +38,7 @@ export class RequestForm {
   }
 
   /** The models there are now; what is chosen and typed stays where its model does. */
-  offer(served) {
-    const models = served.filter(({ task }) => task in TASKS);
+  offer(models) {
     const names = models.map(({ name }) => name).join("\n");
     if (names === this.#models.map(({ name }) => name).join("\n")) {
       this.#models = models;
@@ -47,7 +46,7 @@ export class RequestForm {
     }
     this.#models = models;
     byId("model").replaceChildren(
-      ...models.map(({ name, task }) => node("option", { value: name }, `${name} · ${TASKS[task].name}`)),
+      ...models.map(({ name, task }) => node("option", { value: name }, `${name} · ${taskOf(task).name}`)),
     );
     this.#follow();
   }
@@ -80,7 +79,7 @@ export class RequestForm {
   }
 
   get #task() {
-    return TASKS[this.#model.task];
+    return taskOf(this.#model.task);
   }
 
   get #route() {

@@ -132,6 +132,11 @@ export const TASKS = {
   },
 };
 
+/** What a task asks for that has no form of its own: a text, on the route that answers as the model's task does. */
+export function taskOf(name) {
+  return TASKS[name] ?? { name, verb: "Ask", path: "", docs: "Tasks", fields: [TEXT], body: ({ text }) => ({ inputs: text }), draw: () => ({ summary: "Answered", nodes: [] }), examples: [{ name: "A question", text: "What is a T4?" }] };
+}
+
 /** What the fields hold, as the task's functions take it: texts, and lists of the lines that are not empty. */
 export function entered(task, values) {
   const read = ({ id, lines }) => (lines ? values[id].split("\n").map((line) => line.trim()).filter(Boolean) : values[id]);
@@ -145,11 +150,11 @@ export function missing(task, input) {
 
 /** The route of a model: the plain one where it is alone, else below its name. */
 export function route(task, model, alone) {
-  return alone ? task.path : `/models/${encodeURIComponent(model)}${task.path}`;
+  return alone ? task.path || "/" : `/models/${encodeURIComponent(model)}${task.path}`;
 }
 
 /** Where the documentation describes that route. */
 export function documentation(task, alone) {
   const name = task.path.slice(1).replace("-", "_");
-  return `/docs#/${task.docs}/${alone ? `post_${name}` : `post_models_model_${name}`}`;
+  return `/docs#/${task.docs}/${["post", ...(alone ? [] : ["models", "model"]), name].filter(Boolean).join("_")}`;
 }

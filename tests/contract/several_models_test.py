@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from serving.operations.announcement import EXAMPLES
+import serving.tasks
 from tests.support.clients import get, post_json
 from tests.support.server import Server, measured, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
@@ -67,7 +67,8 @@ def test_the_announced_request_works(several: Server) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> None:
     """As the server of that model alone would show it."""
-    path, body = EXAMPLES[task]
+    known = serving.tasks.TASKS[task]
+    path, body = known.path, json.dumps(known.example)
     assert post_json(tasks_server.http, path, body.encode()).status == 200
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.base import Backend
-    from serving.models.manifest import Task
     from serving.records import ModelSpec
 
 MODEL = ModelIndex(0)
@@ -48,7 +47,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def specs(repository: Path) -> dict[Task, ModelSpec]:
+def specs(repository: Path) -> dict[str, ModelSpec]:
     """As engines load them."""
     return {model.manifest.task: model.spec() for model in Repository.open(repository).models}
 
@@ -88,7 +87,7 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("task", TASKS)
-def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[Task, ModelSpec], task: Task, engine: str) -> None:
+def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[str, ModelSpec], task: str, engine: str) -> None:
     """Alone, in batches that are padded in both directions, and at the longest length; no padding comes back."""
     cpu, gpu = OrtCpuBackend([specs[task]], 1), bench.load(engine, [specs[task]])
     for lengths in ((9,), (16,), (3, 20, 17), (MAX_LENGTH,), (5,) * 5):
@@ -99,7 +98,7 @@ def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[Task, ModelS
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_larger_than_the_largest_shape_runs_in_parts(
-    bench: Bench, specs: dict[Task, ModelSpec], engine: str
+    bench: Bench, specs: dict[str, ModelSpec], engine: str
 ) -> None:
     """More texts than a shape holds, and more masks in a text than an engine takes."""
     for task, batch in (("embed", texts(*[11] * 71)), ("fill_mask", texts(40, 30, masks=19))):
@@ -109,7 +108,7 @@ def test_what_is_larger_than_the_largest_shape_runs_in_parts(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_several_models_share_a_card(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
+def test_several_models_share_a_card(bench: Bench, specs: dict[str, ModelSpec], engine: str) -> None:
     """Each answers as it does alone, in turns; they have one lane, and one scratch memory."""
     loaded = [specs["embed"], specs["tag"]]
     cpu, gpu = OrtCpuBackend(loaded, 1), bench.load(engine, loaded)
@@ -122,7 +121,7 @@ def test_several_models_share_a_card(bench: Bench, specs: dict[Task, ModelSpec],
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_captured_size_has_a_graph_and_uses_it(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
+def test_every_captured_size_has_a_graph_and_uses_it(bench: Bench, specs: dict[str, ModelSpec], engine: str) -> None:
     """In each bucket, up to the tokens of a batch; a run is one launch, or one annotated run, and no new memory."""
     gpu = bench.load(engine, [specs["embed"]])
     shapes = [
@@ -150,7 +149,7 @@ def test_every_captured_size_has_a_graph_and_uses_it(bench: Bench, specs: dict[T
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_graph_answers_as_the_work_that_it_was_made_of(
-    bench: Bench, specs: dict[Task, ModelSpec], engine: str
+    bench: Bench, specs: dict[str, ModelSpec], engine: str
 ) -> None:
     """Replay and piece by piece, to the last bit."""
     model: Any = bench.load(engine, [specs["classify"]]).runner(0)
@@ -164,7 +163,7 @@ def test_a_graph_answers_as_the_work_that_it_was_made_of(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_graphs_have_a_bound_and_the_rest_runs_without(
-    bench: Bench, specs: dict[Task, ModelSpec], engine: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, specs: dict[str, ModelSpec], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no memory for graphs every answer is the same, piece by piece."""
     monkeypatch.setattr("serving.engine.gpu.model.GRAPH_BYTES", -1)
@@ -178,7 +177,7 @@ def test_graphs_have_a_bound_and_the_rest_runs_without(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_that_is_not_batch_invariant_is_not_batched(
-    bench: Bench, specs: dict[Task, ModelSpec], engine: str
+    bench: Bench, specs: dict[str, ModelSpec], engine: str
 ) -> None:
     """Nobody has proven that company leaves its answers alone: one row a run."""
     spec = msgspec.structs.replace(specs["embed"], batch_invariant=False)
@@ -190,7 +189,7 @@ def test_a_model_that_is_not_batch_invariant_is_not_batched(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_failure_that_passes_costs_one_batch(bench: Bench, specs: dict[Task, ModelSpec], engine: str) -> None:
+def test_a_failure_that_passes_costs_one_batch(bench: Bench, specs: dict[str, ModelSpec], engine: str) -> None:
     """The driver refuses a call; the GPU still works, and the next batch is answered."""
     gpu = bench.load(engine, [specs["embed"]])
     bench.machine.fail["cuStreamSynchronize"] = 1
@@ -204,7 +203,7 @@ def test_a_failure_that_passes_costs_one_batch(bench: Bench, specs: dict[Task, M
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("status", [2, 214, 700, 719])
 def test_a_failure_that_stays_loses_the_device(
-    bench: Bench, specs: dict[Task, ModelSpec], engine: str, status: int
+    bench: Bench, specs: dict[str, ModelSpec], engine: str, status: int
 ) -> None:
     """A sticky error, and memory that is full: the process must end."""
     gpu = bench.load(engine, [specs["embed"]])
@@ -215,7 +214,7 @@ def test_a_failure_that_stays_loses_the_device(
 
 @pytest.mark.parametrize("flavour", ["rtx", "enterprise"])
 def test_what_tensorrt_refuses_is_told_apart_by_the_card(
-    bench: Bench, specs: dict[Task, ModelSpec], flavour: str
+    bench: Bench, specs: dict[str, ModelSpec], flavour: str
 ) -> None:
     """The library says no: where the GPU still works the batch has failed, else the device is lost."""
     gpu = bench.load(flavour, [specs["embed"]])
@@ -232,7 +231,7 @@ def test_what_tensorrt_refuses_is_told_apart_by_the_card(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_card_that_is_too_small_says_so(
-    monkeypatch: pytest.MonkeyPatch, specs: dict[Task, ModelSpec], engine: str
+    monkeypatch: pytest.MonkeyPatch, specs: dict[str, ModelSpec], engine: str
 ) -> None:
     """Loading ends with the driver's own error, which the worker words."""
     bench = Bench(monkeypatch, {"gpus": [{"name": "Tiny", "capability": [7, 5], "memory": 1000}]})
@@ -241,7 +240,7 @@ def test_a_card_that_is_too_small_says_so(
     assert error.value.out_of_memory
 
 
-def test_a_session_that_fell_back_to_the_cpu_is_refused(bench: Bench, specs: dict[Task, ModelSpec]) -> None:
+def test_a_session_that_fell_back_to_the_cpu_is_refused(bench: Bench, specs: dict[str, ModelSpec]) -> None:
     """ONNX Runtime does so in silence; what it says that it runs on is compared with what was asked for."""
     bench.use_ort(falls_back=True)
     with pytest.raises(BundleError, match=r"runs it on CPUExecutionProvider and not on the GPU"):
@@ -249,7 +248,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_refused(bench: Bench, specs: dic
 
 
 def test_an_onnx_runtime_without_cuda_says_what_to_install(
-    bench: Bench, specs: dict[Task, ModelSpec], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, specs: dict[str, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package for CPUs has the same name for its module."""
     monkeypatch.setattr(bench.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
@@ -265,7 +264,7 @@ def test_an_onnx_runtime_without_cuda_says_what_to_install(
     ],
 )
 def test_an_engine_for_another_card_or_version_is_refused(
-    bench: Bench, specs: dict[Task, ModelSpec], changes: dict[str, str], words: str
+    bench: Bench, specs: dict[str, ModelSpec], changes: dict[str, str], words: str
 ) -> None:
     """Before the library sees it, with what to do."""
     spec = as_plan(specs["embed"], "rtx", **changes)
@@ -274,7 +273,7 @@ def test_an_engine_for_another_card_or_version_is_refused(
 
 
 def test_an_engine_that_lies_about_its_card_is_refused_by_the_library(
-    monkeypatch: pytest.MonkeyPatch, specs: dict[Task, ModelSpec]
+    monkeypatch: pytest.MonkeyPatch, specs: dict[str, ModelSpec]
 ) -> None:
     """The manifest says this GPU, the file says another one: TensorRT's message becomes a sentence."""
     bench = Bench(monkeypatch, {"gpus": [{"name": "L4", "capability": [8, 9], "memory": 1 << 30}]})
@@ -283,7 +282,7 @@ def test_an_engine_that_lies_about_its_card_is_refused_by_the_library(
         prepare_trt(bench, [spec])
 
 
-def test_an_engine_of_another_model_is_refused(bench: Bench, specs: dict[Task, ModelSpec]) -> None:
+def test_an_engine_of_another_model_is_refused(bench: Bench, specs: dict[str, ModelSpec]) -> None:
     """Its inputs and outputs are held against the manifest."""
     spec = as_plan(specs["embed"], "rtx")
     wrong = msgspec.structs.replace(spec, outputs=specs["tag"].outputs)
@@ -294,7 +293,7 @@ def test_an_engine_of_another_model_is_refused(bench: Bench, specs: dict[Task, M
         prepare_trt(bench, [wrong])
 
 
-def test_the_rules_of_rtx_are_followed(bench: Bench, specs: dict[Task, ModelSpec], tmp_path: Path) -> None:
+def test_the_rules_of_rtx_are_followed(bench: Bench, specs: dict[str, ModelSpec], tmp_path: Path) -> None:
     """Kernels compiled at once, whole graphs of its own, our scratch memory, one context a profile, one cache."""
     bench.load("rtx", [specs["embed"]])
     (engine,) = bench.libraries["rtx"].Engine.opened
@@ -308,7 +307,7 @@ def test_the_rules_of_rtx_are_followed(bench: Bench, specs: dict[Task, ModelSpec
 
 
 def test_compiled_kernels_are_kept_and_read_again(
-    bench: Bench, specs: dict[Task, ModelSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bench: Bench, specs: dict[str, ModelSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What one start writes the next one reads, if nobody changed it and the driver is the same."""
     caplog.set_level("INFO")
@@ -361,7 +360,7 @@ def test_what_stands_for_tensorrt_has_what_tensorrt_has(bench: Bench, simulated:
 
 @without_gpu
 @pytest.mark.parametrize("engine", ["tensorrt", "ort-cuda"])
-def test_a_t4_engine_on_a_machine_without_a_driver_says_so(specs: dict[Task, ModelSpec], engine: Any) -> None:
+def test_a_t4_engine_on_a_machine_without_a_driver_says_so(specs: dict[str, ModelSpec], engine: Any) -> None:
     """The very worker of the server, with the real libraries: one sentence with what to do."""
     spec = as_plan(specs["embed"], "rtx") if engine == "tensorrt" else specs["embed"]
     words = rf"the engine {engine} cannot run here: no NVIDIA driver is in use here.*run this where the GPU is"

@@ -68,7 +68,7 @@ def probes(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def unpickled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of pickles without a confined process of its own, whose start takes seconds."""
-    from export.proof.reference_libraries import load  # noqa: PLC0415  needs the libraries to be imported
+    from export.proof import reference_library as load  # noqa: PLC0415  needs the libraries to be imported
 
     def read(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
         with file.open("rb") as stream, target.open("wb") as out:

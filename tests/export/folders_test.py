@@ -18,7 +18,6 @@ from tests.support.server import Server
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.manifest import Task
 
 _PARTS = [
     *(range(start, start + 10) for start in range(0, 60, 10)),
@@ -70,7 +69,7 @@ def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPat
     """An exporter that does not see one field is found out, and the folder is reduced to that field."""
     export = search.export_graph
 
-    def blind(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:
+    def blind(folder: Path, models: Path, name: str, task: str | None, *, fused: bool) -> Path:
         edit_json(folder / "tokenizer_config.json", do_lower_case=None)
         return export(folder, models, name, task, fused=fused)
 

@@ -16,7 +16,7 @@ from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import emulation, half
-from export.proof.decisions import cosine
+from export.tasks.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
 from tests.support.graphs import ARCHITECTURES, PRODUCTS, batch, check_ranges, write_fill_mask_graph, write_graph
 from tests.support.short_form import in_short

@@ -13,11 +13,11 @@ import pytest
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
-from export.proof import metrics
-from export.proof.accuracy import Reader
-from export.proof.decisions import Judge, best_span, order_agreement
-from serving.models.manifest import Task, graph_outputs
+from export.tasks import EXPORTS, metrics
+from export.tasks.answer import best_span
+from export.tasks.decisions import Judge, order_agreement
 from serving.records import EncodedText, Row
+from serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
 
 if TYPE_CHECKING:
@@ -113,10 +113,11 @@ def text(*ids: int) -> EncodedText:
     return EncodedText(array("i", ids))
 
 
-def judge(task: Task, *, multi_label: bool = False) -> Judge:
+def judge(task: str, *, multi_label: bool = False) -> Judge:
     """A judge of three labels; 1 pads, 2 separates, 0 begins, 4 masks."""
     ids = {"pad": 1, "cls": 0, "sep": 2, "mask": 4}
-    return Judge(task, graph_outputs(task, hidden_size=2, labels=3, candidates=2), ids, multi_label=multi_label)
+    outputs = TASKS[task].graph_outputs(hidden_size=2, labels=3, candidates=2)
+    return EXPORTS[task].judge(outputs, ids, multi_label=multi_label)
 
 
 def floats(*values: object) -> np.ndarray:
@@ -203,7 +204,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return open_checkpoint(find(str(folder)), None, [].append).vocabulary
 
 
-FILES: list[tuple[Task, str, str, list[tuple], dict[str, float]]] = [
+FILES: list[tuple[str, str, str, list[tuple], dict[str, float]]] = [
     (
         "embed",
         "pairs.csv",
@@ -258,7 +259,7 @@ FILES: list[tuple[Task, str, str, list[tuple], dict[str, float]]] = [
 def test_a_file_of_labelled_text_is_scored(
     tmp_path: Path,
     vocabulary: Vocabulary,
-    task: Task,
+    task: str,
     name: str,
     content: str,
     rows: list[Row],
@@ -267,7 +268,7 @@ def test_a_file_of_labelled_text_is_scored(
     """Each task's file is read in its usual format, run, and judged by the task's own metric."""
     (tmp_path / name).write_text(content)
     labels = ("O", "B-y", "B-x") if task == "tag" else ("bad", "fair", "good")
-    examples = Reader(task, vocabulary, 64, labels, multi_label=False).read(tmp_path / name)
+    examples = EXPORTS[task].reader(task, vocabulary, 64, labels, multi_label=False).read(tmp_path / name)
     assert len(examples.texts) == len(rows)
     assert examples.score(rows) == pytest.approx(expected, nan_ok=True)
 
@@ -287,25 +288,25 @@ def test_a_file_of_labelled_text_is_scored(
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(
-    tmp_path: Path, vocabulary: Vocabulary, task: Task, name: str, content: str, sentence: str
+    tmp_path: Path, vocabulary: Vocabulary, task: str, name: str, content: str, sentence: str
 ) -> None:
     """Before the export begins its work, in one sentence that names the file."""
     (tmp_path / name).write_text(content)
     with pytest.raises(ExportError, match=sentence) as refused:
-        Reader(task, vocabulary, 64, ("bad", "O", "good"), multi_label=False).read(tmp_path / name)
+        EXPORTS[task].reader(task, vocabulary, 64, ("bad", "O", "good"), multi_label=False).read(tmp_path / name)
     assert name in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
     """The system's own words."""
     with pytest.raises(ExportError, match=r"absent\.csv: No such file"):
-        Reader("embed", vocabulary, 64, (), multi_label=False).read(tmp_path / "absent.csv")
+        EXPORTS["embed"].reader("embed", vocabulary, 64, (), multi_label=False).read(tmp_path / "absent.csv")
 
 
 def test_words_beyond_the_longest_input_have_no_tag(tmp_path: Path, vocabulary: Vocabulary) -> None:
     """A sentence that is cut counts as tagged O from there on."""
     (tmp_path / "t.conll").write_text("it\tB-x\n" * 9)
-    examples = Reader("tag", vocabulary, 6, ("O", "B-x"), multi_label=False).read(tmp_path / "t.conll")
+    examples = EXPORTS["tag"].reader("tag", vocabulary, 6, ("O", "B-x"), multi_label=False).read(tmp_path / "t.conll")
     assert len(examples.texts[0].ids) == 6
     # Four of nine are found, all of them right.
     assert examples.score([(floats(*[[0, 1]] * 6),)]) == {"entity_f1": pytest.approx(200 * 4 / 13)}

@@ -13,9 +13,10 @@ from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.graph import draft, optimize, task_model
-from export.proof import decisions, parity
+from export.proof import parity
 from export.proof.engine import open_engine
-from export.recipe import LIMITS, Recipe
+from export.recipe import Recipe
+from export.tasks import EXPORTS, decisions
 from export.texts import corpus
 from serving.models.manifest import Accuracy, Invariance, Parity
 from serving.models.verified_dir import digest
@@ -37,7 +38,7 @@ def parity_of(**figures: float | None) -> Parity:
 
 def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
     """The limits that these figures break."""
-    return parity.broken_limits(parity_of(**figures), LIMITS[precision][task])
+    return parity.broken_limits(parity_of(**figures), EXPORTS[task].limits[precision])
 
 
 @pytest.mark.parametrize(
@@ -100,17 +101,21 @@ def test_figures_move_as_those_of_the_sample_did() -> None:
     assert found.cosine_mean == pytest.approx(0.9895)
     assert found.agreement == pytest.approx(0.9075)
     assert (found.cosine_min, found.max_abs_difference) == (0.94, 0.3)
-    assert set(parity.broken_limits(found, LIMITS["int8"]["embed"])) == {"cosine_mean", "cosine_p01", "cosine_min"}
-    assert set(parity.broken_limits(found, LIMITS["int8"]["classify"])) == {"agreement"}
+    assert set(parity.broken_limits(found, EXPORTS["embed"].limits["int8"])) == {
+        "cosine_mean",
+        "cosine_p01",
+        "cosine_min",
+    }
+    assert set(parity.broken_limits(found, EXPORTS["classify"].limits["int8"])) == {"agreement"}
     lost = parity.elsewhere(proven, before, parity_of(cosine_mean=math.nan, cosine_min=math.nan, agreement=None))
-    assert set(parity.broken_limits(lost, LIMITS["int8"]["embed"])) == {"cosine_mean", "cosine_min"}
+    assert set(parity.broken_limits(lost, EXPORTS["embed"].limits["int8"])) == {"cosine_mean", "cosine_min"}
 
 
 def test_the_same_answers_keep_the_limits_wherever_the_sample_lies() -> None:
     """An artifact near its limits whose 16 texts are worse than the others, and one whose proof has no sample."""
     proven, sample = parity_of(cosine_mean=0.9901, cosine_min=0.951), parity_of(cosine_mean=0.98, cosine_min=0.951)
     for before in (sample, None):
-        assert parity.broken_limits(parity.elsewhere(proven, before, sample), LIMITS["int8"]["embed"]) == {}
+        assert parity.broken_limits(parity.elsewhere(proven, before, sample), EXPORTS["embed"].limits["int8"]) == {}
 
 
 def test_figures_at_the_limit_pass() -> None:
@@ -124,7 +129,7 @@ def test_figures_at_the_limit_pass() -> None:
 def test_points_lost_are_limited(artifact: float, *, breaks: bool) -> None:
     """The task's own metric may fall by half a point in INT8; rising is no fault, and no number is none."""
     figure = Accuracy("spearman", "file.csv", 100, 82.0, artifact)
-    assert bool(parity.broken_accuracy([figure], LIMITS["int8"]["embed"])) is breaks
+    assert bool(parity.broken_accuracy([figure], EXPORTS["embed"].limits["int8"])) is breaks
 
 
 @pytest.mark.parametrize(
@@ -153,7 +158,7 @@ def test_limits_are_set_by_the_recipe(limits: dict[str, float], form: str, expec
 )
 def test_batch_invariance(precision: str, difference: float, cosine: float, *, expected: bool) -> None:
     """fp32 is judged by the largest difference, INT8 by the least cosine."""
-    assert parity._is_invariant(Invariance(8, difference, cosine), LIMITS[precision]["embed"]) is expected
+    assert parity._is_invariant(Invariance(8, difference, cosine), EXPORTS["embed"].limits[precision]) is expected
 
 
 class Small:
@@ -186,7 +191,7 @@ class Small:
             open_engine(spec, "cpu", 1),
             build.judge_of(self.checkpoint),
             self.reference,
-            LIMITS["fp32"]["embed"],
+            EXPORTS["embed"].limits["fp32"],
             max_length=64,
             count=lambda _done, _total: None,
         )

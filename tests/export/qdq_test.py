@@ -22,7 +22,7 @@ from export.graph.draft import Draft
 from export.precision import emulation, half, int8, qdq
 from export.precision.equalise import Cut
 from export.precision.products import Product, find
-from export.proof.decisions import cosine
+from export.tasks.decisions import cosine
 from export.texts import corpus
 from serving.models.artifact_scan import check_model_file
 from serving.models.bundle import open_bundle

@@ -23,10 +23,9 @@ from serving.models.manifest import (
     Manifest,
     Parity,
     Source,
-    graph_inputs,
-    graph_outputs,
 )
 from serving.records import Batch, BatchOutput, EncodedText, EngineBuild, ShapeProfile
+from serving.tasks import TASKS
 from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ MANIFEST = Manifest(
     vocab_size=30_522,
     max_length=128,
     special_ids={"pad": 0, "cls": 101, "sep": 102},
-    inputs=graph_inputs("classify", segments=True),
-    outputs=graph_outputs("classify", hidden_size=384, labels=2, candidates=0),
+    inputs=TASKS["classify"].graph_inputs(segments=True),
+    outputs=TASKS["classify"].graph_outputs(hidden_size=384, labels=2, candidates=0),
     artifacts=(INT8, ENGINE),
     files=(FileEntry("tokenizer.json", "3" * 64, 700_000),),
     source=Source("moods", "BertForSequenceClassification", "4" * 64),

@@ -17,9 +17,10 @@ from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
-from export.proof import decisions, parity, reference
-from export.recipe import TASKS
+from export.proof import parity, reference
+from export.tasks import decisions
 from export.texts import corpus
+from serving.tasks import TASKS
 from tests.support import own_forms
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 from tests.support.exports import answers_together, opened
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.models.manifest import Task
     from serving.records import EncodedText
 
 TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
@@ -154,7 +154,7 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
         if not case[2]
     ],
 )
-def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task: Task) -> None:
+def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task: str) -> None:
     """The graph before the fusions, with fixed ranges, as OpenVINO takes it."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
     folder = write_task_checkpoint(tmp_path / "small", model_type, task)

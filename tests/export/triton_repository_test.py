@@ -11,7 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,9 +23,9 @@ from export.errors import ExportError
 from export.triton import repository as triton_repository
 from serving import host
 from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
 from serving.records import EngineBuild, ShapeProfile
+from serving.tasks import TASKS
 from tests.support.clients import Grpc, Refused, V2Json
 from tests.support.expected import cosines, token_ids, words
 from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME, ROOT
@@ -134,13 +134,13 @@ def test_the_text_model_has_our_servers_tensors(repository: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("task", get_args(Task))
-def test_every_tasks_graph_parses(bundle: Bundle, task: Task) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_every_tasks_graph_parses(bundle: Bundle, task: str) -> None:
     """An engine model of any task has the dimensions of its graph, those that vary included."""
     manifest = changed(
         bundle,
-        inputs=graph_inputs(task, segments=False),
-        outputs=graph_outputs(task, hidden_size=8, labels=3, candidates=5),
+        inputs=TASKS[task].graph_inputs(segments=False),
+        outputs=TASKS[task].graph_outputs(hidden_size=8, labels=3, candidates=5),
     ).manifest
     config = parsed_engine(manifest.artifacts[0], manifest)
     assert [(-1, *output.dims) for output in config.output] == [spec.shape for spec in manifest.outputs]
@@ -182,7 +182,7 @@ def test_a_plan_that_is_not_proven_invariant_runs_texts_alone(bundle: Bundle) ->
 
 def test_a_graph_with_inputs_of_another_length_has_no_cuda_graph(bundle: Bundle) -> None:
     """The masks of a text are as many as they are: no graph is captured for a shape that seldom comes."""
-    manifest = changed(bundle, inputs=graph_inputs("fill_mask", segments=True)).manifest
+    manifest = changed(bundle, inputs=TASKS["fill_mask"].graph_inputs(segments=True)).manifest
     assert not parsed_engine(plan(bundle), manifest).optimization.cuda.graphs
 
 

@@ -15,9 +15,9 @@ from loadtest.benchmarks.processes import resident_bytes
 from serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
 from serving.inference.answer_cache import AnswerCache, _key
 from serving.inference.dispatcher import Dispatcher, PendingRequest
-from serving.models.manifest import graph_outputs
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import Permit
+from serving.tasks import TASKS
 from tests.support.dispatching import BATCHED, NAN, RAISES, TEXT_BY_TEXT, Bench, answer, text
 from tests.support.virtual_time import now, virtually
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.inference.answer_cache import CachedRows
-    from serving.models.manifest import Task
     from serving.records import Row
 
 MIB = 1 << 20
-OUTPUTS = graph_outputs("embed", hidden_size=2, labels=0, candidates=0)
+OUTPUTS = TASKS["embed"].graph_outputs(hidden_size=2, labels=0, candidates=0)
 
 
 class Cached:
@@ -246,10 +245,10 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
 def test_answers_for_each_token_are_kept_without_padding() -> None:
     """Whatever batch a text was in; vectors of a whole text stay whole."""
 
-    async def kept(task: Task, row: Row) -> Row:
+    async def kept(task: str, row: Row) -> Row:
         bench, cache = Bench(), AnswerCache(MIB)
         permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
-        outputs = graph_outputs(task, hidden_size=8, labels=8, candidates=4)
+        outputs = TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
         await cache.run(Instant(row), permit, [text(1, 2, 3)], outputs)
         found = cache.find(BATCHED, [text(1, 2, 3)])
         assert found is not None

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks import answer
 from serving.inference.tokenizer import CONTEXT_LIMIT_BYTES, TextTokenizer
 from serving.records import AlignedText, AnswerOptions
+from serving.tasks import answer
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:

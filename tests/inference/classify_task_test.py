@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.inference.tasks import classify, rerank
 from serving.records import ClassifyOptions, RerankOptions
+from serving.tasks import classify, rerank
 
 LABELS = ("calm", "glad", "sad")
 logits = st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=3)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serving.inference.tasks import chunks, embed
-from serving.inference.tasks.base import Work
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import open_bundle
 from serving.records import ChunkOptions, EmbedOptions, EncodedChunk
+from serving.tasks import chunks, embed
+from serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks import fill_mask
 from serving.inference.tokenizer import TextTokenizer
 from serving.records import FillMaskOptions
+from serving.tasks import fill_mask
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:

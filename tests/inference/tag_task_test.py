@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks import tag
 from serving.inference.tokenizer import TextTokenizer
 from serving.records import Entity, TagOptions, Windows
+from serving.tasks import tag
 from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from serving import errors
 from serving.engine.kinds import ENGINES
 from serving.errors import BertserveError, InvalidRequest
 from serving.http.exchange import outcome_head
-from serving.inference.tasks import embed, rerank
 from serving.lifecycle import Lifecycle, State
 from serving.records import EmbedOptions, Outcome, RerankOptions, Timings
+from serving.tasks import embed, rerank
 
 S = State
 ALLOWED = {

@@ -38,7 +38,6 @@ MODULES = (
     "export.graph.task_model",
     "export.precision.int8",
     "export.precision.quantize",
-    "export.proof.reference_libraries.questions",
     "tests.support.traced",
 )
 """What is deferred where it is imported as a module: `import torch`, `from torch import nn`."""

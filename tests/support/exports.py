@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from serving.models.manifest import Target, Task
+    from serving.models.manifest import Target
     from serving.records import EncodedText, Row
 
 
@@ -54,7 +54,7 @@ def export_small(folder: Path) -> Export:
     return Export(checkpoint, models, code, out.getvalue(), err.getvalue())
 
 
-def opened(folder: Path, task: Task | None = None) -> Checkpoint:
+def opened(folder: Path, task: str | None = None) -> Checkpoint:
     """Opens a folder as an export does."""
     return open_checkpoint(find(str(folder)), None, [].append, task)
 

@@ -7,7 +7,7 @@ import json
 import struct
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,9 +15,9 @@ import onnx
 from onnx import numpy_helper
 
 from serving.models.bundle import MANIFEST
-from serving.models.manifest import Task, graph_inputs, graph_outputs
 from serving.models.verified_dir import digest
 from serving.records import IDS
+from serving.tasks import TASKS
 from tests.support.expected import tokenizer
 from tests.support.models import cache_key, copy_bundle, demo_repository, kept
 
@@ -152,7 +152,7 @@ def light_tasks() -> Path:
     models = demo_repository()
 
     def make(folder: Path) -> None:
-        for task in get_args(Task):
+        for task in TASKS:
             bundle = copy_bundle(models, folder, name=task, without=("model.int8.onnx", FP32))
             edit_manifest(bundle, partial(_change_task, task, bundle))
             sign(bundle)
@@ -160,10 +160,10 @@ def light_tasks() -> Path:
     return kept(f"light-tasks-{cache_key(Path(__file__))}", make)
 
 
-def _change_task(task: Task, bundle: Path, manifest: dict[str, Any]) -> None:
+def _change_task(task: str, bundle: Path, manifest: dict[str, Any]) -> None:
     keep_only_fp32(manifest)
-    inputs = graph_inputs(task, segments=True)
-    outputs = graph_outputs(task, hidden_size=TINY_SIZE, labels=2, candidates=8)
+    inputs = TASKS[task].graph_inputs(segments=True)
+    outputs = TASKS[task].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=8)
     infos = [
         [
             onnx.helper.make_tensor_value_info(

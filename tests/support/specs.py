@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serving.models.manifest import graph_inputs, graph_outputs
 from serving.records import ModelSpec
-
-if TYPE_CHECKING:
-    from serving.models.manifest import Task
+from serving.tasks import TASKS
 
 
 def model_spec(
-    name: str = "model", *, size: int = 8, task: Task = "embed", segments: bool = True, **changes: Any
+    name: str = "model", *, size: int = 8, task: str = "embed", segments: bool = True, **changes: Any
 ) -> ModelSpec:
     """An embedding model of `size` components, or a model of another task; `changes` go to `ModelSpec`."""
     fields: dict[str, Any] = {
@@ -22,7 +19,7 @@ def model_spec(
         "vocab_size": 1000,
         "max_length": 32,
         "special_ids": {},
-        "inputs": tuple(tensor.name for tensor in graph_inputs(task, segments=segments)),
-        "outputs": graph_outputs(task, hidden_size=size, labels=size, candidates=size),
+        "inputs": tuple(tensor.name for tensor in TASKS[task].graph_inputs(segments=segments)),
+        "outputs": TASKS[task].graph_outputs(hidden_size=size, labels=size, candidates=size),
     }
     return ModelSpec(name=name, **{**fields, **changes})

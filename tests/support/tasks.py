@@ -14,6 +14,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.progress import quiet
+from serving import tasks as known_tasks
 from serving.models.bundle import BundleWriter, file_entry
 from serving.models.manifest import (
     SCHEMA_VERSION,
@@ -22,8 +23,6 @@ from serving.models.manifest import (
     Manifest,
     Parity,
     Source,
-    graph_inputs,
-    graph_outputs,
 )
 from serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
@@ -31,19 +30,19 @@ from tests.support.checkpoints import stripped_tokenizer, vocabulary
 from tests.support.models import kept
 
 if TYPE_CHECKING:
-    from serving.models.manifest import Target, Task
+    from serving.models.manifest import Target
 
 MAX_LENGTH = 64
 HIDDEN_SIZE = 32
 CANDIDATES = 8
-LABELS: dict[Task, tuple[str, ...]] = {
+LABELS: dict[str, tuple[str, ...]] = {
     "classify": ("calm", "glad", "sad"),
     "tag": ("O", "B-place", "I-place", "B-thing", "I-thing"),
 }
-TASKS: tuple[Task, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
+TASKS = tuple(known_tasks.TASKS)
 _OPSET = 17
 _TRACED = "model.onnx"
-_HEADS: dict[Task, str] = {
+_HEADS: dict[str, str] = {
     "embed": "BertModel",
     "embed_tokens": "BertModel",
     "classify": "BertForSequenceClassification",
@@ -63,7 +62,7 @@ class TinyModel:
         tokenizer: Its tokenizer, as transformers uses it.
     """
 
-    task: Task
+    task: str
     model: Any
     tokenizer: transformers.PreTrainedTokenizerFast
 
@@ -73,7 +72,7 @@ class TinyModel:
         return tuple(self.model.config.id2label.values()) if self.task in LABELS else ()
 
 
-def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyModel:
+def tiny_model(task: str, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyModel:
     """A random BERT with the task's head, and other labels than the task's usual ones where there are some."""
     # Of the other heads only the one for questions reads the number of labels: start and end.
     labels = labels or LABELS.get(task, ("score",) if task == "rerank" else ("start", "end"))
@@ -125,7 +124,10 @@ def write_bundle(
     """
     task, labels = tiny.task, tiny.labels
     sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
-    inputs, outputs = graph_inputs(task, segments=True), graph_outputs(task, **sizes)
+    inputs, outputs = (
+        known_tasks.TASKS[task].graph_inputs(segments=True),
+        known_tasks.TASKS[task].graph_outputs(**sizes),
+    )
     with BundleWriter(repository, name or task) as writer:
         graph = writer.path / "model.fp32.onnx"
         _write_graph(tiny, graph)
@@ -177,8 +179,10 @@ def write_bundle(
 
 def _write_graph(tiny: TinyModel, path: Path) -> None:
     """Writes the graph; it is traced once for each state of the model, the code and the libraries, and then kept."""
-    inputs = [tensor.name for tensor in graph_inputs(tiny.task, segments=True)]
-    outputs = graph_outputs(tiny.task, hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES)
+    inputs = [tensor.name for tensor in known_tasks.TASKS[tiny.task].graph_inputs(segments=True)]
+    outputs = known_tasks.TASKS[tiny.task].graph_outputs(
+        hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES
+    )
     axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}
     for spec in outputs:
         varying = {1: "masks" if tiny.task == "fill_mask" else "sequence"} if spec.shape[1:2] == (-1,) else {}

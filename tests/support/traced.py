@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     import transformers
 
-    from serving.models.manifest import Task
-
 
 class Outputs(torch.nn.Module):
     """All outputs of a model that are tensors."""
@@ -44,7 +42,7 @@ class Fills(torch.nn.Module):
 class TaskOutputs(torch.nn.Module):
     """The outputs that manifests promise of a model of a task."""
 
-    def __init__(self, model: torch.nn.Module, task: Task, candidates: int) -> None:
+    def __init__(self, model: torch.nn.Module, task: str, candidates: int) -> None:
         super().__init__()
         self.model = model
         self.task = task

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from serving.tasks import TASKS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from serving.models.manifest import Task
 
 WORD_EMBEDDING = "embeddings.word_embeddings.weight"
 
@@ -67,26 +68,6 @@ UNUSED = frozenset(
     }
 )
 """For every family: settings that change no answer, since they belong to training, to decoders or to bookkeeping."""
-
-_CLASSES: dict[Task, str] = {
-    "embed": "Model",
-    "embed_tokens": "Model",
-    "classify": "ForSequenceClassification",
-    "rerank": "ForSequenceClassification",
-    "answer": "ForQuestionAnswering",
-    "tag": "ForTokenClassification",
-    "fill_mask": "ForMaskedLM",
-}
-"""What follows the stem in the name of the class of Transformers that answers a task."""
-
-_SAVED_TASKS: dict[str, Task] = {
-    "Model": "embed",
-    "ForMaskedLM": "fill_mask",
-    "ForSequenceClassification": "classify",
-    "ForQuestionAnswering": "answer",
-    "ForTokenClassification": "tag",
-}
-"""The task that a checkpoint of such a class is exported for, unless another is asked for."""
 
 
 def require(config: Mapping[str, Any], key: str, *supported: object) -> None:
@@ -167,7 +148,7 @@ class Family:
     activations: Mapping[str, str] = field(default_factory=dict)
     usual_activation: str = "gelu"
     head_activation: str | None = None
-    pretraining: Task | None = None
+    pretraining: str | None = None
     segments: bool = True
     usual_segments: int = 2
     segmentless: bool = False
@@ -185,22 +166,23 @@ class Family:
     split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     added: Mapping[str, str] = field(default_factory=dict)
     zero: frozenset[str] = frozenset()
-    tasks_without: frozenset[Task] = frozenset()
+    tasks_without: frozenset[str] = frozenset()
     gated: bool = False
     folded: bool = False
     shared_layers: bool = False
 
-    def class_name(self, task: Task) -> str:
+    def class_name(self, task: str) -> str:
         """The class of Transformers that answers a task."""
-        return self.stem + _CLASSES[task]
+        return self.stem + TASKS[task].head
 
-    def task_of(self, architecture: str) -> Task | None:
+    def task_of(self, architecture: str) -> str | None:
         """The task of a class of any family that a checkpoint may name; None where its head is not known."""
         if self.pretraining is not None and architecture.endswith("ForPreTraining"):
             return self.pretraining
         if architecture.endswith("LMHeadModel"):
             return None
-        return next((task for suffix, task in _SAVED_TASKS.items() if architecture.endswith(suffix)), None)
+        # Of several tasks with one head it is the first, unless another is asked for.
+        return next((name for name, task in TASKS.items() if architecture.endswith(task.head)), None)
 
     def read(self) -> tuple[str, ...]:
         """The settings of config.json that shape the graph, by their own names."""

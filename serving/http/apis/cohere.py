@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
     from serving.inference.served_models import ServedModel
     from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Task
     from serving.records import Outcome, Truncate
 
 router = Router("Cohere")
@@ -181,7 +180,7 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     return json_reply(reply, head=_head(outcome, cut))
 
 
-def _model(api: Api, http: HttpRequest, named: str | None, task: Task) -> ServedModel:
+def _model(api: Api, http: HttpRequest, named: str | None, task: str) -> ServedModel:
     """The model that the path names, else the one of the body."""
     name = http.parameters.get("model") or api.repository.named_or_only(named, task)
     return api.repository.find(name, task=task)

@@ -16,12 +16,9 @@ import msgspec
 from serving.errors import InvalidRequest, setting_of
 from serving.http.apis import tei
 from serving.http.apis.huggingface_messages import (
-    AnswerRequest,
     ClassifyParameters,
     ClassifyRequest,
     FeatureRequest,
-    FillMaskRequest,
-    TagRequest,
     TextPair,
     VertexReply,
     VertexRequest,
@@ -34,45 +31,24 @@ from serving.http.apis.tei_messages import (
 )
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
-from serving.inference.pipeline import check_not_empty, empty_input
-from serving.records import (
-    AnswerOptions,
-    AnswerSpan,
-    ClassifyOptions,
-    FilledMask,
-    FillMaskOptions,
-    LabelScore,
-    TagOptions,
-    Windows,
-    ZeroShotOptions,
-)
+from serving.inference.pipeline import check_not_empty
+from serving.records import ClassifyOptions, LabelScore, ZeroShotOptions
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
-    from serving.models.manifest import Task
-    from serving.records import A, Aggregation, Outcome, TaskOptions, TextInput
+    from serving.records import A, Outcome, TaskOptions, TextInput
+    from serving.tasks.base import Route, Task
 
 router = Router("Tasks")
 
-_CLASSIFY, _ANSWER = JsonDecoder(ClassifyRequest), JsonDecoder(AnswerRequest)
-_TAG, _FILL_MASK = JsonDecoder(TagRequest), JsonDecoder(FillMaskRequest)
-_FEATURES, _VERTEX = JsonDecoder(FeatureRequest), JsonDecoder(VertexRequest)
-
-_Filled = FilledMask | list[FilledMask]
-_Tagged = dict[str, Any]
-"""`Entity`, or `TaggedToken` where tokens are not grouped: a union of two objects has no schema of its own."""
-
-# Examples for the document.
-_CLASSIFIED = {"inputs": "What a card!", "parameters": {"top_k": 1}}
-_ANSWERED = {"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}}
-_TAGGED = {"inputs": "The T4 was made by Nvidia in Santa Clara."}
-_FILLED = {"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}}
+_CLASSIFY, _FEATURES, _VERTEX = JsonDecoder(ClassifyRequest), JsonDecoder(FeatureRequest), JsonDecoder(VertexRequest)
 
 
-@router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], _CLASSIFIED)
+@router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], TASKS["classify"].example)
 async def classify(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
     return await _classify(api, http, empty=True)
@@ -113,64 +89,33 @@ async def _classify_by(
     return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
 
 
-@router.infer("/answer", "answer", AnswerRequest, AnswerSpan | list[AnswerSpan | list[AnswerSpan]], _ANSWERED)
-async def answer(api: Api, http: HttpRequest) -> HttpReply:
-    """Answer a question with a part of a text; a long text is read in overlapping windows."""
-    message = await http.json(_ANSWER, api.turn)
-    parameters = message.parameters
-    options = AnswerOptions(
-        parameters.top_k,
-        parameters.max_answer_len,
-        parameters.handle_impossible_answer,
-        parameters.doc_stride,
-        parameters.max_seq_len,
-        parameters.align_to_words,
-    )
-    questions = message.inputs if isinstance(message.inputs, list) else [message.inputs]
-    for index, question in enumerate(questions):
-        if not (question.question and question.context):
-            field = "context" if question.question else "question"
-            raise empty_input(field, index, len(questions))
-    pairs = [(question.question, question.context) for question in questions]
-    outcome = await _infer(api, http, pairs, options, truncate=parameters.truncate)
-    results = [spans[0] for spans in outcome.answer] if parameters.top_k == 1 else outcome.answer
-    return _reply(results if isinstance(message.inputs, list) else results[0], outcome)
+def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
+    """What answers on a task's own route; `unnamed` where the route named no task."""
+
+    async def answer(api: Api, http: HttpRequest) -> HttpReply:
+        message = await http.json(decoder, api.turn)
+        inputs, options, truncate = route.read(message, unnamed)
+        outcome = await _infer(api, http, inputs, options, truncate=truncate)
+        return _reply(route.write(message, outcome.answer), outcome)
+
+    answer.__doc__ = route.summary
+    return answer
 
 
-@router.infer("/tag", "tag", TagRequest, list[_Tagged | list[_Tagged]], _TAGGED)
-async def tag(api: Api, http: HttpRequest) -> HttpReply:
-    """Find entities in a text."""
-    return await _tag(api, http, "first")
+_RUN: dict[str, Endpoint] = {}
+"""What answers on the routes that name no task."""
 
 
-async def _tag(api: Api, http: HttpRequest, usual: Aggregation) -> HttpReply:
-    message = await http.json(_TAG, api.turn)
-    parameters = message.parameters
-    by_window = parameters.stride is not None
-    if by_window and parameters.windows is not None:
-        raise InvalidRequest("`stride` and `long` both choose windows: send one of them")
-    options = TagOptions(
-        parameters.aggregation_strategy or usual,
-        parameters.ignore_labels,
-        Windows(overlap_tokens=parameters.stride) if by_window else parameters.windows,
-        by_window,
-    )
-    outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
-    return _reply(outcome.answer[0] if isinstance(message.inputs, str) else outcome.answer, outcome)
+def _add(task: Task[Any, Any]) -> None:
+    if (route := task.route) is not None:
+        decoder = JsonDecoder(route.takes)
+        add = router.infer(task.path, task.name, route.takes, route.gives, task.example)
+        add(_own(route, decoder, unnamed=False))
+        _RUN[task.name] = _own(route, decoder, unnamed=True)
 
 
-@router.infer(
-    "/fill-mask", "fill_mask", FillMaskRequest, list[FilledMask | list[FilledMask | list[FilledMask]]], _FILLED
-)
-async def fill_mask(api: Api, http: HttpRequest) -> HttpReply:
-    """The likeliest tokens for each mask in a text."""
-    message = await http.json(_FILL_MASK, api.turn)
-    parameters = message.parameters
-    targets = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
-    options = FillMaskOptions(parameters.top_k, None if targets is None else tuple(targets))
-    outcome = await _infer(api, http, _listed(message.inputs), options, truncate=parameters.truncate)
-    results = [masks[0] if len(masks) == 1 else masks for masks in outcome.answer]
-    return _reply(results[0] if isinstance(message.inputs, str) else results, outcome)
+for _task in TASKS.values():
+    _add(_task)
 
 
 async def _features(api: Api, http: HttpRequest) -> HttpReply:
@@ -196,19 +141,12 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
     return await tei.embed_texts(api, http, texts)
 
 
-_RUN: Mapping[Task, tuple[Endpoint, object]] = {
-    "embed": (_features, {"inputs": ["What is a T4?", "A graphics card."]}),
-    "embed_tokens": (tei.embed_all, {"inputs": "What is a T4?"}),
-    "classify": (lambda api, http: _classify(api, http, empty=False), _CLASSIFIED),
-    "rerank": (tei.rerank, {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}),
-    "answer": (answer, _ANSWERED),
-    "tag": (lambda api, http: _tag(api, http, "simple"), _TAGGED),
-    "fill_mask": (fill_mask, _FILLED),
+_RUN |= {
+    "embed": _features,
+    "embed_tokens": tei.embed_all,
+    "classify": lambda api, http: _classify(api, http, empty=False),
+    "rerank": tei.rerank,
 }
-"""What answers on the routes that name no task, and an example for the document."""
-
-_WITHOUT_PARAMETERS = frozenset({"embed_tokens", "rerank"})
-"""Tasks whose requests have all fields side by side."""
 
 
 def _only_model(api: Api) -> Sequence[str]:
@@ -217,7 +155,7 @@ def _only_model(api: Api) -> Sequence[str]:
 
 
 def _example(api: Api) -> object:
-    return _RUN[api.repository.models[0].manifest.task][1]
+    return api.repository.models[0].task.example
 
 
 def _instances(api: Api) -> object:
@@ -234,7 +172,7 @@ async def run(api: Api, http: HttpRequest) -> HttpReply:
     """Answer as a model's task does."""
     model = api.repository.find(http.parameters.get("model"))
     http.parameters = {"model": model.name}
-    return await _RUN[model.manifest.task][0](api, http)
+    return await _RUN[model.manifest.task](api, http)
 
 
 @router.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
@@ -243,7 +181,7 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
     message = await http.json(_VERTEX, api.turn)
     model = api.repository.find(None)
     api.tei.check_count(len(message.instances), "instances")
-    endpoint, _ = _RUN[model.manifest.task]
+    endpoint = _RUN[model.manifest.task]
 
     async def one(index: int, fields: Mapping[str, object]) -> bytes:
         body = msgspec.json.encode(fields)
@@ -260,8 +198,7 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
 
     shared: dict[str, object] = {}
     if message.parameters:
-        beside = model.manifest.task in _WITHOUT_PARAMETERS
-        shared = {**message.parameters} if beside else {"parameters": message.parameters}
+        shared = {"parameters": message.parameters} if model.task.parameters else {**message.parameters}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -283,10 +220,6 @@ def _text(value: str | TextPair) -> TextInput:
     if isinstance(value, str):
         return value
     return value.text if value.text_pair is None else (value.text, value.text_pair)
-
-
-def _listed(inputs: str | list[str]) -> list[str]:
-    return [inputs] if isinstance(inputs, str) else inputs
 
 
 def _reply(result: Any, outcome: Outcome[Any]) -> HttpReply:  # noqa: ANN401  whatever the route documents

@@ -8,16 +8,9 @@ import msgspec
 
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.tei_messages import Compared, Direction, LongScored, LongText
-from serving.records import Aggregation, InputType  # noqa: TC001  likewise
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How Hugging Face's own servers should handle a request; not used here."""
-
-    use_cache: bool | None = None
-    use_gpu: bool | None = None
-    wait_for_model: bool | None = None
+from serving.http.apis.tei_messages import Compared, Direction  # noqa: TC001  likewise
+from serving.records import InputType  # noqa: TC001  likewise
+from serving.tasks.messages import LongScored, Options
 
 
 class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,101 +87,6 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     inputs: str | TextPair | list[str | TextPair]
     parameters: ClassifyParameters = ClassifyParameters()
-    options: Options | None = None
-
-
-class Question(msgspec.Struct, forbid_unknown_fields=True):
-    """A question and the text that should hold its answer, of any length."""
-
-    question: str
-    context: str
-
-
-class AnswerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to answer.
-
-    Attributes:
-        top_k: Answers wanted; more than one are answered as a list.
-        max_answer_len: Tokens of the longest answer.
-        handle_impossible_answer: Answer nothing where that is likelier than every answer.
-        doc_stride: Tokens that neighbouring windows of a long context share; null means half of a window, 128 at most.
-        max_seq_len: Tokens of a window, question included; at most the model's.
-        max_question_len: Not used: a question may have half of a window.
-        align_to_words: Answers begin and end with words, not with tokens inside of them.
-        truncate: Cut a question that is too long; null means the server's default. A context is never cut.
-    """
-
-    owners: ClassVar[Owners] = documented.ANSWER
-
-    top_k: int = 1
-    max_answer_len: int = 15
-    handle_impossible_answer: bool = False
-    doc_stride: int | None = None
-    max_seq_len: int = 384
-    max_question_len: int | None = None
-    align_to_words: bool = True
-    truncate: bool | None = None
-
-
-class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Questions to answer."""
-
-    inputs: Question | list[Question]
-    parameters: AnswerParameters = AnswerParameters()
-    options: Options | None = None
-
-
-class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
-    """How to tag.
-
-    Attributes:
-        aggregation_strategy: What decides the tag of a word: its `first` token, the `average` of its tokens, or the one
-            with the highest probability (`max`). `simple`: each token has its own; `none`: tokens are not grouped.
-            Null means `first` on `/tag`, and `simple` on `/` and `/models/{model}`.
-        ignore_labels: Tags that are no entities.
-        truncate: Cut inputs that are too long; null means the server's default.
-        long: `window` reads long texts in windows, by `window_tokens` and `window_overlap`.
-        stride: Tokens that neighbouring windows of a long text share, in place of `long`. Entities are found in each
-            window, and of those that overlap the longest is kept, as in Transformers; not with the strategy `none`.
-    """
-
-    owners: ClassVar[Owners] = documented.TAG
-
-    aggregation_strategy: Aggregation | None = None
-    ignore_labels: tuple[str, ...] = ("O",)
-    truncate: bool | None = None
-    stride: int | None = None
-
-
-class TagRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to find entities in."""
-
-    inputs: str | list[str]
-    parameters: TagParameters = TagParameters()
-    options: Options | None = None
-
-
-class FillMaskParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to fill masks.
-
-    Attributes:
-        top_k: Tokens wanted for each mask.
-        targets: Only these words compete, by their first tokens. Each must be among the tokens that the model answers.
-        truncate: Cut inputs that are too long; null means the server's default.
-    """
-
-    owners: ClassVar[Owners] = documented.FILL_MASK
-
-    top_k: int = 5
-    targets: str | list[str] | None = None
-    truncate: bool | None = None
-
-
-class FillMaskRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts with one or more masks, written `[MASK]` or as the model's own token."""
-
-    inputs: str | list[str]
-    parameters: FillMaskParameters = FillMaskParameters()
     options: Options | None = None
 
 

@@ -70,9 +70,8 @@ _QUICK = 1
 def _example(api: Api) -> dict[str, Any]:
     """A request that the first model answers."""
     view = next(view for view in map(api.v2.view, api.v2.names) if view.takes_text)
-    texts = {TEXT: "What is a T4?", PAIR: "A T4 is a graphics card."}
-    if view.model.manifest.task == "fill_mask":
-        texts[TEXT] = "A T4 is a graphics [MASK]."
+    given = view.model.task.example.get("inputs")
+    texts = {TEXT: given if isinstance(given, str) else "What is a T4?", PAIR: "A T4 is a graphics card."}
     return {
         "inputs": [
             {"name": info.name, "datatype": BYTES, "shape": [1, 1], "data": [texts[info.name]]} for info in view.inputs

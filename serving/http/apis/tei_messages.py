@@ -8,39 +8,11 @@ import msgspec
 
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
-from serving.inference.long_texts import windows_of
-from serving.records import InputType, Long, Token, Windows, WindowScores
+from serving.records import InputType, Token
+from serving.tasks.messages import LongScored
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""
-
-
-class LongText(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with texts that are too long.
-
-    Attributes:
-        long: `window` reads them in overlapping windows and cuts nothing off.
-        window_tokens: Of a window; null means as many as the model takes.
-        window_overlap: Tokens that neighbouring windows share; null means 128, or a quarter of a window.
-    """
-
-    long: Long = "truncate"
-    window_tokens: int | None = None
-    window_overlap: int | None = None
-
-    @property
-    def windows(self) -> Windows | None:
-        return windows_of(self.long, self.window_tokens, self.window_overlap, None)
-
-
-class LongScored(LongText, frozen=True, kw_only=True):
-    """The same of texts that have scores; `window_scores` says which is the text's: the highest (null), or the mean."""
-
-    window_scores: WindowScores | None = None
-
-    @property
-    def windows(self) -> Windows | None:
-        return windows_of(self.long, self.window_tokens, self.window_overlap, self.window_scores)
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):

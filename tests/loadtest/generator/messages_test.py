@@ -9,8 +9,9 @@ import pytest
 from loadtest.errors import BenchError
 from loadtest.generator.http1 import HttpWire
 from loadtest.generator.messages import Target, messages
-from loadtest.generator.routes import PROTOCOLS, ROUTES, TASKS
+from loadtest.generator.routes import PROTOCOLS, ROUTES
 from loadtest.generator.tls import Tls
+from serving.tasks import TASKS
 
 
 @pytest.mark.parametrize(

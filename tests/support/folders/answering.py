@@ -25,12 +25,10 @@ from export.progress import Progress, quiet
 from export.proof import reference
 from export.proof.engine import open_engine
 from export.proof.parity import run_batch
-from export.proof.reference_libraries import questions
 from export.recipe import Recipe
+from export.tasks import answer as questions
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
-from serving.inference.tasks import TASKS
-from serving.inference.tasks.base import Work
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import BundleWriter, file_entry, open_bundle
 from serving.models.forms import form_of
@@ -44,6 +42,8 @@ from serving.records import (
     RerankOptions,
     TagOptions,
 )
+from serving.tasks import TASKS
+from serving.tasks.base import Work
 from tests.support.clients import post_json
 from tests.support.folders.grammar import POSITIONS
 from tests.support.pipelines import answers_of
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from serving.models.manifest import Task
 
 Input = str | tuple[str, str]
 Answer = Any
@@ -175,7 +174,7 @@ _LIBRARIES = {
 }
 
 
-def export_graph(folder: Path, models: Path, name: str, task: Task | None, *, fused: bool) -> Path:
+def export_graph(folder: Path, models: Path, name: str, task: str | None, *, fused: bool) -> Path:
     """Exports a folder as the command does, without the proof and perhaps without fusions; returns the bundle.
 
     Raises:

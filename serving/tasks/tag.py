@@ -6,31 +6,33 @@ continues. Words, groups and scores are those of Transformers' pipeline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks import windows
-from serving.inference.tasks.base import Task, texts_of
-from serving.records import Entity, TaggedToken
+from serving.fields.owners import TAG, Owners
+from serving.records import Aggregation, Entity, TaggedToken, TagOptions, Windows
+from serving.tasks import replies, windows
+from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, Way, each, texts_of
+from serving.tasks.messages import LongText, Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.inference.tasks.base import Work
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Manifest
-    from serving.records import AlignedText, EncodedText, Row, TagOptions, TextInput, Truncate
+    from serving.records import AlignedText, EncodedText, Row, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
 
     Probabilities = NDArray[np.float32]
     Indices = NDArray[np.intp]
 
 
 class Tokens(Protocol):
-    """What is asked of a vocabulary; `TextTokenizer` is one."""
+    """What is asked of a vocabulary; `Tokenizer` is one."""
 
     @property
     def marks_subwords(self) -> bool: ...
@@ -38,14 +40,14 @@ class Tokens(Protocol):
     def name(self, token: int) -> str: ...
 
 
-def check(options: TagOptions, manifest: Manifest) -> None:
+def check(options: TagOptions, manifest: Facts) -> None:
     windows.check(options, manifest)
     if options.by_window and options.aggregation == "none":
         raise InvalidRequest("`stride` merges entities: send an `aggregation_strategy` other than `none`")
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: TagOptions, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: TagOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     texts = texts_of(inputs)
     if options.windows is None:
@@ -196,7 +198,60 @@ def longest(found: Sequence[Entity | TaggedToken]) -> list[Entity | TaggedToken]
     return kept
 
 
-TASK = Task(
+class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
+    """How to tag.
+
+    Attributes:
+        aggregation_strategy: What decides the tag of a word: its `first` token, the `average` of its tokens, or the one
+            with the highest probability (`max`). `simple`: each token has its own; `none`: tokens are not grouped.
+            Null means `first` on `/tag`, and `simple` on `/` and `/models/{model}`.
+        ignore_labels: Tags that are no entities.
+        truncate: Cut inputs that are too long; null means the server's default.
+        long: `window` reads long texts in windows, by `window_tokens` and `window_overlap`.
+        stride: Tokens that neighbouring windows of a long text share, in place of `long`. Entities are found in each
+            window, and of those that overlap the longest is kept, as in Transformers; not with the strategy `none`.
+    """
+
+    owners: ClassVar[Owners] = TAG
+
+    aggregation_strategy: Aggregation | None = None
+    ignore_labels: tuple[str, ...] = ("O",)
+    truncate: bool | None = None
+    stride: int | None = None
+
+
+class TagRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to find entities in."""
+
+    inputs: str | list[str]
+    parameters: TagParameters = TagParameters()
+    options: Options | None = None
+
+
+def _read(message: TagRequest, unnamed: bool) -> Asked:  # noqa: FBT001  see `Route`
+    given = message.parameters
+    by_window = given.stride is not None
+    if by_window and given.windows is not None:
+        raise InvalidRequest("`stride` and `long` both choose windows: send one of them")
+    options = TagOptions(
+        given.aggregation_strategy or ("simple" if unnamed else "first"),
+        given.ignore_labels,
+        Windows(overlap_tokens=given.stride) if by_window else given.windows,
+        by_window,
+    )
+    return Asked([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
+
+
+def _check(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
+    for entity in replies.listed(found):
+        replies.words(entity["entity_group"] if "entity_group" in entity else entity["entity"])
+        replies.number(entity["score"])
+        replies.place(entity)
+    return 0
+
+
+_WAY: Way[TagOptions, list[list[Entity | TaggedToken]]] = Way(
+    TagOptions,
     "tag",
     _finish,
     check,
@@ -204,4 +259,28 @@ TASK = Task(
     encode=encode,
     token_outputs=True,
     windows=windows.asked,
+)
+
+TASK = Task(
+    way=_WAY,
+    graph=(GraphOutput("logits", (-1, "labels")),),
+    facts=frozenset({"labels"}),
+    head="ForTokenClassification",
+    path="/tag",
+    example={"inputs": "The T4 was made by Nvidia in Santa Clara."},
+    route=Route(
+        TagRequest,
+        # `Entity`, or `TaggedToken` where tokens are not grouped: a union of two objects has no schema of its own.
+        list[dict[str, Any] | list[dict[str, Any]]],
+        _read,
+        lambda message, answer: answer[0] if isinstance(message.inputs, str) else answer,
+        "Find entities in a text.",
+    ),
+    outputs=(Output("entities", "BYTES"),),  # for each text a JSON list
+    write=lambda answer, _: ([msgspec.json.encode(entities).decode() for entities in answer],),
+    recorded=each([Entity("ORG", 0.9871, "Nvidia", 19, 25), Entity("LOC", 0.9926, "Santa Clara", 29, 40)]),
+    column=lambda options, _: ("entities", [TaggedToken if options.aggregation == "none" else Entity]),
+    owners=TAG,
+    summary=lambda facts: f"{len(facts.labels)} tags",
+    load=Load(answers=lambda found: [found], row=json.loads, check=_check),
 )

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks.base import Task
+from serving.fields.owners import FEATURES
+from serving.records import EmbedOptions
+from serving.tasks import replies
+from serving.tasks.base import GraphOutput, Load, Output, Task, Vector, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.models.manifest import Manifest
-    from serving.records import Array, EmbedOptions, Row
+    from serving.records import Array, Row
+    from serving.tasks.base import Facts
 
 _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
 
 
-def check(options: EmbedOptions, manifest: Manifest) -> None:
+def check(options: EmbedOptions, manifest: Facts) -> None:
     if options.dimensions is None or options.dimensions in manifest.matryoshka:
         return
     size = manifest.vector_size
@@ -62,6 +65,29 @@ def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArr
     return scaled
 
 
-TASK: Task[EmbedOptions, NDArray[np.float32]] = Task(
-    "embed", lambda work: finish(work.rows, work.options, normalize=work.manifest.normalize), check
+VECTOR = np.array([0.3713, -0.2118, 0.5302, 0.1446, -0.4409, 0.2877, -0.3365, 0.3641], np.float32)
+"""In examples, in place of a model's, which would fill the page."""
+
+_WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
+    EmbedOptions,
+    "embed",
+    lambda work: finish(work.rows, work.options, normalize=work.manifest.normalize),
+    check,
+)
+
+TASK = Task(
+    way=_WAY,
+    graph=(GraphOutput("pooled", ("hidden_size",)),),  # before a last normalisation
+    facts=frozenset({"pooling", "dimensions", "normalize", "matryoshka", "similarity", "default_prompt"}),
+    path="/embed",
+    example={"inputs": "What is a T4?"},
+    outputs=(Output("embedding", "FP32", lambda facts: (facts.vector_size,)),),
+    write=lambda answer, _: (answer,),
+    recorded=lambda _, __, count: np.stack([VECTOR] * count),
+    column=lambda options, facts: ("embedding", Vector(options.dimensions or facts.vector_size)),
+    owners=FEATURES,
+    summary=lambda facts: (
+        f"{facts.pooling} pooling, {facts.vector_size} components{', of length 1' if facts.normalize else ''}"
+    ),
+    load=Load(answers=replies.listed, row=lambda vector: vector, check=lambda vector: len(replies.finite(vector, 1))),
 )

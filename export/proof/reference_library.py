@@ -12,16 +12,13 @@ import transformers
 
 from export.checkpoint.weights import unpickle
 from export.progress import quiet
-from export.proof.reference_libraries.pipelines import Classifier, Filler, Tagger, Transformers
-from export.proof.reference_libraries.questions import Reader
-from export.proof.reference_libraries.sentences import CrossEncoder, Encoder, SentenceTransformers
+from export.tasks import EXPORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from export.checkpoint.reader import Checkpoint
-    from export.proof.reference_libraries.library import Library
-    from serving.models.manifest import Task
+    from export.tasks.libraries.library import Library
 
 _LONGEST_REASON = 200
 _DROPPED = frozenset({"alibi", "relative_key", "relative_key_query"})
@@ -30,17 +27,6 @@ _DROPPED = frozenset({"alibi", "relative_key", "relative_key_query"})
 
 class NotLoadedError(Exception):
     """No library answers for this folder; the sentence says why."""
-
-
-_LIBRARIES: Mapping[Task, type[SentenceTransformers | Transformers]] = {
-    "embed": Encoder,
-    "embed_tokens": Encoder,
-    "rerank": CrossEncoder,
-    "classify": Classifier,
-    "tag": Tagger,
-    "fill_mask": Filler,
-    "answer": Reader,
-}
 
 
 def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
@@ -61,9 +47,8 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
         raise NotLoadedError(
             f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
         )
-    kind = _LIBRARIES[checkpoint.task]
-    name = "Sentence Transformers" if issubclass(kind, SentenceTransformers) else "Transformers"
-    failure = as_not_loaded(f"{name} cannot load the folder")
+    kind = EXPORTS[checkpoint.task].library
+    failure = as_not_loaded(f"{kind.title} cannot load the folder")
     with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
         library = kind(checkpoint, folder)
     # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
-from serving.inference.tasks.base import Task, softmax, texts_of
-from serving.records import LabelScore
+from serving.records import LabelScore, ZeroShotOptions
+from serving.tasks.base import Way, softmax, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.tasks.base import Work
-    from serving.models.manifest import Manifest
-    from serving.records import Row, TextInput, ZeroShotOptions
+    from serving.records import Row, TextInput
+    from serving.tasks.base import Facts, Work
 
 _FIELD = "{}"
 
 
-def check(options: ZeroShotOptions, manifest: Manifest) -> None:
+def check(options: ZeroShotOptions, manifest: Facts) -> None:
     if not options.labels:
         raise EmptyInput("`candidate_labels` is empty; send at least one")
     if options.template.count(_FIELD) != 1:
@@ -66,4 +65,4 @@ def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
     return finish(work.rows, work.options, work.manifest.labels)
 
 
-TASK = Task("classify", _finish, check, expand=expand)
+WAY = Way(ZeroShotOptions, "classify", _finish, check, expand=expand)

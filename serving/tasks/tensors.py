@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.inference.tasks.base import Task
-from serving.records import POSITIONS
+from serving.records import POSITIONS, Row, TensorOptions
+from serving.tasks.base import Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.models.manifest import Manifest
-    from serving.records import EncodedText, Row, TensorOptions
+    from serving.records import EncodedText
+    from serving.tasks.base import Facts
 
 
-def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Manifest) -> list[Row]:
+def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Facts) -> list[Row]:
     """The rows without padding.
 
     Where an output has something for each token or each mask, a row is as long as the batch was padded.
@@ -31,4 +31,6 @@ def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Manifest
     ]
 
 
-TASK: Task[TensorOptions, Sequence[Row]] = Task(None, lambda work: finish(work.texts, work.rows, work.manifest))
+WAY: Way[TensorOptions, Sequence[Row]] = Way(
+    TensorOptions, None, lambda work: finish(work.texts, work.rows, work.manifest)
+)

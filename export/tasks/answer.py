@@ -1,35 +1,132 @@
-"""Questions: a model of Transformers, with the pipeline that Transformers 4 had, from its definition.
+"""The task answer: a head with two logits for each token.
 
-Transformers 5 has none.
+The reference is a model of Transformers, with the pipeline that Transformers 4 had, from its definition: Transformers 5
+has none.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
-from export.proof.reference_libraries.answers import MANY, Form, span
-from export.proof.reference_libraries.library import BESIDE, tokens
-from export.proof.reference_libraries.pipelines import Transformers, surely
+from export.tasks import metrics
+from export.tasks.accuracy import Examples, Reader, encoded
+from export.tasks.base import TaskExport
+from export.tasks.decisions import Judge
+from export.tasks.libraries.answers import MANY, Form, span
+from export.tasks.libraries.library import BESIDE, tokens
+from export.tasks.libraries.pipelines import Transformers, surely
+from export.tasks.limits import limits_for
 from serving.records import AnswerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
+    from tokenizers import Encoding
 
-    from export.proof.reference_libraries.answers import Answer
-    from export.proof.reference_libraries.library import Tokens
-    from export.proof.reference_libraries.pipelines import Shake
+    from export.tasks.libraries.answers import Answer
+    from export.tasks.libraries.library import Tokens
+    from export.tasks.libraries.pipelines import Shake
     from export.texts.corpus import Text
+    from serving.records import Array, EncodedText, Row
 
     Numbers = NDArray[np.float64]
 
 
-class Reader(Transformers):
+LONGEST_SPAN = 30
+"""Tokens of the longest answer that is looked for in a context."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Judge(Judge):
+    """The best span.
+
+    One that the wanted answer scores no worse than its best, but for a step of fp16 in each logit, counts as the same:
+    it does not tell those two apart itself.
+    """
+
+    directed: ClassVar[bool] = True
+
+    def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float:
+        return float(np.mean([self._same_span(*pair) for pair in zip(actual, expected, texts, strict=True)]))
+
+    def _same_span(self, actual: Row, expected: Row, text: EncodedText) -> bool:
+        first, last = self.context(text)
+        starts, ends = (side[first:last] for side in expected)
+        if not len(starts):
+            return True
+        best, other = best_span(starts, ends), best_span(actual[0][first:last], actual[1][first:last])
+        logits, others = (np.array([starts[span[0]], ends[span[1]]], np.float64) for span in (best, other))
+        return bool(logits.sum() - others.sum() <= np.spacing(np.abs(logits).astype(np.float16)).sum(dtype=np.float64))
+
+    def context(self, text: EncodedText) -> tuple[int, int]:
+        """Where the second text of a pair stands: its first token, and one past its last."""
+        separator = self.special_ids["sep"]
+        first = text.ids.index(separator) + 1
+        # RoBERTa puts two separators between the texts of a pair.
+        while first < len(text.ids) - 1 and text.ids[first] == separator:
+            first += 1
+        return first, len(text.ids) - 1
+
+
+def best_span(start: Array, end: Array, longest: int = LONGEST_SPAN) -> tuple[int, int]:
+    """The span with the largest sum of its first token's start logit and its last token's end logit.
+
+    Args:
+        start: Start logits of the context's tokens.
+        end: End logits of the same tokens.
+        longest: Tokens that a span may have.
+
+    Returns:
+        Its first and last token; (0, 0) of an empty context.
+    """
+    if not len(start):
+        return 0, 0
+    sums = start[:, None].astype(np.float64) + end[None, :]
+    indices = np.arange(len(start))
+    lengths = indices[None, :] - indices[:, None]
+    sums[(lengths < 0) | (lengths >= longest)] = -np.inf
+    first, last = np.unravel_index(int(sums.argmax()), sums.shape)
+    return int(first), int(last)
+
+
+@dataclass(slots=True, frozen=True)
+class _Reader(Reader):
+    """SQuAD 1.1 in JSON; exact match and F1."""
+
+    def examples(self, path: Path, content: str) -> Examples:
+        questions = [
+            (question["question"], paragraph["context"], [answer["text"] for answer in question["answers"]])
+            for article in json.loads(content)["data"]
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
+        encodings = self._offsets([(question, context) for question, context, _ in questions], "only_second")
+        contexts = [context for _, context, _ in questions]
+
+        def score(answers: Sequence[Row]) -> dict[str, float]:
+            actual = [_found(*each) for each in zip(answers, encodings, contexts, strict=True)]
+            exact, shared = metrics.answers(actual, [options for *_, options in questions])
+            return {"exact_match": exact, "f1": shared}
+
+        return Examples(path.name, len(questions), [encoded(encoding) for encoding in encodings], score)
+
+
+def _found(row: Row, encoding: Encoding, context: str) -> str:
+    indices = [index for index, part in enumerate(encoding.sequence_ids) if part == 1]
+    if not indices:
+        return ""
+    first, last = best_span(row[0][indices[0] : indices[-1] + 1], row[1][indices[0] : indices[-1] + 1])
+    return context[encoding.offsets[indices[0] + first][0] : encoding.offsets[indices[0] + last][1]]
+
+
+class Questions(Transformers):
     _kind = "AutoModelForQuestionAnswering"
 
     def forms(self) -> list[Form]:
@@ -86,6 +183,8 @@ class Reader(Transformers):
     def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  of Transformers both
         key = str(windows["input_ids"][row])
         if key not in self.raw:
+            import torch  # noqa: PLC0415  slow to import
+
             named = {name: torch.tensor([windows[name][row]]) for name in ("input_ids", *BESIDE) if name in windows}
             with torch.inference_mode():
                 self.raw[key] = self.model(**named)
@@ -155,3 +254,18 @@ def _spans(
         start, end = divmod(index, scores.shape[1])
         if allowed[start] and allowed[end]:
             yield start, end, float(scores[start, end])
+
+
+def _forward(own: Any, common: Any, _: object) -> tuple[Any, ...]:  # noqa: ANN401  see `TaskExport`
+    found = own.model(**common)
+    return found.start_logits, found.end_logits
+
+
+EXPORT = TaskExport(
+    forward=_forward,
+    limits=limits_for(int8={"cosine_mean": 0.98, "metric_loss": 1}),
+    judge=_Judge,
+    reader=_Reader,
+    library=Questions,
+    read=lambda answer, _: span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end),
+)

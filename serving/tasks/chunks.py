@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.inference.tasks import embed
-from serving.inference.tasks.base import Task, pairs_of
-from serving.inference.tasks.windows import USUAL_OVERLAP, by_input, merged
-from serving.inference.tokenizer import chunk_ranges, too_many_chunks
-from serving.records import Chunk, EncodedChunk
+from serving.records import Chunk, ChunkOptions, EncodedChunk, LateChunkOptions
+from serving.tasks import embed
+from serving.tasks.base import Way, pairs_of
+from serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.inference.tasks.base import Work
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Manifest
-    from serving.records import ChunkOptions, EncodedText, TextInput, Truncate
+    from serving.records import EncodedText, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
 
 MOST_CHUNKS = 1000
 """Of all texts of a request."""
@@ -34,7 +31,7 @@ MOST_CHUNKS = 1000
 LEAST_CHUNK = 8
 
 
-def check(options: ChunkOptions, manifest: Manifest) -> None:
+def check(options: ChunkOptions, manifest: Facts) -> None:
     embed.check(options.vectors, manifest)
     tokens = options.tokens
     if tokens is not None and not LEAST_CHUNK <= tokens <= manifest.max_length:
@@ -48,14 +45,12 @@ def check(options: ChunkOptions, manifest: Manifest) -> None:
         )
 
 
-def sizes_bytes(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate
-) -> list[int]:
+def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate) -> list[int]:
     return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: ChunkOptions, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: ChunkOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     del truncate  # nothing is cut
     size = options.tokens or tokenizer.max_length
@@ -63,7 +58,7 @@ def encode(
 
 
 def encode_whole(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     length = tokenizer.max_length
     texts = [prompt + text for prompt, text in pairs_of(inputs)]
@@ -105,7 +100,8 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
     return answer
 
 
-TASK = Task(
+WAY: Way[ChunkOptions, list[list[Chunk]]] = Way(
+    ChunkOptions,
     "embed",
     _finish,
     check,
@@ -116,7 +112,8 @@ TASK = Task(
     prompt_apart=True,
 )
 
-LATE = Task(
+LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
+    LateChunkOptions,
     "embed_tokens",
     _finish_late,
     check,

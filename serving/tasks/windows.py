@@ -13,14 +13,13 @@ from serving.errors import InvalidRequest
 from serving.records import AlignedText, EncodedText, Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Manifest
     from serving.records import Array, Row, TextInput, TokenIds, Truncate
+    from serving.tasks.base import Facts, Tokenizer
 
 USUAL_OVERLAP = 128
 LEAST_WINDOW = 16
@@ -35,7 +34,7 @@ def asked(options: Options) -> bool:
     return options.windows is not None
 
 
-def check(options: Options, manifest: Manifest) -> None:
+def check(options: Options, manifest: Facts) -> None:
     windows = options.windows
     if windows is None:
         return
@@ -52,7 +51,7 @@ def check(options: Options, manifest: Manifest) -> None:
 
 
 def sizes_bytes(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
 ) -> list[int]:
     if options.windows is None:
         return tokenizer.sizes_bytes(inputs, truncate=truncate)
@@ -60,7 +59,7 @@ def sizes_bytes(
 
 
 def encode(
-    tokenizer: TextTokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     windows = options.windows
     if windows is None:
@@ -130,6 +129,40 @@ def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[Ali
         words=np.concatenate([window.words[part] for window, part in parts]),
     )
     return whole, np.concatenate([rows[part] for rows, (_, part) in zip(arrays, parts, strict=True)])
+
+
+def chunk_ranges(
+    words: NDArray[np.int32], room: int, overlap: int, surplus: Callable[[int, int], int] = lambda *_: 0
+) -> Iterator[tuple[int, int]]:
+    """Ranges [begin, end) of a text's tokens that hold whole words, or parts of words that are longer than `room`.
+
+    Args:
+        words: int32 [tokens], the number of each token's word; at least one.
+        room: Tokens of a range.
+        overlap: Tokens that a range shares with the one before, at least, as far as they are whole words.
+        surplus: How many tokens a range has too many.
+    """
+    begins = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
+    count = len(words)
+
+    def word_end(begin: int, end: int) -> int:
+        last = int(begins[np.searchsorted(begins, end, side="right") - 1])
+        return last if last > begin else max(begin + 1, end)
+
+    begin = 0
+    while True:
+        end = word_end(begin, min(begin + room, count))
+        while end > begin + 1 and (over := surplus(begin, end)) > 0:
+            end = word_end(begin, end - over)
+        yield begin, end
+        if end >= count:
+            return
+        again = int(begins[np.searchsorted(begins, end - overlap, side="right") - 1]) if overlap else end
+        begin = again if begin < again < end else end
+
+
+def too_many_chunks(most: int) -> InvalidRequest:
+    return InvalidRequest(f"the texts have more than {most} chunks; send fewer at once, or ask for larger chunks")
 
 
 def _texts(inputs: Sequence[TextInput]) -> list[str | tuple[str, str]]:

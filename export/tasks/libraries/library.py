@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from export.proof.reference_libraries.answers import Answer, Form
+    from export.checkpoint.reader import Checkpoint
+    from export.tasks.libraries.answers import Answer, Form
     from export.texts.corpus import Text
 
     Tokens = tuple[list[int], list[int]]
@@ -21,14 +23,20 @@ class Library(ABC):
     """A library that has loaded a checkpoint's folder.
 
     Attributes:
-        name: With its version.
+        title: What messages call it.
+        name: The same with its version.
         tokenizer: The tokenizer that it loaded.
         missing: Whether it found no weights for a part of the model, which it then fills with random numbers.
     """
 
+    title: ClassVar[str]
     name: str
     tokenizer: Any
     missing: bool
+
+    @abstractmethod
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
+        """Loads a checkpoint's folder."""
 
     @property
     def longest(self) -> int:

@@ -1,0 +1,127 @@
+"""A task's own metric over a file of labelled text: what to run, and what the raw answers are worth."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tokenizers import Tokenizer
+
+from export.errors import ExportError
+from export.tasks import metrics
+from export.texts import corpus
+from serving.records import EncodedText, Row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenizers import Encoding
+
+    from export.checkpoint.vocabulary import Vocabulary
+
+Score = Callable[[Sequence[Row]], dict[str, float]]
+"""The metrics, times 100 and by name, of raw answers in the order of the examples' texts."""
+
+
+@dataclass(slots=True, frozen=True)
+class Examples:
+    """A file of labelled text, ready to run.
+
+    Attributes:
+        name: The file's name.
+        count: Labelled examples.
+        texts: What to run; not always one for each example.
+        score: Judges the answers.
+    """
+
+    name: str
+    count: int
+    texts: Sequence[EncodedText]
+    score: Score
+
+
+@dataclass(slots=True, frozen=True)
+class Reader:
+    """Reads labelled text for one model; each task that has a metric has one of its own.
+
+    Attributes:
+        task: The name of the model's task.
+        vocabulary: Its tokenizer.
+        max_length: Its longest input in tokens; what is longer is cut.
+        labels: Names of its classes or tags.
+        multi_label: Whether each label is decided for itself.
+        regression: Whether the labels are values.
+        prompt: What stands before each text that is embedded.
+    """
+
+    task: str
+    vocabulary: Vocabulary
+    max_length: int
+    labels: Sequence[str]
+    multi_label: bool
+    regression: bool = False
+    prompt: str = ""
+
+    def read(self, path: Path) -> Examples:
+        """Reads a file, in the format that the task's data sets have: CSV or TSV, unless the task says otherwise.
+
+        Raises:
+            ExportError: The file cannot be read as such, or does not fit the model's labels.
+        """
+        try:
+            content = path.read_text(encoding="utf-8-sig")
+            examples = self.examples(path, content)
+        except OSError as error:
+            raise ExportError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ExportError(f"{path}: not labelled text for the task {self.task}: {error!r}") from error
+        if not examples.count:
+            raise ExportError(f"{path}: holds no example for the task {self.task}")
+        return examples
+
+    def examples(self, path: Path, content: str) -> Examples:
+        return self.rows(path.name, corpus.table(content, path.suffix))
+
+    def rows(self, name: str, rows: list[list[str]]) -> Examples:  # noqa: ARG002  see the tasks
+        raise ValueError("this task has no metric of its own")
+
+    def _encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
+        return self.vocabulary.encode(texts, self.max_length)
+
+    @staticmethod
+    def inputs(row: list[str]) -> corpus.Text:
+        return row[0] if len(row) < 3 else (row[0], row[1])  # noqa: PLR2004  columns
+
+    def _offsets(self, texts: Sequence[corpus.Text], strategy: str = "longest_first") -> list[Encoding]:
+        tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
+        tokenizer.enable_truncation(self.max_length, strategy=strategy, direction=self.vocabulary.truncation_side)
+        encodings: list[Encoding] = tokenizer.encode_batch(texts)
+        return encodings
+
+
+def encoded(encoding: Encoding) -> EncodedText:
+    types = array("i", encoding.type_ids) if any(encoding.type_ids) else None
+    return EncodedText(array("i", encoding.ids), types)
+
+
+@dataclass(slots=True, frozen=True)
+class ScoreReader(Reader):
+    """Sentence, perhaps a second one, and a score; Spearman.
+
+    Attributes:
+        score_column: Where the score stands.
+    """
+
+    score_column: ClassVar[int] = 2
+
+    def rows(self, name: str, rows: list[list[str]]) -> Examples:
+        expected = [float(row[self.score_column]) for row in rows]
+        texts = self._encode([self.inputs(row) for row in rows])
+        return Examples(
+            name,
+            len(rows),
+            texts,
+            lambda answers: {"spearman": metrics.spearman([float(row[0][0]) for row in answers], expected)},
+        )

@@ -1,0 +1,111 @@
+"""The task classify: a head with a logit for each label, or of a regression its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from export.tasks import metrics
+from export.tasks.accuracy import Examples, ScoreReader
+from export.tasks.base import TaskExport
+from export.tasks.decisions import Judge, Scores
+from export.tasks.libraries.answers import FEW, Form, labels
+from export.tasks.libraries.library import tokens
+from export.tasks.libraries.pipelines import Transformers
+from export.tasks.limits import UNDIRECTED, limits_for
+from serving.records import ClassifyOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from export.tasks.libraries.answers import Answer
+    from export.tasks.libraries.library import Tokens
+    from export.texts.corpus import Text
+    from serving.records import EncodedText, Row
+
+
+@dataclass(slots=True, frozen=True)
+class _Judge(Scores):
+    """The label of a text, or each of its labels; of a regression the order of its values."""
+
+    def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
+        order = Scores if self.regression else Judge
+        return order.agreement(self, actual, expected, texts)
+
+    def decisions(self, row: Row, _: EncodedText) -> NDArray[np.int64]:
+        return (row[0] > 0).astype(np.int64) if self.multi_label else np.array([row[0].argmax()])
+
+
+@dataclass(slots=True, frozen=True)
+class _Reader(ScoreReader):
+    """Sentence, perhaps a second one, and a label (name or number), for accuracy; or the value of a regression."""
+
+    score_column: ClassVar[int] = -1
+
+    def rows(self, name: str, rows: list[list[str]]) -> Examples:
+        if self.regression:
+            if len(self.labels) != 1:
+                raise ValueError("a table gives one value, the model answers several")
+            return ScoreReader.rows(self, name, rows)
+        if self.multi_label:
+            raise ValueError("several labels for a text are not read from a table")
+        expected = [self._label(row[-1]) for row in rows]
+        texts = self._encode([self.inputs(row) for row in rows])
+        return Examples(
+            name,
+            len(rows),
+            texts,
+            lambda answers: {"accuracy": metrics.accuracy([int(row[0].argmax()) for row in answers], expected)},
+        )
+
+    def _label(self, word: str) -> int:
+        if word in self.labels:
+            return self.labels.index(word)
+        if not word.isdigit() or int(word) >= len(self.labels):
+            raise ValueError(f"the model has no label {word!r}")
+        return int(word)
+
+
+class Classifier(Transformers):
+    _kind, _pipeline = "AutoModelForSequenceClassification", "text-classification"
+
+    def forms(self) -> list[Form]:
+        return [Form(ClassifyOptions()), Form(ClassifyOptions(function="none"), "as raw scores", most=FEW)]
+
+    def asked(self, text: Text) -> Text | None:
+        """Transformers takes a pair whose second text is empty for a single text."""
+        return text if isinstance(text, str) or text[1] else None
+
+    def encode(self, text: Text) -> list[Tokens]:
+        return [tokens(self._pipe.preprocess(_keyed(text), truncation=True))]
+
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        named = self.checkpoint.labels
+        asked = form.options.function if isinstance(form.options, ClassifyOptions) else None
+        # A value is what the person asks for by `--task regression`, whatever the folder says.
+        function = asked or ("none" if named.regression else None)
+        replies = self._pipe(list(map(_keyed, texts)), top_k=None, truncation=True, function_to_apply=function)
+        chosen = not (named.regression or named.multi_label)
+        return [labels(((str(one["label"]), one["score"]) for one in reply), chosen=chosen) for reply in replies]
+
+
+def _keyed(text: Text) -> dict[str, str]:
+    return {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+
+
+def _read(answer: Any, manifest: Any) -> Answer:  # noqa: ANN401  see `TaskExport`
+    chosen = not (manifest.regression or manifest.multi_label)
+    return labels(((one.label, one.score) for one in answer), chosen=chosen)
+
+
+EXPORT = TaskExport(
+    limits=limits_for(fp16={"max_abs_difference": 0.05, **UNDIRECTED}, int8={"agreement": 0.95, **UNDIRECTED}),
+    judge=_Judge,
+    reader=_Reader,
+    library=Classifier,
+    read=_read,
+)

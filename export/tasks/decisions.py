@@ -1,0 +1,125 @@
+"""Raw answers of a graph, text by text: their numbers, and what they decide.
+
+A `Row` here is one text's part of every output without what padding added: outputs of a token each are as long
+as the text, outputs of a mask each have as many entries as the text has masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.records import Array, EncodedText, Row, TensorSpec
+
+    Numbers = NDArray[np.float64]
+
+_CLEARLY = 0.1
+"""Two scores differ clearly when they do by this share of the standard deviation of all."""
+
+
+@dataclass(slots=True, frozen=True)
+class Judge:
+    """How the raw answers of one model are read.
+
+    Attributes:
+        outputs: The graph's outputs.
+        special_ids: Ids of the special tokens by role.
+        multi_label: Whether each label is decided for itself.
+        regression: Whether the labels are values.
+        directed: Whether a text's numbers have a direction, so that a cosine says something.
+        masked: Whether outputs have something for each mask, in place of each token.
+    """
+
+    outputs: Sequence[TensorSpec]
+    special_ids: dict[str, int]
+    multi_label: bool = False
+    regression: bool = False
+    directed: ClassVar[bool] = False
+    masked: ClassVar[bool] = False
+
+    def rows(self, arrays: Sequence[Array], texts: Sequence[EncodedText]) -> list[Row]:
+        """An engine's answer to a batch, text by text, without what padding added."""
+        return [
+            tuple(
+                array[index][: self._size(text)] if len(spec.shape) > 1 and spec.shape[1] == -1 else array[index]
+                for spec, array in zip(self.outputs, arrays, strict=True)
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    def sizes(self, spec: TensorSpec, texts: Sequence[EncodedText]) -> list[int]:
+        """How many entries of an output belong to each text."""
+        return [self._size(text) if len(spec.shape) > 1 and spec.shape[1] == -1 else 1 for text in texts]
+
+    def _size(self, text: EncodedText) -> int:
+        return text.ids.count(self.special_ids["mask"]) if self.masked else len(text.ids)
+
+    def numbers(self, row: Row) -> Numbers:
+        """All floating-point numbers of one text's answer, float64 [n].
+
+        The best logits of a mask are in their order, so two answers that name the same words in another order
+        still lie beside one another.
+        """
+        parts = [array.ravel() for spec, array in zip(self.outputs, row, strict=True) if spec.dtype == "float32"]
+        return np.concatenate(parts).astype(np.float64)
+
+    def cosine(self, row: Row, other: Row) -> float:
+        """Between two answers to a text."""
+        return float(cosine(self.numbers(row), self.numbers(other)))
+
+    def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
+        """Share of the decisions that are the same; None where nothing is decided."""
+        pairs = [
+            (self.decisions(one, text), self.decisions(other, text))
+            for one, other, text in zip(actual, expected, texts, strict=True)
+        ]
+        same = np.concatenate([left == right for left, right in pairs])
+        return float(same.mean()) if same.size else 1.0
+
+    def decisions(self, row: Row, text: EncodedText) -> NDArray[np.int64]:
+        """What an answer decides, if each of its decisions is a number."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, frozen=True)
+class Undecided(Judge):
+    """Vectors, which decide nothing."""
+
+    directed: ClassVar[bool] = True
+
+    def agreement(self, *_: object) -> None:
+        pass
+
+
+@dataclass(slots=True, frozen=True)
+class Scores(Judge):
+    """Values: which of two texts stands first, over all pairs whose scores differ clearly."""
+
+    def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
+        del texts
+        columns = (np.stack([row[0] for row in side], axis=1) for side in (actual, expected))
+        return float(np.mean([order_agreement(*pair) for pair in zip(*columns, strict=True)]))
+
+
+def cosine(left: Array | Numbers, right: Array | Numbers) -> NDArray[np.float64]:
+    """The cosines of vectors, which lie along the last axis; 0 where one has no length."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    products = np.asarray((a * b).sum(axis=-1))
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    result: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0)
+    return result
+
+
+def order_agreement(actual: Array, expected: Array) -> float:
+    """Share of the pairs of texts that stand in the same order, of those whose wanted scores differ clearly."""
+    difference = expected[:, None].astype(np.float64) - expected[None, :]
+    clear = np.triu(np.abs(difference) > _CLEARLY * expected.std(), 1)
+    same = np.sign(actual[:, None] - actual[None, :])[clear] == np.sign(difference)[clear]
+    return float(same.mean()) if same.size else 1.0

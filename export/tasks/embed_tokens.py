@@ -1,0 +1,35 @@
+"""The task embed_tokens: the encoder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from export.tasks.accuracy import Reader
+from export.tasks.base import TaskExport
+from export.tasks.decisions import Undecided, cosine
+from export.tasks.embed import Encoder
+from export.tasks.libraries.answers import vector
+from export.tasks.limits import limits_for
+
+if TYPE_CHECKING:
+    from serving.records import Row
+
+
+@dataclass(slots=True, frozen=True)
+class _Judge(Undecided):
+    def cosine(self, row: Row, other: Row) -> float:
+        """Each token has a direction of its own: that of the worst token."""
+        return float(cosine(row[0], other[0]).min())
+
+
+EXPORT = TaskExport(
+    forward=lambda own, common, _: (own.model(**common).last_hidden_state,),
+    # Of each text its worst token, which pooling would have weighed against all others.
+    limits=limits_for(int8={"cosine_mean": 0.98, "cosine_p01": 0.94, "cosine_min": 0.85}),
+    judge=_Judge,
+    reader=Reader,
+    library=Encoder,
+    read=lambda answer, _: vector(answer),
+    vectors=True,
+)

@@ -1,0 +1,123 @@
+"""The task fill_mask: the head over the vocabulary, at the masks alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from export.tasks import metrics
+from export.tasks.accuracy import Examples, Reader
+from export.tasks.base import TaskExport
+from export.tasks.decisions import Judge
+from export.tasks.libraries.answers import Form, fillings
+from export.tasks.libraries.library import tokens
+from export.tasks.libraries.pipelines import Transformers
+from export.tasks.limits import UNDIRECTED, limits_for
+from serving.records import POSITIONS, FillMaskOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from export.tasks.libraries.answers import Answer
+    from export.tasks.libraries.library import Tokens
+    from export.texts.corpus import Text
+    from serving.records import EncodedText, Row
+
+_LONGEST_WITH_ONE_MASK = 16
+
+
+def _forward(own: Any, common: Any, named: Any) -> tuple[Any, ...]:  # noqa: ANN401  see `TaskExport`
+    """The best words of each mask. The head runs at the masks alone: it costs more than the encoder."""
+    encoder: Any = getattr(own.model, own.family.prefix.removesuffix("."))
+    hidden = encoder(**common).last_hidden_state
+    index = named[POSITIONS].long().unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+    logits = own.family.word_logits(own.model, hidden.gather(1, index))
+    best, ids = logits.topk(own.candidates, dim=-1)
+    largest = best[..., :1]
+    total = (logits - largest).exp().sum(-1).log() + largest.squeeze(-1)
+    return ids.int(), best, total
+
+
+@dataclass(slots=True, frozen=True)
+class _Judge(Judge):
+    """The best word of each mask."""
+
+    masked: ClassVar[bool] = True
+
+    def decisions(self, row: Row, _: EncodedText) -> NDArray[np.int64]:
+        return row[0][:, 0].astype(np.int64)
+
+
+@dataclass(slots=True, frozen=True)
+class _Reader(Reader):
+    """Text with one mask token, and the word; accuracy."""
+
+    def rows(self, name: str, rows: list[list[str]]) -> Examples:
+        tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
+        # A byte-level vocabulary knows a word in the middle of a text by the space before it.
+        expected = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
+        texts = self._encode([row[0] for row in rows])
+        if any(text.ids.count(self.vocabulary.special_ids["mask"]) != 1 for text in texts):
+            raise ValueError("a text must hold the mask token once")
+        return Examples(
+            name,
+            len(rows),
+            texts,
+            lambda answers: {"accuracy": metrics.accuracy([int(row[0][0, 0]) for row in answers], expected)},
+        )
+
+
+class Filler(Transformers):
+    _kind, _pipeline = "AutoModelForMaskedLM", "fill-mask"
+
+    def forms(self) -> list[Form]:
+        return [Form(FillMaskOptions(top_k=min(FillMaskOptions().top_k, self.checkpoint.candidates)))]
+
+    def asked(self, text: Text) -> Text | None:
+        """With a mask behind it, and one before a longer text, so that one is left whichever end is cut.
+
+        A request may write any model's mask as BERT's, and Transformers does not know that.
+        """
+        mask = str(self.tokenizer.mask_token)
+        if not isinstance(text, str) or ("[MASK]" in text and mask != "[MASK]"):
+            return None
+        # A byte is a token at most; beside the text stand a blank, the mask and two special tokens.
+        short = min(_LONGEST_WITH_ONE_MASK, self.longest - 4)
+        before = "" if len(text.encode()) <= short else f"{mask} "
+        return f"{before}{text} {mask}"
+
+    def encode(self, text: Text) -> list[Tokens]:
+        return [tokens(self._pipe.preprocess(text, tokenizer_kwargs={"truncation": True}))]
+
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        top_k = form.options.top_k if isinstance(form.options, FillMaskOptions) else None
+        return [self._answer(text, top_k) for text in texts]
+
+    def _answer(self, text: Text, top_k: int | None) -> Answer:
+        found = self._pipe(text, top_k=top_k, tokenizer_kwargs={"truncation": True})
+        masks = found if isinstance(found[0], list) else [found]
+        return fillings(
+            [(one["score"], one["token"], one["token_str"], one["sequence"]) for one in best] for best in masks
+        )
+
+
+EXPORT = TaskExport(
+    forward=_forward,
+    limits=limits_for(
+        # Logits of words are sums over the whole width of the model, and as large as 30.
+        fp32={"max_abs_difference": 1e-3, "invariance_difference": 1e-3},
+        fp16={"max_abs_difference": 0.1, "agreement": 0.99, **UNDIRECTED},
+        int8={"agreement": 0.8, "metric_loss": 1, **UNDIRECTED},
+    ),
+    judge=_Judge,
+    reader=_Reader,
+    library=Filler,
+    read=lambda answer, _: fillings(
+        [(one.score, one.token, one.token_str, one.sequence) for one in best] for best in answer
+    ),
+)

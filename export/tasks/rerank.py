@@ -1,0 +1,46 @@
+"""The task rerank: a head with one logit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from export.tasks.accuracy import ScoreReader
+from export.tasks.base import TaskExport
+from export.tasks.decisions import Scores
+from export.tasks.libraries.answers import FEW, Form, score
+from export.tasks.libraries.sentences import BATCH, SentenceTransformers
+from export.tasks.limits import UNDIRECTED, limits_for
+from serving.records import RerankOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from export.tasks.libraries.answers import Answer
+    from export.texts.corpus import Text
+
+
+class CrossEncoder(SentenceTransformers):
+    _kind = "CrossEncoder"
+
+    def forms(self) -> list[Form]:
+        return [Form(RerankOptions()), Form(RerankOptions(raw_scores=True), "as raw scores", most=FEW)]
+
+    def asked(self, text: Text) -> Text | None:
+        return text if isinstance(text, tuple) else None
+
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        asked: dict[str, Any] = {"batch_size": BATCH, "show_progress_bar": False}
+        if isinstance(form.options, RerankOptions) and form.options.raw_scores:
+            import torch  # noqa: PLC0415  slow to import
+
+            asked["activation_fn"] = torch.nn.Identity()
+        return [score(float(number)) for number in self._model.predict(list(texts), **asked)]
+
+
+EXPORT = TaskExport(
+    limits=limits_for(fp16={"max_abs_difference": 0.05, **UNDIRECTED}, int8={"agreement": 0.95, **UNDIRECTED}),
+    judge=Scores,
+    reader=ScoreReader,
+    library=CrossEncoder,
+    read=lambda answer, _: score(answer),
+)

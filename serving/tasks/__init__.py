@@ -1,0 +1,43 @@
+"""One module a task, which says everything about it; whoever needs to know asks it.
+
+A task of your own, in a module of your own, is served once that module has called `add`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serving.tasks import (
+    answer,
+    chunks,
+    classify,
+    embed,
+    embed_tokens,
+    fill_mask,
+    rerank,
+    tag,
+    tensors,
+    zero_shot,
+)
+
+if TYPE_CHECKING:
+    from serving.records import TaskOptions
+    from serving.tasks.base import Task, Way
+
+TASKS: dict[str, Task[Any, Any]] = {}
+"""Every task, by its name."""
+
+WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
+    way.options: way for way in (chunks.WAY, chunks.LATE, zero_shot.WAY, tensors.WAY)
+}
+"""How a request is answered, by the class of its options."""
+
+
+def add(task: Task[Any, Any]) -> None:
+    """Makes a task known."""
+    TASKS[task.name] = task
+    WAYS[task.way.options] = task.way
+
+
+for _module in (embed, embed_tokens, classify, rerank, answer, tag, fill_mask):
+    add(_module.TASK)

@@ -1,0 +1,263 @@
+"""The task `answer`: the part of a context that answers a question, scored as Transformers' pipeline does.
+
+A context that does not fit beside its question is read in overlapping windows. In each window start and end get a
+probability over the context's tokens and the first one, which stands for there being no answer; a span's score is the
+product of the two. Spans of the same characters, in one window or several, are one answer, and their scores add up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from serving.errors import InvalidRequest, empty_input
+from serving.fields.owners import ANSWER, Owners
+from serving.records import AnswerOptions, AnswerSpan
+from serving.tasks import replies
+from serving.tasks.base import (
+    Asked,
+    GraphOutput,
+    Load,
+    Output,
+    Route,
+    Task,
+    Way,
+    check_top_k,
+    each,
+    floats,
+    pairs_of,
+    softmax,
+)
+from serving.tasks.messages import Options  # noqa: TC001  msgspec reads the annotations
+from serving.tasks.windows import USUAL_OVERLAP, by_input
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.records import AlignedText, Array, EncodedText, Row, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
+
+MOST_ANSWERS = 100
+
+_LEAST_WINDOW = 256
+
+_MORE_SPANS, _SPARE_SPANS = 2, 10
+"""Spans of tokens looked at in each window: so many times the answers wanted, and so many more. Several of them are the
+same span of words."""
+
+Span = tuple[int, int]
+
+
+def check(options: AnswerOptions, manifest: Facts) -> None:
+    check_top_k(options.top_k, MOST_ANSWERS)
+    if options.max_answer_tokens < 1:
+        raise InvalidRequest(f"an answer has 1 token at least, not {options.max_answer_tokens}")
+    if options.overlap_tokens is not None and options.overlap_tokens < 0:
+        raise InvalidRequest(f"windows overlap by 0 tokens at least, not by {options.overlap_tokens}")
+    if options.window_tokens < (least := min(_LEAST_WINDOW, manifest.max_length)):
+        raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
+
+
+def sizes_bytes(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], _: AnswerOptions, *, truncate: Truncate
+) -> list[int]:
+    return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
+
+
+def encode(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: AnswerOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    length = min(options.window_tokens, tokenizer.max_length)
+    overlap = options.overlap_tokens
+    if overlap is None:
+        overlap = min(length // 2, USUAL_OVERLAP)
+    return tokenizer.encode_windows(
+        pairs_of(inputs), length=length, overlap=overlap, whole_words=options.whole_words, truncate=truncate
+    )
+
+
+def finish(
+    context: str, windows: Sequence[AlignedText], rows: Sequence[Row], options: AnswerOptions
+) -> list[AnswerSpan]:
+    """The answers to one question, best first, from the graph's `start_logits` and `end_logits`.
+
+    Args:
+        context: Where the answers are.
+        windows: At least one.
+        rows: For each window `start_logits` and `end_logits`, float32 [tokens or more].
+        options: Limits.
+
+    Returns:
+        At least one; an empty one where there is nothing to choose from.
+    """
+    answers: dict[str, AnswerSpan] = {}
+    null = 1.0
+    for window, row in zip(windows, rows, strict=True):
+        starts, ends = (_probabilities(window, part) for part in row)
+        null = min(null, float(starts[0] * ends[0]))
+        starts[0] = ends[0] = 0.0
+        for (start, end), score in _best_spans(window, starts, ends, options):
+            text = context[start:end]
+            known = answers.get(text.lower())
+            if known is None:
+                answers[text.lower()] = AnswerSpan(text, score, start, end)
+            else:
+                answers[text.lower()] = AnswerSpan(known.answer, known.score + score, known.start, known.end)
+    found = list(answers.values())
+    if options.no_answer:
+        found.append(AnswerSpan("", null, 0, 0))
+    found.sort(key=lambda span: -span.score)
+    return found[: options.top_k] or [AnswerSpan("", 0.0, 0, 0)]
+
+
+def _probabilities(window: AlignedText, logits: Array) -> NDArray[np.float64]:
+    """Of a window's tokens: a softmax over the first one and those of the context; 0 elsewhere."""
+    allowed = window.words >= 0
+    allowed[0] = True
+    return softmax(np.where(allowed, logits[: len(allowed)].astype(np.float64), -np.inf))
+
+
+def _best_spans(
+    window: AlignedText, starts: NDArray[np.float64], ends: NDArray[np.float64], options: AnswerOptions
+) -> Iterator[tuple[Span, float]]:
+    """The likeliest spans of one window in characters, each with its score, best first."""
+    length = min(options.max_answer_tokens, len(ends))
+    padded = np.append(ends, np.zeros(length - 1))
+    scores = (starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
+    wanted = _MORE_SPANS * options.top_k + _SPARE_SPANS if options.whole_words else options.top_k
+    best = np.argpartition(-scores, wanted)[:wanted] if wanted < len(scores) else np.arange(len(scores))
+    for index in best[np.argsort(-scores[best], kind="stable")].tolist():
+        if scores[index] > 0:
+            first, further = divmod(index, length)
+            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(scores[index])
+
+
+def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
+    contexts = [context for _, context in pairs_of(work.inputs)]
+    return [
+        finish(contexts[source], windows, rows, work.options)
+        for source, windows, rows in by_input(work.texts, work.rows)
+    ]
+
+
+class Question(msgspec.Struct, forbid_unknown_fields=True):
+    """A question and the text that should hold its answer, of any length."""
+
+    question: str
+    context: str
+
+
+class AnswerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to answer.
+
+    Attributes:
+        top_k: Answers wanted; more than one are answered as a list.
+        max_answer_len: Tokens of the longest answer.
+        handle_impossible_answer: Answer nothing where that is likelier than every answer.
+        doc_stride: Tokens that neighbouring windows of a long context share; null means half of a window, 128 at most.
+        max_seq_len: Tokens of a window, question included; at most the model's.
+        max_question_len: Not used: a question may have half of a window.
+        align_to_words: Answers begin and end with words, not with tokens inside of them.
+        truncate: Cut a question that is too long; null means the server's default. A context is never cut.
+    """
+
+    owners: ClassVar[Owners] = ANSWER
+
+    top_k: int = 1
+    max_answer_len: int = 15
+    handle_impossible_answer: bool = False
+    doc_stride: int | None = None
+    max_seq_len: int = 384
+    max_question_len: int | None = None
+    align_to_words: bool = True
+    truncate: bool | None = None
+
+
+class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Questions to answer."""
+
+    inputs: Question | list[Question]
+    parameters: AnswerParameters = AnswerParameters()
+    options: Options | None = None
+
+
+def _read(message: AnswerRequest, _: bool) -> Asked:  # noqa: FBT001  see `Route`
+    given = message.parameters
+    questions = message.inputs if isinstance(message.inputs, list) else [message.inputs]
+    for index, question in enumerate(questions):
+        if not (question.question and question.context):
+            raise empty_input("context" if question.question else "question", index, len(questions))
+    options = AnswerOptions(
+        given.top_k,
+        given.max_answer_len,
+        given.handle_impossible_answer,
+        given.doc_stride,
+        given.max_seq_len,
+        given.align_to_words,
+    )
+    return Asked([(question.question, question.context) for question in questions], options, given.truncate)
+
+
+def _reply(message: AnswerRequest, answer: list[list[AnswerSpan]]) -> object:
+    results = [spans[0] for spans in answer] if message.parameters.top_k == 1 else answer
+    return results if isinstance(message.inputs, list) else results[0]
+
+
+def _write(answer: Sequence[Sequence[AnswerSpan]], _: Facts) -> Sequence[Any]:
+    best = [spans[0] for spans in answer]
+    sides = [np.array([getattr(span, side) for span in best], np.int64) for side in ("start", "end")]
+    return [span.answer for span in best], floats([span.score for span in best]), *sides
+
+
+def _check(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
+    replies.number(found["score"])
+    if replies.place(found) != len(replies.words(found["answer"])):
+        raise replies.WrongError("an answer that is not as long as its place")
+    return 0
+
+
+_WAY: Way[AnswerOptions, list[list[AnswerSpan]]] = Way(
+    AnswerOptions,
+    "answer",
+    _finish,
+    check,
+    sizes_bytes,
+    encode=encode,
+    token_outputs=True,
+    windows=lambda _: True,
+)
+
+TASK = Task(
+    way=_WAY,
+    graph=(GraphOutput("start_logits", (-1,)), GraphOutput("end_logits", (-1,))),
+    head="ForQuestionAnswering",
+    texts=(2,),
+    served_agreement=0.92,  # argued in docs/int8.md
+    path="/answer",
+    example={"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}},
+    route=Route(
+        AnswerRequest,
+        AnswerSpan | list[AnswerSpan | list[AnswerSpan]],
+        _read,
+        _reply,
+        "Answer a question with a part of a text; a long text is read in overlapping windows.",
+    ),
+    outputs=(Output("answer", "BYTES"), Output("score", "FP32"), Output("start", "INT64"), Output("end", "INT64")),
+    write=_write,
+    recorded=each([AnswerSpan("a graphics card", 0.8713, 8, 23)]),
+    column=lambda _, __: ("answers", [AnswerSpan]),
+    owners=ANSWER,
+    load=Load(
+        fields=("question", "context"),
+        item=lambda text: {"question": "What is this about?", "context": text},
+        body=lambda item: {"inputs": {"question": item["question"], "context": item["context"]}},
+        tensors=lambda item: {"text": [item["question"]], "text_pair": [item["context"]]},
+        answers=lambda found: [found],
+        row=lambda text, score, start, end: {"answer": text, "score": score, "start": start, "end": end},
+        check=_check,
+    ),
+)

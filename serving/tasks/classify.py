@@ -1,0 +1,128 @@
+"""The task `classify`: the classes of a text or a pair of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.fields.owners import CLASSIFY
+from serving.records import ClassifyOptions, LabelScore
+from serving.tasks import replies, windows
+from serving.tasks.base import GraphOutput, Load, Output, Task, Way, check_top_k, floats, sigmoid, softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from serving.records import EncodedText, Row
+    from serving.tasks.base import Facts, Work
+
+_FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": np.asarray,
+}
+
+
+def check(options: ClassifyOptions, manifest: Facts) -> None:
+    check_top_k(options.top_k, len(manifest.labels))
+    windows.check(options, manifest)
+
+
+def finish(
+    rows: Sequence[Row],
+    options: ClassifyOptions,
+    labels: Sequence[str],
+    *,
+    multi_label: bool,
+    regression: bool = False,
+    texts: Sequence[EncodedText] = (),
+) -> list[list[LabelScore]]:
+    """The answer from the `logits`, float32 [classes], of each of the `texts`: the inputs, or windows of them.
+
+    Returns:
+        For each input, its classes, best first or in their own order; of equals the one with the lower index first. Of
+        a regression its values, likewise.
+    """
+    logits = np.stack([row[0] for row in rows]).astype(np.float64)
+    own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
+    function = options.function or own
+    scores = windows.pooled(_FUNCTIONS[function](logits), texts, options)
+    ranks = -scores if options.ranked else np.zeros_like(scores)
+    order = np.argsort(ranks, axis=1, kind="stable")[:, : options.top_k]
+    return [
+        [LabelScore(labels[index], float(row[index])) for index in best]
+        for row, best in zip(scores, order.tolist(), strict=True)
+    ]
+
+
+def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
+    manifest = work.manifest
+    return finish(
+        work.rows,
+        work.options,
+        manifest.labels,
+        multi_label=manifest.multi_label,
+        regression=manifest.regression,
+        texts=work.texts,
+    )
+
+
+def _write(answer: Sequence[Sequence[LabelScore]], facts: Facts) -> Sequence[Any]:
+    scores = floats([[entry.score for entry in classes] for classes in answer])
+    return scores, [facts.labels[best] for best in scores.argmax(1).tolist()]
+
+
+def _recorded(options: ClassifyOptions, facts: Facts, count: int) -> list[list[LabelScore]]:
+    labels = facts.labels or ("score",)
+    scores = [0.9412 if index == 0 else 0.0588 / (len(labels) - 1) for index in range(len(labels))]
+    return [[LabelScore(*pair) for pair in zip(labels, scores, strict=True)][: options.top_k]] * count
+
+
+def _summary(facts: Facts) -> str:
+    if facts.regression:
+        return f"regression, {len(facts.labels)} values"
+    return f"{len(facts.labels)} labels{', each for itself' if facts.multi_label else ''}"
+
+
+def _answers(found: Any) -> list[Any]:  # noqa: ANN401  whatever JSON holds
+    # `/predict` answers one text with a list of its classes, `/classify` with a list of that list.
+    return [[(one["label"], one["score"]) for one in row] for row in replies.nested(found)]
+
+
+_WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
+    ClassifyOptions,
+    "classify",
+    _finish,
+    check,
+    windows.sizes_bytes,
+    encode=windows.encode,
+    windows=windows.asked,
+)
+
+TASK = Task(
+    way=_WAY,
+    graph=(GraphOutput("logits", ("labels",)),),
+    facts=frozenset({"labels", "multi_label", "regression"}),
+    head="ForSequenceClassification",
+    texts=(1, 2),
+    path="/classify",
+    example={"inputs": "What a card!", "parameters": {"top_k": 1}},
+    outputs=(Output("scores", "FP32", lambda facts: (len(facts.labels),)), Output("label", "BYTES")),
+    write=_write,
+    asked=lambda _: ClassifyOptions(ranked=False),
+    recorded=_recorded,
+    column=lambda _, __: ("labels", [LabelScore]),
+    owners=CLASSIFY,
+    summary=_summary,
+    load=Load(
+        optional=("text_pair",),
+        tensors=lambda item: {name: [item[name]] for name in ("text", "text_pair") if name in item},
+        answers=_answers,
+        row=lambda scores, label: [(label, score) for score in scores],
+        check=replies.scored,
+    ),
+)

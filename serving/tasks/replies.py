@@ -1,0 +1,68 @@
+"""What the load generator finds in replies, whatever the task; see `Load`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class WrongError(Exception):
+    """What is wrong with a reply."""
+
+
+def finite(values: object, dimensions: int) -> NDArray[Any]:
+    """Numbers and nothing else, at least one."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fi" or array.ndim != dimensions or not array.size:
+        raise TypeError
+    if not np.isfinite(array).all():
+        raise WrongError("a number that is not finite")
+    return array
+
+
+def number(score: object) -> int:
+    """Checks one number."""
+    return finite(score, 0).ndim
+
+
+def place(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
+    """The length of the characters that something found points to."""
+    if not 0 <= found["start"] <= found["end"]:
+        raise WrongError("an end before its start")
+    return int(found["end"] - found["start"])
+
+
+def words(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError
+    return text
+
+
+def scored(found: Any) -> int:  # noqa: ANN401  likewise
+    """Checks names, each with its score."""
+    for name, _ in found:
+        words(name)
+    return len(finite([score for _, score in found], 1))
+
+
+def listed(found: Any) -> list[Any]:  # noqa: ANN401  likewise
+    if not isinstance(found, list):
+        raise TypeError
+    return found
+
+
+def nested(found: Any) -> list[Any]:  # noqa: ANN401  likewise
+    """Lists of objects: of one alone, or of several."""
+    return [found] if isinstance(listed(found)[0], dict) else listed(found)
+
+
+def ordered(indexed: list[tuple[int, Any]]) -> list[Any]:
+    """Values in the order of their indices, which are those of all inputs."""
+    indexed.sort(key=lambda pair: pair[0])
+    if [index for index, _ in indexed] != list(range(len(indexed))):
+        raise WrongError("an index that is missing or given twice")
+    return [value for _, value in indexed]

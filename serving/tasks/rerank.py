@@ -1,0 +1,73 @@
+"""The task `rerank`: how well each text answers a query, by a cross-encoder that reads both together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.records import EncodedText, RerankOptions
+from serving.tasks import replies, windows
+from serving.tasks.base import GraphOutput, Load, Output, Task, Way, floats, pairs_of, sigmoid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.records import Row, TextInput, Truncate
+    from serving.tasks.base import Tokenizer
+
+
+def encode(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: RerankOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    as_tokens = all(isinstance(value, EncodedText) for value in inputs)
+    return windows.encode(tokenizer, inputs if as_tokens else pairs_of(inputs), options, truncate=truncate)
+
+
+def finish(
+    rows: Sequence[Row],
+    options: RerankOptions,
+    activation: str = "sigmoid",
+    texts: Sequence[EncodedText] = (),
+) -> list[float]:
+    """A score for each pair, in their order, from the `logits`, float32 [1], of each of the `texts`."""
+    logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
+    raw = activation == "identity" if options.raw_scores is None else options.raw_scores
+    scores: list[float] = windows.pooled(logits if raw else sigmoid(logits), texts, options).tolist()
+    return scores
+
+
+_WAY: Way[RerankOptions, list[float]] = Way(
+    RerankOptions,
+    "rerank",
+    lambda work: finish(work.rows, work.options, work.manifest.activation, work.texts),
+    windows.check,
+    windows.sizes_bytes,
+    encode=encode,
+    windows=windows.asked,
+)
+
+TASK = Task(
+    way=_WAY,
+    graph=(GraphOutput("logits", (1,)),),
+    facts=frozenset({"activation"}),
+    head="ForSequenceClassification",
+    texts=(2,),
+    path="/rerank",
+    example={"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]},
+    parameters=False,
+    outputs=(Output("score", "FP32"),),  # between 0 and 1
+    write=lambda answer, _: (floats(answer),),
+    recorded=lambda _, __, count: [*[0.0214] * (count - 1), 0.9637],  # the last text is the one that is meant
+    column=lambda _, __: ("score", float),
+    load=Load(
+        fields=("query", "texts"),
+        item=lambda text: {"query": "What is this about?", "texts": [text]},
+        body=lambda item: {"query": item["query"], "texts": item["texts"]},
+        tensors=lambda item: {"text": [item["query"]] * len(item["texts"]), "text_pair": item["texts"]},
+        inputs=lambda item: len(item["texts"]),
+        answers=lambda found: replies.ordered([(one["index"], one["score"]) for one in found]),
+        row=np.squeeze,
+        check=replies.number,
+    ),
+)
