@@ -228,13 +228,17 @@ def test_a_manifest_that_is_none_is_refused(bundle: Path, case: str) -> None:
     assert "is not a manifest" in refusal(bundle)
 
 
-@pytest.mark.parametrize(
-    "change", [put("more", 1), put("task", "dance"), put("hidden_size", "4"), put("prompts", {"a": 1})]
-)
+@pytest.mark.parametrize("change", [put("more", 1), put("hidden_size", "4"), put("prompts", {"a": 1})])
 def test_a_manifest_of_another_shape_is_refused(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Unknown fields, unknown tasks, other types."""
+    """Unknown fields, other types."""
     edit_manifest(bundle, change)
     assert "is not a manifest" in refusal(bundle)
+
+
+def test_a_manifest_of_an_unknown_task_is_refused(bundle: Path) -> None:
+    """With the names of those there are."""
+    edit_manifest(bundle, put("task", "dance"))
+    assert "the task 'dance' is none of embed, " in refusal(bundle)
 
 
 def test_a_manifest_that_is_too_large_is_not_read(bundle: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_round_measures_everybody_and_wakes_who_is_asked(
     measuring = closed_loop.Rounds(SUBJECTS, peers, children)
     try:
         measuring.open(find_bundle(models, "fp32"), find_bundle(models, "int8"), texts, 1)
-        samples = measuring.run(TOKENS, 0.2, lambda _: None)
+        samples = measuring.run(TOKENS, 1.0, lambda _: None)
     finally:
         for pid in peers["ours-ort-cpu"].process.pids():
             os.kill(pid, signal.SIGCONT)
