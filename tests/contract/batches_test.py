@@ -32,7 +32,6 @@ SLOW = ("--engine", "fake", "--precision", "fp32", "--fake-ms", "5", "--max-batc
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of files and jobs."""
     return tmp_path_factory.mktemp("batches")
 
 
@@ -57,7 +56,6 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def kept(folder: Path) -> set[str]:
-    """The names of everything that is stored."""
     return {path.name for part in ("files", "incoming") for path in (folder / "kept" / part).iterdir()}
 
 
@@ -304,7 +302,6 @@ def test_cancelling_keeps_what_is_done(client: openai.OpenAI) -> None:
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:
-    """Lines of a batch that are done."""
     counts = client.batches.retrieve(batch_id).request_counts
     return counts.completed if counts else 0
 
@@ -358,7 +355,6 @@ def results_under_way(folder: Path) -> set[str]:
 
 
 def end(server: Server, client: openai.OpenAI, number: signal.Signals) -> None:
-    """Ends a server with a signal."""
     client.close()
     server.signal(number)
     assert server.wait() == (0 if number is signal.SIGTERM else -number)

@@ -33,7 +33,6 @@ TEXTS = ["What is a T4?", "Eine Grafikkarte für Rechenzentren.", " "]
 
 @pytest.fixture(scope="module")
 def expected(models: Path) -> NDArray[np.floating]:
-    """The fake engine's answers to the texts."""
     return fake_answers(models, TEXTS)
 
 
@@ -168,7 +167,6 @@ def triton(request: pytest.FixtureRequest, fake_server: Server) -> Iterator[tupl
 
 
 def triton_input(module: ModuleType, texts: list[str], **options: object) -> object:
-    """The texts as tritonclient's input."""
     tensor = module.InferInput("text", [len(texts), 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[text.encode()] for text in texts], dtype=np.object_), **options)
     return tensor

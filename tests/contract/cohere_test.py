@@ -42,12 +42,10 @@ EMBED = pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 
 
 def post(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply."""
     return post_json(server.http, path, json.dumps(message).encode(), {"X-Request-Id": "r-1"})
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request that is answered."""
     reply = post(server, path, **message)
     assert reply.status == 200, reply.body
     return reply.json()
@@ -64,7 +62,6 @@ def refusal(server: Server, path: str, status: int, **message: Any) -> str:
 
 @pytest.fixture(scope="module")
 def reference() -> NDArray[np.float32]:
-    """The vectors that Sentence Transformers gives these texts."""
     model = sentence_transformers.SentenceTransformer(str(get_model_path()), device="cpu")
     return np.stack([model.encode(text) for text in TEXTS])
 
@@ -192,7 +189,6 @@ def test_what_is_refused(fp32_server: Server, path: str, message: dict[str, Any]
 
 
 def scores(tiny: TinyModel, documents: list[str]) -> list[float]:
-    """What the cross-encoder itself says of each document."""
     found = []
     for document in documents:
         encoded = tiny.tokenizer(QUERY, document, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")

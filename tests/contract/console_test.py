@@ -28,7 +28,6 @@ DOCUMENTS = ["a text", "it is the server", "not of the text"]
 
 
 def percent(share: float) -> str:
-    """A share as the page writes it."""
     return f"{share * 100:.1f}%"
 
 

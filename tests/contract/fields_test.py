@@ -275,7 +275,6 @@ def test_clients_that_write_parameters_of_their_own(tasks_server: Server) -> Non
 
 @pytest.fixture(scope="module")
 def tiny_server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one model, with files."""
     kept = tmp_path_factory.mktemp("kept")
     with Server(models, *FAKE, "--batch-dir", str(kept), "--cors-origins", "https://app.example") as running:
         yield running

@@ -30,7 +30,6 @@ GRPC_HEADERS = ("content-type: application/grpc", "te: trailers")
 
 
 def message(text: str, *, padding: int = 0, model: str = NAME) -> bytes:
-    """A ModelInferRequest."""
     request = pb.ModelInferRequest(model_name=model)
     request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
     request.raw_input_contents.append(bytes_tensor([text]))
@@ -40,7 +39,6 @@ def message(text: str, *, padding: int = 0, model: str = NAME) -> bytes:
 
 
 def vectors(replies: list[str]) -> np.ndarray:
-    """The embeddings in replies of ModelInfer."""
     parsed = [pb.ModelInferResponse.FromString(bytes.fromhex(reply)) for reply in replies]
     return np.array([np.frombuffer(reply.raw_output_contents[0], "<f4") for reply in parsed])
 

@@ -29,7 +29,6 @@ STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def request_of(texts: list[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
-    """A message that asks for the vectors of texts."""
     request = pb.ModelInferRequest(model_name=model, id=identity)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -57,23 +56,19 @@ class Stream:
         self._outgoing.put(message if isinstance(message, bytes) else message.SerializeToString())
 
     def end(self) -> None:
-        """Says that no more will come."""
         self._outgoing.put(None)
 
     def next(self) -> pb.ModelStreamInferResponse:
-        """The next reply."""
         return pb.ModelStreamInferResponse.FromString(next(self.replies))
 
 
 @pytest.fixture
 def stream(fake_server: Server) -> Iterator[Stream]:
-    """An open stream."""
     with Stream(fake_server) as opened:
         yield opened
 
 
 def vectors(reply: pb.ModelStreamInferResponse) -> np.ndarray[Any, Any]:
-    """The vectors of a reply."""
     assert not reply.error_message
     output = reply.infer_response
     return np.frombuffer(output.raw_output_contents[0], "<f4").reshape(output.outputs[0].shape)
@@ -222,7 +217,6 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
 
 
 def _field(message: bytes, wanted: int) -> bytes:
-    """The last length-delimited field of that number."""
     found, at = b"", 0
     while at < len(message):
         tag, at = _varint(message, at)

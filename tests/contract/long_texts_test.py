@@ -25,7 +25,6 @@ QUERY = "what is in the text"
 
 
 def post(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply."""
     return post_json(server.http, path, json.dumps(message).encode())
 
 
@@ -72,7 +71,6 @@ def test_classes_of_windows(server: Server) -> None:
 
 
 def over_grpc(server: Server, text: str, **parameters: Any) -> np.ndarray[Any, Any]:
-    """The probabilities of the classes from Triton's client."""
     tensor = tritonclient.grpc.InferInput("text", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([text.encode()], np.object_))
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -228,5 +226,4 @@ def test_chunks_that_are_refused(server: Server, path: str, message: dict[str, A
 
 @pytest.fixture
 def server(tasks_server: Server) -> Server:
-    """A server of a small model of each task."""
     return tasks_server

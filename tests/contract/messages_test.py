@@ -31,7 +31,6 @@ def narrow(models: Path) -> Iterator[Server]:
 
 
 def told(server: Server, path: str, message: Any, **headers: str) -> str:
-    """The text of a refusal."""
     reply = post_json(server.http, path, json.dumps(message).encode(), headers)
     assert reply.status >= 400
     return reply.body.decode()

@@ -49,13 +49,11 @@ def server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def scraper(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes it."""
     with Prometheus(tmp_path_factory.mktemp("prometheus"), [server.metrics]) as running:
         yield running
 
 
 def exposition(server: Server) -> str:
-    """What is scraped."""
     return get(server.metrics, "/metrics").body.decode()
 
 

@@ -47,7 +47,6 @@ needs_prometheus = pytest.mark.skipif(prometheus.obstacle() is not None, reason=
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
-    """A server that is asked something."""
     with Server(models, "--engine", "fake", "--precision", "fp32") as running:
         yield running
 

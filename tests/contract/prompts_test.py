@@ -72,7 +72,6 @@ def v2_json(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
 
 
 def v2_grpc(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
-    """The same from Triton's client over gRPC."""
     text = tritonclient.grpc.InferInput("text", [1], "BYTES")
     text.set_data_from_numpy(np.array([TEXT.encode()], np.object_))
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:

@@ -40,7 +40,6 @@ def server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=PROXIES, ids=lambda proxy: proxy.name)
 def proxied(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The addresses of a proxy before it, as those of a server."""
     proxy: Proxy = request.param
     if not proxy.is_here:
         pytest.skip(f"no {proxy.name} here (see make proxies)")

@@ -72,7 +72,6 @@ def test_int8_keeps_its_limits_on_labelled_text(tmp_path: Path, name: str) -> No
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request."""
     reply = post_json(server.http, path, json.dumps(message).encode(), {"X-Request-Timeout-Ms": "60000"})
     assert reply.status == 200, reply.body
     return reply.json()

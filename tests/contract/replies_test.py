@@ -222,7 +222,6 @@ def test_metrics_on_both_ports(fake_server: Server) -> None:
 
 
 def openapi(server: Server) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """The document."""
     return get(server.http, "/openapi.json").json()
 
 

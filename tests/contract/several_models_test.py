@@ -52,7 +52,6 @@ def several(repository: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, message: dict[str, Any]) -> HttpReply:
-    """A reply."""
     return post_json(server.http, path, json.dumps(message).encode())
 
 
@@ -123,7 +122,6 @@ def test_names_that_lead_nowhere(several: Server) -> None:
 
 @pytest.fixture
 def client(several: Server) -> Iterator[openai.OpenAI]:
-    """OpenAI's client."""
     with openai.OpenAI(base_url=f"http://{several.http}/v1", api_key="unused", max_retries=0) as opened:
         yield opened
 

@@ -37,7 +37,6 @@ def spearman(left: NDArray[np.floating], right: NDArray[np.floating]) -> float:
 
 
 def score(server: Server) -> float:
-    """The server's score on the test set."""
     with DATA.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     texts = sorted({text for row in rows for text in row[:2]}, key=len)

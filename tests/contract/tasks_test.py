@@ -29,18 +29,15 @@ CLOSE = 1e-4
 
 @pytest.fixture
 def tiny(tiny_models: dict[str, TinyModel]) -> dict[str, TinyModel]:
-    """The models as PyTorch has them."""
     return tiny_models
 
 
 @pytest.fixture
 def server(tasks_server: Server) -> Server:
-    """A server of all of them."""
     return tasks_server
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request."""
     reply = post_json(server.http, path, json.dumps(message).encode())
     assert reply.status == 200, reply.body
     assert reply.headers["server-timing"].startswith("tokenize;dur=")
@@ -48,12 +45,10 @@ def ask(server: Server, path: str, **message: Any) -> Any:
 
 
 def refused(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply to a request that breaks a rule."""
     return post_json(server.http, path, json.dumps(message).encode())
 
 
 def logits(model: TinyModel, *parts: str) -> torch.Tensor:
-    """PyTorch's answer to one text or pair."""
     with torch.inference_mode():
         return model.model(**model.tokenizer(*parts, return_tensors="pt")).logits[0]
 

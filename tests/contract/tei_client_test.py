@@ -23,7 +23,6 @@ LONG = "the server is " * 40 + "a text"
 
 @pytest.fixture
 def tei(tasks_server: Server) -> TeiClient:
-    """The client of a server of every task."""
     return TeiClient(tasks_server.http)
 
 

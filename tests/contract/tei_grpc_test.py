@@ -62,7 +62,6 @@ def channel(tasks_server: Server) -> Iterator[grpc.Channel]:
 
 @pytest.fixture(scope="module")
 def tei(tasks_server: Server) -> TeiClient:
-    """The same server over HTTP."""
     return TeiClient(tasks_server.http)
 
 

@@ -30,19 +30,16 @@ CLOSE = 1e-4
 
 @pytest.fixture(params=FLAVOURS)
 def client(request: pytest.FixtureRequest, tasks_server: Server) -> TritonClient:
-    """A flavour of the client, and the server of every task."""
     return TritonClient(request.param, tasks_server)
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply of a text route."""
     reply = post_json(server.http, path, json.dumps(message).encode())
     assert reply.status == 200, reply.body
     return reply.json()
 
 
 def texts_of(values: Any) -> list[str]:
-    """The elements of a BYTES output."""
     return [value.decode() for value in values.ravel()]
 
 
@@ -330,7 +327,6 @@ STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute
 
 
 def counts(stats: dict[str, Any]) -> list[int]:
-    """The number of texts, and of requests in each stage."""
     return [int(stats["inference_count"]), *[int(stats["inference_stats"][stage]["count"]) for stage in STAGES]]
 
 

@@ -40,13 +40,11 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(texts: list[str]) -> NDArray[np.float32]:
-    """PyTorch's vectors of these texts."""
     return pytorch_embeddings(texts)
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, precision: str) -> Server:
-    """The shared server of a precision."""
     found: Server = request.getfixturevalue(f"{precision}_server")
     return found
 

@@ -245,14 +245,12 @@ def edit_json(path: Path, **changes: object) -> None:
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Changes the tensors of a checkpoint in place."""
     tensors = safetensors_torch.load_file(folder / "model.safetensors")
     change(tensors)
     safetensors_torch.save_file(tensors, folder / "model.safetensors")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
 
@@ -264,7 +262,6 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
 
 
 def added_token(identity: int, content: str, **flags: bool) -> dict[str, Any]:
-    """A token of its own, as tokenizer.json has them."""
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     return {"id": identity, "content": content, **usual, **flags}
 

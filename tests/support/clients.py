@@ -22,7 +22,6 @@ from tests.support.models import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -69,14 +68,11 @@ class Refused(Exception):
 
 @dataclass
 class HttpReply:
-    """An HTTP reply as it came."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body, decoded."""
         return json.loads(self.body)
 
 
@@ -93,9 +89,7 @@ class HttpConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def call(
@@ -114,13 +108,11 @@ class HttpConnection:
 def http_call(
     address: str, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> HttpReply:
-    """One request on a connection of its own."""
     with HttpConnection(address) as connection:
         return connection.call(method, path, body, headers)
 
 
 def get(address: str, path: str) -> HttpReply:
-    """A GET on a connection of its own."""
     return http_call(address, "GET", path)
 
 
@@ -146,9 +138,7 @@ class Transport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -171,7 +161,6 @@ class _Http(Transport):
         self._connection = HttpConnection(server.http)
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.__exit__(None, None, None)
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
@@ -185,11 +174,9 @@ class _Http(Transport):
         return self.decode(reply)
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         raise NotImplementedError
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         raise NotImplementedError
 
 
@@ -199,11 +186,9 @@ class Tei(_Http):
     name, family, path = "embed", "tei", "/embed"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         return json.dumps({"inputs": texts, "truncate": truncate}).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         return Answer(np.array(reply.json(), np.float32), reply.headers, reply.json())
 
 
@@ -214,18 +199,15 @@ class OpenAiFloat(_Http):
     encoding_format = "float"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         del truncate  # this protocol does not know it
         message = {"input": texts, "model": NAME, "encoding_format": self.encoding_format}
         return json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         rows = [self.vector(entry["embedding"]) for entry in reply.json()["data"]]
         return Answer(np.stack(rows), reply.headers, reply.json())
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
-        """The numbers of one embedding."""
         return np.array(embedding, np.float32)
 
 
@@ -235,7 +217,6 @@ class OpenAiBase64(OpenAiFloat):
     name, encoding_format = "openai-base64", "base64"
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
-        """The numbers of one embedding."""
         return np.frombuffer(base64.b64decode(embedding), "<f4")
 
 
@@ -245,12 +226,10 @@ class V2Json(_Http):
     name, family, path = "v2-json", "v2", f"/v2/models/{NAME}/infer"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         return json.dumps({"inputs": [tensor], "parameters": _parameters(truncate=truncate)}).encode(), {}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         (output,) = reply.json()["outputs"]
         return Answer(np.array(output["data"], np.float32).reshape(output["shape"]), reply.headers, reply.json())
 
@@ -261,7 +240,6 @@ class V2Binary(_Http):
     name, family, path = "v2-binary", "v2", f"/v2/models/{NAME}/versions/1/infer"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         blob = bytes_tensor(texts)
         size = {"binary_data_size": len(blob)}
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "parameters": size}
@@ -270,7 +248,6 @@ class V2Binary(_Http):
         return head + blob, {"Inference-Header-Content-Length": str(len(head))}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         size = int(reply.headers["inference-header-content-length"])
         message = json.loads(reply.body[:size])
         (output,) = message["outputs"]
@@ -293,7 +270,6 @@ class Grpc(Transport):
         )
 
     def close(self) -> None:
-        """Closes the connection."""
         self.channel.close()
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
@@ -308,7 +284,6 @@ class Grpc(Transport):
         return grpc_answer(reply, call)
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
-        """The message for these texts."""
         request = pb.ModelInferRequest(model_name=NAME)
         request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
         request.raw_input_contents.append(bytes_tensor(texts))
@@ -323,7 +298,6 @@ class GrpcContents(Grpc):
     name = "grpc-contents"
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
-        """The message for these texts."""
         request = super().request(texts, truncate=truncate)
         del request.raw_input_contents[:]
         request.inputs[0].contents.bytes_contents.extend(text.encode() for text in texts)
@@ -370,7 +344,6 @@ def refusal(error: grpc.RpcError) -> Refused:
 
 
 def metadata(call: Any) -> dict[str, str]:
-    """The trailing metadata of a finished call."""
     return dict(call.trailing_metadata() or ())
 
 
@@ -461,9 +434,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def send(self, data: bytes) -> None:

@@ -16,13 +16,11 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    """The attributes of a span or a resource."""
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in holder.attributes}
 
 
@@ -75,14 +73,10 @@ class Collector(TraceServiceServicer):
         self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
 
     def __enter__(self) -> Self:
-        """Starts to answer."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the port."""
+    def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
@@ -90,7 +84,6 @@ class Collector(TraceServiceServicer):
     def Export(  # noqa: N802  the service's name
         self, request: ExportTraceServiceRequest, context: object
     ) -> ExportTraceServiceResponse:
-        """The call of the service."""
         del context
         self.requests.append(request)
         response = ExportTraceServiceResponse()
@@ -99,7 +92,6 @@ class Collector(TraceServiceServicer):
 
     @property
     def spans(self) -> list[Span]:
-        """Every span so far."""
         return [
             span
             for request in list(self.requests)

@@ -30,7 +30,6 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, word: str) -> list[str]:
-        """The rests of the instructions with this word."""
         return [rest for known, rest in self.instructions if known == word]
 
 

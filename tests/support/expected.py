@@ -27,7 +27,6 @@ _SPECIAL = 2
 
 @cache
 def tokenizer(models: Path) -> Tokenizer:
-    """The demo model's tokenizer."""
     return Tokenizer.from_file(str(models / NAME / "1" / "tokenizer.json"))
 
 
@@ -63,7 +62,6 @@ def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lan
 
 
 def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The cosine of each pair of rows."""
     left, right = unit(np.asarray(left, np.float64)), unit(np.asarray(right, np.float64))
     return np.einsum("ij,ij->i", left, right)
 

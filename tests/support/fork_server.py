@@ -93,7 +93,6 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -229,13 +228,11 @@ class _Captured:
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """The fork server of servers, started when it is first wanted."""
     return ForkServer(SERVING)
 
 
 @functools.cache
 def export_fork_server() -> ForkServer:
-    """The fork server of exports, started when it is first wanted."""
     return ForkServer(EXPORTING)
 
 

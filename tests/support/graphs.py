@@ -110,7 +110,6 @@ def write_fill_mask_graph(path: Path) -> Path:
 
 
 def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
-    """Random texts of different lengths, padded."""
     generator = np.random.default_rng(0)
     ids = generator.integers(5, TOKENS, (texts, tokens)).astype(np.int32)
     mask = np.ones_like(ids)

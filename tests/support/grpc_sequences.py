@@ -74,7 +74,6 @@ class Sequence:
 
 
 def infer_message(identity: str, *texts: str, model: str = NAME) -> bytes:
-    """A message of ModelInfer."""
     request = pb.ModelInferRequest(model_name=model, id=identity)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -255,7 +254,6 @@ def _half_closed(client: h2.connection.H2Connection, stream: int) -> bool:
 
 
 def _cut(rng: Random, part: Part) -> list[Part]:
-    """Data in some frames."""
     if isinstance(part, list):
         return [part]
     places = sorted(rng.randrange(len(part) + 1) for _ in range(rng.choice([0, 0, 0, 1, 3])))

@@ -11,7 +11,6 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 TOKEN = "hf_of_its_owner"  # noqa: S105  nobody's
 GATED = "somebody/gated"
@@ -68,7 +67,6 @@ class Hub:
         }
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body, as the hub's documentation has them."""
         if self.down:
             return 503, {}, b""
         if path.startswith(f"/api/models/{GATED}"):
@@ -104,8 +102,6 @@ class Hub:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()

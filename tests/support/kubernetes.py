@@ -127,12 +127,10 @@ def combined(
 
 
 def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:
-    """Those of a kind."""
     return [manifest for manifest in found if manifest["kind"] == kind]
 
 
 def named(found: list[Manifest], kind: str, name: str) -> Manifest:
-    """The only one of that kind and name."""
     (manifest,) = [manifest for manifest in of_kind(found, kind) if manifest["metadata"]["name"] == name]
     return manifest
 

@@ -125,7 +125,6 @@ def training_state(rank: int, ranks: int, version: float, head: str = "fill_mask
 
 
 def save(state: dict[str, Any], file: Path) -> None:
-    """Writes a rank's file, with the kind of model among its settings."""
     file.parent.mkdir(parents=True, exist_ok=True)
     kind = Enum("ModelType", {"encoder_or_decoder": 1}, module=ENUMS)
     if "args" in state:
@@ -190,7 +189,6 @@ def word_logits(models: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Ten
 
 
 def class_logits(models: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:
-    """What a classifier says of a text."""
     pooled = torch.tanh(_product(hidden[0], models[0]["language_model"]["pooler"], "dense"))
     return functional.linear(pooled, *models[0]["classification_head"].values())
 

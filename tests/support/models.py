@@ -38,7 +38,6 @@ def cache_key(*sources: Path) -> str:
 
 @functools.cache
 def demo_repository() -> Path:
-    """A model repository that holds the demo model."""
     return kept(cache_key(), _export)
 
 

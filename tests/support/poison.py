@@ -41,7 +41,6 @@ def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 
 def keep_only_fp32(manifest: dict[str, Any]) -> None:
-    """Takes the other artifacts off the list."""
     manifest["artifacts"] = [entry for entry in manifest["artifacts"] if entry["file"] == FP32]
 
 
@@ -210,7 +209,6 @@ def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
 
 
 def _add_to_mean(graph: onnx.ModelProto, name: str) -> None:
-    """Adds a tensor to what a tiny model answers."""
     last = next(node for node in graph.graph.node if node.output[0] == "mean")
     last.output[0] = "means"
     graph.graph.node.insert(-1, onnx.helper.make_node("Add", ["means", name], ["mean"]))

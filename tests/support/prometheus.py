@@ -15,7 +15,6 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
 _PROGRAMS = ROOT / "build" / "prometheus" / "usr" / "bin"
 START_LIMIT_S = 60.0
@@ -73,10 +72,7 @@ class Prometheus:
         wait_for(self._scraped, "a scrape of every target", START_LIMIT_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process."""
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
             self._process.wait(_STOP_LIMIT_S)
@@ -85,7 +81,6 @@ class Prometheus:
             self._process.wait()
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of a reply of its HTTP API."""
         reply = get(self.address, f"/api/v1/{path}?{urlencode(parameters)}").json()
         assert reply["status"] == "success", reply
         return reply["data"]
@@ -98,7 +93,6 @@ class Prometheus:
         }
 
     def targets(self) -> list[dict[str, Any]]:
-        """What it knows of what it scrapes."""
         found: list[dict[str, Any]] = self.ask("targets")["activeTargets"]
         return found
 

@@ -17,7 +17,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 LIMIT_S = 600.0
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -75,13 +74,10 @@ class RayNode:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kill()
 
     def processes(self) -> list[psutil.Process]:
-        """What runs on it."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     def _kill(self) -> None:

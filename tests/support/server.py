@@ -25,7 +25,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from tests.support.certificates import Certificates
     from tests.support.fork_server import ForkedProcess
@@ -76,7 +75,6 @@ FROM_SOURCE = (sys.executable, "bertserve.py")
 
 
 def command(*options: str, program: Sequence[str] = FROM_SOURCE) -> list[str]:
-    """The command line of a server with these options."""
     return [*program, "serve", *options]
 
 
@@ -213,10 +211,7 @@ class Server:
             self.wait_announced()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process, by force if it does not go."""
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -229,7 +224,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The server process's id."""
         return self.process.pid
 
     @property
@@ -238,7 +232,6 @@ class Server:
         return "".join(self._lines)
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
-        """The last lines of the log."""
         return "".join(self._lines[-lines:])
 
     def engine_pid(self) -> int | None:
@@ -250,7 +243,6 @@ class Server:
         return [pid for pid in child_pids(self.pid) if _is_engine(pid)]
 
     def child_pids(self) -> list[int]:
-        """The ids of all processes that it has started and that run."""
         return child_pids(self.pid)
 
     def wait_announced(self) -> None:
@@ -286,11 +278,9 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = _STOP_LIMIT_S) -> int:
-        """Waits for the end and returns the exit code."""
         return self.process.wait(seconds)
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code that follows."""
         self.signal(signal.SIGTERM)
         return self.wait()
 

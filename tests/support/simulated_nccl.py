@@ -66,7 +66,6 @@ class Library:
         )
 
     def wait(self, stream: int) -> None:
-        """Does what a stream was given."""
         for work in self.queued.pop(stream, []):
             work()
 
@@ -127,6 +126,5 @@ class Library:
 
 
 def at(address: int, count: int, kind: int) -> NDArray[Any]:
-    """Numbers where they lie."""
     size = count * np.dtype(KINDS[kind]).itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(address), KINDS[kind])

@@ -69,7 +69,6 @@ class TinyModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that a manifest names."""
         return tuple(self.model.config.id2label.values()) if self.task in LABELS else ()
 
 

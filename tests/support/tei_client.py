@@ -15,8 +15,6 @@ HEADERS = (
 
 @dataclass
 class TeiError(Exception):
-    """An error reply: its status, its sentence and its type."""
-
     status: int
     error: str
     error_type: str
@@ -54,7 +52,6 @@ class TeiClient:
         return list(found)
 
     def similarity(self, source: str, sentences: list[str], **parameters: Any) -> list[float]:
-        """The cosine of each sentence with the source."""
         message: dict[str, Any] = {"inputs": {"source_sentence": source, "sentences": sentences}}
         found = self._infer("/similarity", **message, **({"parameters": parameters} if parameters else {}))
         return _rows([found], float)[0]
@@ -68,11 +65,9 @@ class TeiClient:
         return list(found)
 
     def decode(self, ids: Any, **options: Any) -> list[str]:
-        """The texts of token ids."""
         return _rows([self._post("/decode", ids=ids, **options)], str)[0]
 
     def info(self) -> dict[str, Any]:
-        """What the server says of its model."""
         return dict(self._call("GET", "/info"))
 
     def healthy(self) -> bool:
@@ -80,7 +75,6 @@ class TeiClient:
         return self._call("GET", "/health") is None
 
     def post(self, path: str, **message: Any) -> Any:
-        """The reply of any route."""
         return self._post(path, **message)
 
     def _infer(self, path: str, **message: Any) -> Any:

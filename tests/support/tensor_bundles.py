@@ -58,7 +58,6 @@ def message(*fields: tuple[int, int | bytes]) -> bytes:
 
 
 def header(shards: int = 1, *, endianness: int = 0, least_reader: int = 0) -> bytes:
-    """BundleHeaderProto."""
     return message((1, shards), (2, endianness), (3, message((1, 1), (2, least_reader))))
 
 
@@ -73,7 +72,6 @@ def entry(
 
 
 def block(pairs: Iterable[tuple[bytes, bytes]], *, compression: int = 0) -> bytes:
-    """A block of a table, with its trailer."""
     content, restarts, last = b"", [], b""
     for count, (key, value) in enumerate(pairs):
         shared = 0

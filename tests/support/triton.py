@@ -18,7 +18,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0
@@ -72,10 +71,7 @@ class Triton:
             raise AssertionError(f"tritonserver ended with {self.process.returncode}:\n{self.log}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the server, by force if it does not go."""
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
         try:
             self.process.wait(_STOP_LIMIT_S)
@@ -85,7 +81,6 @@ class Triton:
 
     @property
     def log(self) -> str:
-        """Everything that the server wrote so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def _ready_or_gone(self) -> bool:

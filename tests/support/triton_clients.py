@@ -44,7 +44,6 @@ class TritonClient:
         self._aio = flavour.endswith("aio")
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """What a method of the client answers."""
         if self._aio:
             return asyncio.run(self._later(method, *arguments, **options))
         with self._module.InferenceServerClient(self._address, **self._options) as client:
@@ -79,7 +78,6 @@ class TritonClient:
 
 
 def _secure(flavour: str, address: str) -> dict[str, Any]:
-    """What a flavour calls its settings of TLS."""
     if not isinstance(address, Secured):
         return {}
     certificates = address.certificates

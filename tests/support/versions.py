@@ -130,7 +130,6 @@ class Shelf:
         return self.root / NAME / str(version)
 
     def token(self, word: str) -> int:
-        """The id that the first version's tokenizer gives to a word."""
         identity: int = self._tokenizers[1].token_to_id(word)
         return identity
 
@@ -222,7 +221,6 @@ class Readers:
     """Several of them for the length of a `with` block."""
 
     def __init__(self, server: Server, shelf: Shelf, *transports: type[Transport]) -> None:
-        """One client for each of the transports."""
         self._stop = threading.Event()
         self._readers = [Reader(transport, server, shelf, self._stop) for transport in transports]
 
@@ -256,22 +254,18 @@ class Readers:
 
     @property
     def refused(self) -> list[Refused]:
-        """What was refused."""
         return [error for reader in self._readers for error in reader.refused]
 
     def assert_each_answer_was_right(self) -> None:
-        """No answer was wrong or mixed, and no connection broke."""
         assert [error for reader in self._readers for error in reader.wrong] == []
         assert all(reader.asked for reader in self._readers)
 
     def assert_nothing_was_lost(self) -> None:
-        """And nothing was refused either."""
         self.assert_each_answer_was_right()
         assert self.refused == []
 
 
 def engines(server: Server) -> set[int]:
-    """The ids of the server's engine processes."""
     return set(server.engine_pids())
 
 
@@ -281,23 +275,19 @@ def candidate(server: Server, before: set[int]) -> int:
 
 
 def outcome(server: Server, name: str) -> float:
-    """How many swaps ended so."""
     return metric(server, "bertserve_swaps_total", outcome=name)
 
 
 def load(server: Server, version: int | str | None = None) -> HttpReply:
-    """Asks for a version, or for the newest."""
     parameters: dict[str, Any] = {} if version is None else {"version": version}
     return post_json(server.http, f"/v2/repository/models/{NAME}/load", json.dumps({"parameters": parameters}).encode())
 
 
 def unload(server: Server) -> HttpReply:
-    """Takes the model out of service."""
     return post_json(server.http, f"/v2/repository/models/{NAME}/unload", b"")
 
 
 def served(server: Server) -> int:
-    """The version that is served, by the model's metadata."""
     (version,) = get(server.http, f"/v2/models/{NAME}").json()["versions"]
     return int(version)
 
@@ -327,11 +317,9 @@ def _is_incomplete(server: Server, version: int) -> bool:
 
 
 def assert_reason(reason: str, pattern: str) -> None:
-    """A reason names what is wrong."""
     assert re.search(pattern, reason), reason
 
 
 def index(server: Server) -> dict[int, tuple[str, str]]:
-    """State and reason of each version that the server knows of."""
     states = post_json(server.http, "/v2/repository/index", b"{}").json()
     return {int(one["version"]): (one["state"], one["reason"]) for one in states if one["name"] == NAME}

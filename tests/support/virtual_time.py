@@ -24,7 +24,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_LeapingSelector(self))
 
     def time(self) -> float:
-        """The virtual clock."""
         return self.now
 
 
@@ -52,5 +51,4 @@ def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 
 
 def now() -> float:
-    """The running loop's clock."""
     return asyncio.get_running_loop().time()

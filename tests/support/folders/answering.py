@@ -268,8 +268,6 @@ class Served:
 
 
 class Asked:
-    """A bundle of a running server, over HTTP."""
-
     def __init__(self, address: str, name: str, task: str) -> None:
         self._address, self._name, self._task = address, name, task
 

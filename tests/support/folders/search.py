@@ -124,8 +124,6 @@ def judged(draw: Draw, seed: int, *, fused: bool, change: Change = _as_it_is) ->
 
 @dataclass(frozen=True)
 class Case:
-    """A folder that was exported, and what its library answers."""
-
     name: str
     task: Task
     inputs: Sequence[Input]
@@ -163,7 +161,6 @@ def prepared(
 
 
 def answered(case: Case, server: Served | Asked) -> Verdict:
-    """Compares what a server answers with what the library does."""
     try:
         found = server.answers(case.inputs, case.aggregation)
     except Exception as error:  # noqa: BLE001  a fault of ours
@@ -233,7 +230,6 @@ def _kind(verdict: Verdict) -> str:
 
 
 def finding(seed: int, draw: Draw, verdict: Verdict, *, fused: bool) -> Finding:
-    """A fault, reduced."""
     least, words = reduced(draw, seed, verdict, fused=fused)
     return Finding(seed, draw, least, words.words)
 

@@ -34,7 +34,6 @@ Told = dict[str, Any]
 
 
 def grpcio(job: Job) -> Told:
-    """GRPC's own library, over its core in C."""
     good, large, refused = ([bytes.fromhex(one) for one in job[name]] for name in ("good", "large", "refused"))
     with grpc.insecure_channel(job["address"]) as channel:
         infer = channel.unary_unary(job["unary"])
@@ -89,7 +88,6 @@ def hyper_h2(job: Job) -> Told:
 
 
 def grpc_name(number: bytes) -> str:
-    """The name of a status."""
     return next(code.name for code in grpc.StatusCode if code.value[0] == int(number))
 
 
@@ -145,8 +143,6 @@ def _hex(replies: list[dict[str, Any]]) -> str:
 
 
 class _Hyper:
-    """One connection."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
@@ -169,7 +165,6 @@ class _Hyper:
         return [self._replies[number] for number in numbers]
 
     def cancel(self, path: str, message: bytes) -> None:
-        """A call that is cancelled in the middle of its message."""
         number = self._open(path)
         self._send(number, prefixed(message))
         self._h2.reset_stream(number, 8)
