@@ -27,7 +27,7 @@ from serving.models.manifest import (
 )
 from serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
-from tests.support.checkpoints import stripped_tokenizer, vocabulary
+from tests.support.checkpoints import HEADS, stripped_tokenizer, vocabulary
 from tests.support.models import kept
 
 if TYPE_CHECKING:
@@ -43,25 +43,11 @@ LABELS: dict[Task, tuple[str, ...]] = {
 TASKS: tuple[Task, ...] = ("embed", "embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask")
 _OPSET = 17
 _TRACED = "model.onnx"
-_HEADS: dict[Task, str] = {
-    "embed": "BertModel",
-    "embed_tokens": "BertModel",
-    "classify": "BertForSequenceClassification",
-    "rerank": "BertForSequenceClassification",
-    "answer": "BertForQuestionAnswering",
-    "tag": "BertForTokenClassification",
-    "fill_mask": "BertForMaskedLM",
-}
 
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model as its author has it.
-
-    Attributes:
-        model: The transformers model.
-        tokenizer: Its tokenizer, as transformers uses it.
-    """
+    """A model as its author has it."""
 
     task: Task
     model: Any
@@ -90,7 +76,7 @@ def tiny_model(task: Task, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyM
             label2id={label: index for index, label in enumerate(labels)},
             attn_implementation="eager",
         )
-        model = getattr(transformers, _HEADS[task])(config).eval()
+        model = getattr(transformers, f"Bert{HEADS[task]}")(config).eval()
         for tensor in model.parameters():
             if tensor.ndim == 1:
                 tensor.data.add_(torch.randn_like(tensor) * 0.1)
