@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serving.engine.base import LaneKind
 from serving.errors import EngineFault, EngineLost
 from serving.inference.dispatcher import Dispatcher
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits
+from serving.records import DEFAULT_PRIORITY, Batch, BatchOutput, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from tests.support.costs import constant, model_costs
-from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
     from serving.engine.base import Done
     from serving.inference.dispatcher import PendingRequest
     from serving.scheduling.batcher import Assignment
@@ -102,12 +103,7 @@ class ScriptedEngine:
 
 
 class Sizes:
-    """Keeps the sizes of the batches.
-
-    Attributes:
-        started: Of all that started.
-        ended: Of all that ended.
-    """
+    """Keeps the sizes of the batches."""
 
     def __init__(self) -> None:
         self.started: list[int] = []
@@ -121,6 +117,13 @@ class Sizes:
         """As `BatchObserver` says."""
         assert occupied_us >= 0
         self.ended.append(len(assignment.items))
+
+
+def run_request(
+    dispatcher: Dispatcher, model: ModelIndex, texts: Sequence[EncodedText], deadline: float
+) -> Coroutine[Any, Any, PendingRequest]:
+    """`Dispatcher.run` with a permit of its own."""
+    return dispatcher.run(Permit(dispatcher._scheduler.admission, model, DEFAULT_PRIORITY, deadline), texts)
 
 
 def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
