@@ -37,7 +37,7 @@ def server(inference: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(server: Server, path: str, message: Any, status: int = 200) -> Any:
-    reply = post_json(server.http, path, json.dumps(message).encode())
+    reply = post_json(server.http, path, message)
     assert reply.status == status, reply.body
     return reply.json()
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, TIMEOUT_S, bytes_tensor, http_call
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, http_call, infer_request
 from tests.support.models import HIDDEN_SIZE, NAME, ROOT
 from tests.support.server import FAKE, Server
 from tests.support.triton import Triton, obstacle
@@ -55,14 +55,7 @@ class Request(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What docs/protocols.md says of some requests.
-
-    Attributes:
-        said: Its words.
-        names: Of the requests.
-        ours: The statuses that our server answers.
-        theirs: Those that Triton answers.
-    """
+    """What docs/protocols.md says of some requests."""
 
     said: str
     names: str
@@ -512,10 +505,9 @@ def test_http(ours: Server, rival: Rival, documented: str) -> None:
 
 def message(*texts: str, **changes: Any) -> pb.ModelInferRequest:
     """A request for texts over gRPC; `changes` are fields of its tensor."""
-    request = pb.ModelInferRequest(model_name=NAME)
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], **changes}
-    request.inputs.add(**tensor)
-    request.raw_input_contents.append(bytes_tensor(texts))
+    request = infer_request(texts)
+    del request.inputs[:]
+    request.inputs.add(**{"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], **changes})
     return request
 
 

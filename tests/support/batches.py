@@ -36,6 +36,10 @@ def to_file(client: openai.OpenAI, lines: Sequence[dict[str, Any]]) -> FileObjec
     return client.files.create(file=("input.jsonl", lines_of(lines)), purpose="batch")
 
 
+def started(client: openai.OpenAI, file_id: str, **more: Any) -> Batch:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", **more)
+
+
 def ended(client: openai.OpenAI, batch_id: str, seconds: float = 30.0) -> Batch:
     def end() -> Batch | None:
         batch = client.batches.retrieve(batch_id)

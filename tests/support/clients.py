@@ -116,13 +116,21 @@ def get(address: str, path: str) -> HttpReply:
     return http_call(address, "GET", path)
 
 
-def post_json(address: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpReply:
-    """A POST of bytes that claim to be JSON, on a connection of its own."""
-    return http_call(address, "POST", path, body, {"Content-Type": "application/json", **(headers or {})})
+def post_json(address: str, path: str, body: Any, headers: Mapping[str, str] | None = None) -> HttpReply:
+    """A POST on a connection of its own, of bytes that claim to be JSON, or of anything else as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return http_call(address, "POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+
+
+def ask(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply to a request that is answered."""
+    reply = post_json(server.http, path, message)
+    assert reply.status == 200, reply.body
+    return reply.json()
 
 
 class Transport:
-    """A way to ask for embeddings.
+    """A way to ask for embeddings; use it in a `with` block.
 
     Attributes:
         name: As test ids show it.
@@ -281,12 +289,11 @@ class Grpc(Transport):
             reply, call = self.infer.with_call(request, timeout=TIMEOUT_S, wait_for_ready=False)
         except grpc.RpcError as error:
             raise refusal(error) from error
-        return grpc_answer(reply, call)
+        vectors = np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
+        return Answer(vectors, metadata(call), reply)
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
-        request = pb.ModelInferRequest(model_name=NAME)
-        request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
-        request.raw_input_contents.append(bytes_tensor(texts))
+        request = infer_request(texts)
         if truncate is not None:
             request.parameters["truncate"].bool_param = truncate
         return request
@@ -332,10 +339,12 @@ def bytes_tensor(texts: Sequence[str]) -> bytes:
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
 
-def grpc_answer(reply: pb.ModelInferResponse, call: grpc.Call) -> Answer:
-    """A gRPC reply as an `Answer`."""
-    vectors = np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
-    return Answer(vectors, metadata(call), reply)
+def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
+    """A message of ModelInfer with raw contents."""
+    request = pb.ModelInferRequest(model_name=model, id=identity)
+    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
+    request.raw_input_contents.append(bytes_tensor(texts))
+    return request
 
 
 def refusal(error: grpc.RpcError) -> Refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.clients import post_json
@@ -44,4 +43,4 @@ def cells(page: Page, selector: str) -> list[list[str]]:
 
 
 def reply(server: Server, path: str, message: dict[str, Any]) -> Any:
-    return post_json(server.http, path, json.dumps(message).encode()).json()
+    return post_json(server.http, path, message).json()
