@@ -1,4 +1,4 @@
-"""gRPC by clients that nobody here wrote, over five implementations of HTTP/2 beside our own."""
+"""gRPC by clients that nobody here wrote, over four implementations of HTTP/2 beside our own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, bytes_tensor
+from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers
 from tests.support.foreign import CLIENTS, h2load, missing
 from tests.support.http2 import prefixed
@@ -30,9 +30,7 @@ GRPC_HEADERS = ("content-type: application/grpc", "te: trailers")
 
 
 def message(text: str, *, padding: int = 0, model: str = NAME) -> bytes:
-    request = pb.ModelInferRequest(model_name=model)
-    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
-    request.raw_input_contents.append(bytes_tensor([text]))
+    request = infer_request([text], model=model)
     if padding:
         request.parameters["padding"].string_param = "x" * padding
     return bytes(request.SerializeToString())
