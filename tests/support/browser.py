@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -227,10 +226,6 @@ class Page:
         self.call(
             "Network.emulateNetworkConditions", offline=off, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
-
-    def screenshot(self, path: Path) -> None:
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def names(self) -> list[tuple[str, str]]:
         """Role and name of everything in the accessibility tree."""

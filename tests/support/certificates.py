@@ -27,13 +27,6 @@ class Certificates:
     """
 
     def __init__(self, folder: Path, *, mutual: bool = False, not_after: dt.datetime | None = None) -> None:
-        """Makes them.
-
-        Args:
-            folder: Where the files go; made where it does not exist.
-            mutual: Whether clients show a certificate too.
-            not_after: When the server's ends.
-        """
         folder.mkdir(exist_ok=True)
         self.authority, self.clients = trustme.CA(), trustme.CA()
         self.cert, self.key, self.ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
@@ -73,11 +66,7 @@ class Certificates:
 
 
 class Secured(str):
-    """`host:port` of a port that speaks TLS.
-
-    Attributes:
-        certificates: What a client needs there.
-    """
+    """`host:port` of a port that speaks TLS."""
 
     __slots__ = ("certificates",)
 

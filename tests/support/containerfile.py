@@ -17,13 +17,7 @@ _COMMENT = re.compile(r"^#.*\n", re.MULTILINE)
 
 @dataclass
 class Stage:
-    """A stage.
-
-    Attributes:
-        name: What others call it.
-        base: An image, or another stage.
-        instructions: Word and rest of each line.
-    """
+    """A stage."""
 
     name: str
     base: str

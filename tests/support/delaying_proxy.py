@@ -11,12 +11,7 @@ _RESET = None
 
 
 class DelayingProxy:
-    """Runs in a thread of its own; use it in a `with` block.
-
-    Attributes:
-        address: Where clients connect.
-        target: Where new connections go.
-    """
+    """Runs in a thread of its own; use it in a `with` block."""
 
     def __init__(self, target: str, delay_s: float) -> None:
         """`delay_s` is for one direction: a round trip takes twice as long."""

@@ -122,14 +122,7 @@ class RawHttp2(RawConnection):
         window: int = 1 << 30,
         opened: socket.socket | None = None,
     ) -> None:
-        """Connects and begins.
-
-        Args:
-            address: `host:port`.
-            first: What follows the preface; by default SETTINGS without values.
-            window: What all replies together may bring beyond the first 64 KiB.
-            opened: A socket that is connected already.
-        """
+        """`first` follows the preface; `window` is what all replies together may bring beyond the first 64 KiB."""
         super().__init__(address, protocol="h2", opened=opened)
         self._encoder = Encoder()
         self._rest = b""

@@ -255,10 +255,7 @@ def _reply_in(data: bytes, *, to_head: bool) -> tuple[Reply, bytes]:
 def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None = None) -> list[bytes]:
     """What a server sends to clients side by side, each with a sequence in its pieces and an end behind it.
 
-    Args:
-        address: The server's.
-        sequences: What is sent.
-        ports: Gets those of the clients.
+    `ports` gets those of the clients.
     """
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:

@@ -146,10 +146,7 @@ def write_megatron(folder: Path, ranks: int, version: float, head: str = "fill_m
 def forward(models: list[dict[str, Any]], version: float, ids: list[int]) -> torch.Tensor:
     """The vectors of a text's tokens, as the ranks compute them together (Megatron-LM's ParallelTransformerLayer).
 
-    Args:
-        models: Of each rank.
-        version: Of the checkpoint, which says in which order a rank has its queries, keys and values.
-        ids: The text.
+    The version of a checkpoint says in which order a rank has its queries, keys and values.
     """
     languages = [model["language_model"] for model in models]
     embedding, encoder = languages[0]["embedding"], languages[0]["encoder"]

@@ -31,22 +31,9 @@ _ENVIRONMENT = {
 
 
 class RayNode:
-    """`ray start` as a subprocess; use it in a `with` block.
-
-    Attributes:
-        address: Of the cluster.
-        folder: As it was given.
-    """
+    """`ray start` as a subprocess, in a cluster of its own or in that of a head; use it in a `with` block."""
 
     def __init__(self, folder: Path, *, cpus: int, head: RayNode | None = None, **settings: str) -> None:
-        """Says what to start.
-
-        Args:
-            folder: In which workers run; its log lies there.
-            cpus: That it offers.
-            head: Of the cluster that it joins; None: it is the head of one.
-            **settings: More environment variables.
-        """
         self.folder = folder
         self.address = head.address if head else f"127.0.0.1:{free_port()}"
         self._cpus = cpus

@@ -47,12 +47,7 @@ MEASURED = ("--cache-dir", str(ROOT / "build" / "test-node"))
 
 
 def measured(models: Path, *options: str) -> tuple[str, ...]:
-    """The same for bundles that every run makes alike, and whose names other bundles have as well.
-
-    Args:
-        models: Their repository.
-        *options: Others of the server; they are in what is returned, as costs depend on some of them.
-    """
+    """The same for bundles whose names others have; `options` are among what is returned, as costs depend on some."""
     manifests = [file.read_bytes() for file in sorted(models.glob("*/*/manifest.json"))]
     key = hashlib.sha256(b"".join([*manifests, *map(str.encode, options)])).hexdigest()[:16]
     return (*options, "--cache-dir", str(ROOT / "build" / "test-node" / key))
@@ -122,13 +117,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`bertserve serve` as a subprocess; use it in a `with` block.
-
-    Attributes:
-        http: `host:port` of HTTP, once it is known.
-        grpc: `host:port` of gRPC.
-        metrics: `host:port` of probes and metrics.
-    """
+    """`bertserve serve` as a subprocess; use it in a `with` block."""
 
     def __init__(
         self,

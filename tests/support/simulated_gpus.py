@@ -46,14 +46,7 @@ def environment(described: dict[str, Any] | None = None) -> dict[str, str]:
 
 
 class Bench:
-    """A simulated machine with a GPU that engines are loaded on.
-
-    Attributes:
-        machine: The machine.
-        device: The GPU, in use.
-        ort: What stands for ONNX Runtime.
-        libraries: What stands for each flavour of TensorRT.
-    """
+    """A simulated machine with a GPU that engines are loaded on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, described: dict[str, Any] | None = None) -> None:
         self._patch = patch

@@ -25,15 +25,7 @@ KINDS = {6: np.float16, 7: np.float32}
 
 
 class Library:
-    """NCCL without GPUs: C functions, so that arguments are passed as to the real one.
-
-    Attributes:
-        native: The functions.
-        calls: Their names, in the order of the calls.
-        queued: Work by stream.
-        lost: Whether a rank is gone.
-        meeting: Where ranks wait for one another.
-    """
+    """NCCL without GPUs: C functions, so that arguments are passed as to the real one."""
 
     def __init__(self, ranks: int, give: Callable[[int, Callable[[], None]], None] | None = None) -> None:
         """`give` queues work on a stream, in place of `queued`."""

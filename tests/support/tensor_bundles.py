@@ -102,14 +102,7 @@ def table(pairs: Mapping[bytes, bytes], *, each: int = 40, compression: int = 0)
 
 
 def write_bundle(folder: Path, prefix: str, variables: Mapping[str, torch.Tensor], *, shards: int = 1) -> None:
-    """Writes a checkpoint.
-
-    Args:
-        folder: Where.
-        prefix: What its files' names begin with.
-        variables: By name; those that follow one another lie in different files.
-        shards: How many files there are.
-    """
+    """Writes a checkpoint; variables that follow one another lie in different files."""
     files, pairs = [b""] * shards, {b"": header(shards)}
     for number, (name, tensor) in enumerate(sorted(variables.items())):
         content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -150,14 +143,7 @@ def variables_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def write_google_bert(folder: Path, source: Path, *, shards: int = 1, dtype: torch.dtype | None = None) -> Path:
-    """Writes a checkpoint of Transformers in Google's layout, as training with LAMB leaves it.
-
-    Args:
-        folder: Where; made.
-        source: A BERT of `write_task_checkpoint`.
-        shards: How many data files.
-        dtype: What it is stored in; None is float32.
-    """
+    """Writes a checkpoint of Transformers in Google's layout, as training with LAMB leaves it."""
     folder.mkdir()
     variables = variables_of(safetensors_torch.load_file(source / "model.safetensors"))
     slots = {f"{name}/{slot}": torch.rand(2) for name in variables for slot in ("adam_m", "adam_v", "LAMB", "LAMB_1")}

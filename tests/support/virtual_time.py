@@ -13,11 +13,7 @@ P = ParamSpec("P")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer once there is nothing else to do.
-
-    Attributes:
-        now: The clock, in seconds.
-    """
+    """An event loop whose clock jumps to the next timer once there is nothing else to do."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -61,11 +61,7 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Unanswered:
-    """What stands in the place of an answer.
-
-    Attributes:
-        reason: The sentence of whoever gives none.
-    """
+    """What stands in the place of an answer."""
 
     reason: str
 

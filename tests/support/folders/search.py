@@ -66,14 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """A folder with a fault, and the least that has it.
-
-    Attributes:
-        seed: Of `grammar.drawn`.
-        draw: What it drew.
-        least: The same with as few unusual choices as keep the fault.
-        words: What is wrong with the least one.
-    """
+    """A folder with a fault, and the least that has it."""
 
     seed: int
     draw: Draw

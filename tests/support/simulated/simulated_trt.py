@@ -34,12 +34,7 @@ def plan(graph: bytes, flavour: str, lengths: Sequence[int], capability: Sequenc
 
 
 def builder(name: str, order: str) -> Any:
-    """The real library of a name, which builds a real engine; the simulated runtime is then given one that it can run.
-
-    Args:
-        name: Of the module.
-        order: The builder process's order, as JSON.
-    """
+    """The real library, which builds a real engine; the simulated runtime is then given one that it can run."""
     here = Path(__file__).parent
     sys.path[:] = [place for place in sys.path if Path(place) != here]
     del sys.modules[name]
@@ -59,13 +54,7 @@ def builder(name: str, order: str) -> Any:
 
 
 def simulate(flavour: str, ort: Any, driver: Any) -> Any:
-    """A module of TensorRT.
-
-    Args:
-        flavour: `rtx` or `enterprise`.
-        ort: The real module `onnxruntime`.
-        driver: The simulated driver.
-    """
+    """A module of TensorRT, of the flavour `rtx` or `enterprise`."""
 
     class ILogger:
         Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1)
