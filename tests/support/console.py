@@ -15,8 +15,8 @@ QUESTION, PASSAGE = "is it the server", "\U0001f600 it is a text of the server \
 DASH, MINUS = "\u2013", "\u2212"
 
 
-def visit(page: Page, server: Server) -> Page:
-    page.open(f"http://{server.http}/")
+def visit(page: Page, server: Server, where: str = "") -> Page:
+    page.open(f"http://{server.http}/{where}")
     page.wait("!document.getElementById('main').hidden", "the form")
     return page
 
