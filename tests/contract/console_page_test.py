@@ -147,8 +147,7 @@ def test_nothing_moves_where_that_is_not_wanted(tasks_server: Server, page: Page
 
 def test_the_address_remembers_the_model(tasks_server: Server, page: Page) -> None:
     """A link leads to the same model; what was typed for one is there when it is chosen again."""
-    page.open(f"http://{tasks_server.http}/#model=tag")
-    page.wait("!document.getElementById('main').hidden", "the form")
+    visit(page, tasks_server, "#model=tag")
     assert page.run("document.getElementById('model').value") == "tag"
     page.fill("#text", "typed")
     page.fill("#model", "embed")
@@ -159,8 +158,7 @@ def test_the_address_remembers_the_model(tasks_server: Server, page: Page) -> No
 
 def test_an_address_of_no_model_says_so(tasks_server: Server, page: Page) -> None:
     """With those that there are, each a link; the address stays until one is chosen."""
-    page.open(f"http://{tasks_server.http}/#model=<b>nope")
-    page.wait("!document.getElementById('main').hidden", "the form")
+    visit(page, tasks_server, "#model=<b>nope")
     shown = page.run("document.getElementById('model').value")
     names = page.run("[...document.getElementById('model').options].map((option) => option.value)")
     assert set(names) == set(TASKS)

@@ -28,7 +28,6 @@ DOCUMENTS = ["a text", "it is the server", "not of the text"]
 
 
 def percent(share: float) -> str:
-    """A share as the page writes it."""
     return f"{share * 100:.1f}%"
 
 
@@ -218,7 +217,7 @@ def test_the_first_screen_and_the_figures(page: Page, serve: Callable[..., Serve
     assert page.run("document.getElementById('answer').hidden")
     assert "fake, " in page.text("[data-of=engine]")
     for _ in range(3):
-        post_json(server.http, "/embed", json.dumps({"inputs": ["a", "b"]}).encode())
+        post_json(server.http, "/embed", {"inputs": ["a", "b"]})
     page.wait("document.querySelector('[data-of=window]').textContent.endsWith(', 3 requests')", "figures")
     exact = get(server.http, "/status").json()["recent"]["latency"]["request"]["p99_ms"]
     assert float(page.text("[data-of='request.p99_ms']").removesuffix(" ms")) == pytest.approx(exact, 0.005, 0.0051)
@@ -267,7 +266,7 @@ def test_errors_are_shown_as_what_they_say(tasks_server: Server, page: Page) -> 
     """The status, the server's own sentence, and the request's id."""
     text = "nothing is missing here"
     ask(visit(page, tasks_server), "fill_mask", text=text)
-    refused = post_json(tasks_server.http, "/fill-mask", json.dumps({"inputs": text}).encode())
+    refused = post_json(tasks_server.http, "/fill-mask", {"inputs": text})
     error = refused.json()["error"]
     shown = page.text(".refusal").split("\n")
     assert shown[0].startswith(str(refused.status))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.support.clients import BOTH, Grpc, grpc_answer, metric
+from tests.support.clients import BOTH, Grpc, Tei, metric
 from tests.support.expected import cosines, fake_answers
 from tests.support.texts import mixed
 
@@ -28,46 +26,22 @@ SAME_COSINE = 0.999
 
 def over_http(server: Server, texts: list[str]) -> list[NDArray[np.float32]]:
     """Each text as a request of its own, over 64 keep-alive connections at once."""
-    host, _, port = server.http.rpartition(":")
-    vectors: dict[int, NDArray[np.float32]] = {}
+    vectors: list[Any] = [None] * len(texts)
 
-    async def client(waiting: list[int]) -> None:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        while waiting:
-            number = waiting.pop()
-            body = json.dumps({"inputs": texts[number]}).encode()
-            writer.write(
-                b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-                b"X-Request-Timeout-Ms: 60000\r\nX-Request-Id: %d\r\nContent-Length: %d\r\n\r\n%s"
-                % (number, len(body), body)
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            assert b"x-request-id: %d\r\n" % number in head
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            vectors[number] = np.array(json.loads(await reader.readexactly(length))[0], np.float32)
-        writer.close()
-        await writer.wait_closed()
+    def ask(first: int) -> None:
+        with Tei(server) as client:
+            for number in range(first, len(texts), CONNECTIONS):
+                (vectors[number],) = client.embed([texts[number]], timeout_ms=60_000).vectors
 
-    async def run() -> None:
-        waiting = list(range(len(texts)))
-        await asyncio.gather(*[client(waiting) for _ in range(CONNECTIONS)])
-
-    asyncio.run(run())
-    return [vectors[number] for number in range(len(texts))]
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(ask, range(CONNECTIONS)))
+    return vectors
 
 
 def over_grpc(server: Server, texts: list[str]) -> list[NDArray[np.float32]]:
     """Each text as a call of its own, 64 at once on one channel."""
-    with Grpc(server) as client:
-
-        def ask(text: str) -> NDArray[np.float32]:
-            request = client.request([text])
-            request.parameters["timeout"].int64_param = 60_000_000
-            return grpc_answer(*client.infer.with_call(request)).vectors[0]
-
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            return list(pool.map(ask, texts))
+    with Grpc(server) as client, ThreadPoolExecutor(CONNECTIONS) as pool:
+        return list(pool.map(lambda text: client.embed([text], timeout_ms=60_000).vectors[0], texts))
 
 
 WIRES = {"http": over_http, "grpc": over_grpc}

@@ -28,7 +28,6 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def preflight(server: Server, origin: str, path: str = "/embed") -> HttpReply:
-    """What a browser asks before a POST with a key."""
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
     return http_call(server.http, "OPTIONS", path, headers={"Origin": origin, **wanted})
 

@@ -42,7 +42,6 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def inference() -> TinyModel:
-    """A model of natural language inference."""
     return tiny_model("classify", labels=("contradiction", "neutral", "entailment"))
 
 
@@ -91,7 +90,6 @@ def told(server: Server, alone: Server) -> Callable[[str], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def right(tiny_models: dict[str, TinyModel], inference: TinyModel) -> dict[str, Any]:
-    """What the models' own libraries give."""
     tiny = tiny_models
     *vectors, asked = sentence_transformers.SentenceTransformer(str(get_model_path()), device="cpu").encode(
         [*TEXTS, cases.QUERY]
@@ -139,7 +137,6 @@ def right(tiny_models: dict[str, TinyModel], inference: TinyModel) -> dict[str, 
 
 
 def check(kind: str, found: Any, expected: Any) -> None:
-    """That a client gives what is right."""
     if kind in {"vector", "vectors"}:
         found, expected = np.atleast_2d(found), np.atleast_2d(expected)
         assert found.shape == expected.shape

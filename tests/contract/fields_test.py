@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.http
 from huggingface_hub import InferenceClient
 from msgspec.structs import fields
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.fields import owners
 from serving.http.apis import cohere_messages, huggingface_messages, openai_messages, tei_messages
-from tests.support.batches import client_of, ended, request_line, results_of, to_file
+from tests.support.batches import client_of, ended, request_line, results_of, started, to_file
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, get, http_call, metadata, post_json
 from tests.support.server import FAKE, Server
+from tests.support.triton_clients import TritonClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,10 +61,6 @@ BODIES.pop("/tokenize")  # several models have it here
 """A small body for each route that takes JSON."""
 
 
-def post(server: Server, path: str, body: object) -> HttpReply:
-    return post_json(server.http, path, json.dumps(body).encode())
-
-
 def same(reply: HttpReply) -> bytes:
     """What two replies to the same request share."""
     return re.sub(rb'"id":"[^"]*"', b"", reply.body)
@@ -91,24 +85,24 @@ def properties(server: Server, path: str) -> list[tuple[set[str], set[str]]]:
 def test_null_leaves_out_every_optional_field(tasks_server: Server, path: str) -> None:
     """Each field that the document has, and all of them at once; the answer is the same."""
     body = BODIES[path]
-    plain = post(tasks_server, path, body)
+    plain = post_json(tasks_server.http, path, body)
     assert plain.status == 200, plain.body
     assert IGNORED not in plain.headers
     (optional,) = [
         known - required for known, required in properties(tasks_server, path) if known >= body.keys() >= required
     ] or [set()]
     for nulls in ({name} for name in optional - body.keys()):
-        reply = post(tasks_server, path, {**body, **dict.fromkeys(nulls)})
+        reply = post_json(tasks_server.http, path, {**body, **dict.fromkeys(nulls)})
         assert (reply.status, same(reply)) == (200, same(plain)), nulls
         assert IGNORED not in reply.headers
-    assert post(tasks_server, path, {**body, **dict.fromkeys(optional - body.keys())}).status == 200
+    assert post_json(tasks_server.http, path, {**body, **dict.fromkeys(optional - body.keys())}).status == 200
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_field_that_nobody_documents_is_passed_over_and_named(tasks_server: Server, path: str) -> None:
     """The answer is the same."""
-    plain = post(tasks_server, path, BODIES[path])
-    reply = post(tasks_server, path, {**BODIES[path], "x_stranger": {"deep": [1]}, "no name": 1})
+    plain = post_json(tasks_server.http, path, BODIES[path])
+    reply = post_json(tasks_server.http, path, {**BODIES[path], "x_stranger": {"deep": [1]}, "no name": 1})
     assert (reply.status, same(reply)) == (200, same(plain)), reply.body
     assert reply.headers[IGNORED] == "x_stranger, +1"
 
@@ -135,7 +129,7 @@ def test_a_field_that_nobody_documents_is_passed_over_and_named(tasks_server: Se
 )
 def test_bodies_of_others_are_answered(tasks_server: Server, path: str, body: Any, named: str | None) -> None:
     """With what they have that nobody reads."""
-    reply = post(tasks_server, path, body)
+    reply = post_json(tasks_server.http, path, body)
     assert reply.status == 200, reply.body
     assert reply.headers.get(IGNORED) == named
 
@@ -170,8 +164,8 @@ def test_bodies_of_others_are_answered(tasks_server: Server, path: str, body: An
 )
 def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path: str, body: Any) -> None:
     """The answer is that without them, and none is named."""
-    plain = post(tasks_server, path, BODIES[path])
-    reply = post(tasks_server, path, body)
+    plain = post_json(tasks_server.http, path, BODIES[path])
+    reply = post_json(tasks_server.http, path, body)
     assert reply.status == 200, reply.body
     assert IGNORED not in reply.headers
     if path != "/v1/embeddings" or isinstance(body["input"], str):
@@ -204,7 +198,7 @@ def test_what_is_asked_for_and_not_done_is_refused_by_name(
     tasks_server: Server, path: str, body: Any, status: int, name: str
 ) -> None:
     """And so is what is likely to mean another field."""
-    reply = post(tasks_server, path, body)
+    reply = post_json(tasks_server.http, path, body)
     assert reply.status == status
     assert name in str(reply.json())
     assert IGNORED not in reply.headers
@@ -213,21 +207,23 @@ def test_what_is_asked_for_and_not_done_is_refused_by_name(
 def test_jinas_truncate_is_obeyed(tasks_server: Server) -> None:
     """A text that is too long is cut, or refused."""
     long = {**EMBED, "input": "a " * 400}
-    cut = post(tasks_server, "/v1/embeddings", {**long, "truncate": True})
+    cut = post_json(tasks_server.http, "/v1/embeddings", {**long, "truncate": True})
     assert (cut.status, int(cut.headers["x-truncated-tokens"]) > 0) == (200, True)
-    assert post(tasks_server, "/v1/embeddings", {**long, "truncate": False}).status == 422
+    assert post_json(tasks_server.http, "/v1/embeddings", {**long, "truncate": False}).status == 422
 
 
 def test_voyages_top_k_is_obeyed(tasks_server: Server) -> None:
     """`top_n` goes before it."""
-    assert len(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 1}).json()["results"]) == 1
-    assert len(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 1, "top_n": 2}).json()["results"]) == 2
-    assert "`top_k`" in str(post(tasks_server, "/v1/rerank", {**RANK, "top_k": 0}).json())
+    assert len(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 1}).json()["results"]) == 1
+    assert len(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 1, "top_n": 2}).json()["results"]) == 2
+    assert "`top_k`" in str(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 0}).json())
 
 
 def test_vertex_names_what_any_instance_brings(tiny_server: Server) -> None:
     """And its own fields."""
-    reply = post(tiny_server, "/vertex", {"instances": [{"inputs": "a", "x": 1}, {"inputs": "b", "y": 1}], "z": 1})
+    reply = post_json(
+        tiny_server.http, "/vertex", {"instances": [{"inputs": "a", "x": 1}, {"inputs": "b", "y": 1}], "z": 1}
+    )
     assert reply.status == 200
     assert sorted(reply.headers[IGNORED].split(", ")) == ["x", "y", "z"]
 
@@ -262,10 +258,8 @@ def test_over_grpc_parameters_are_passed_over_and_named(tasks_server: Server) ->
 
 def test_clients_that_write_parameters_of_their_own(tasks_server: Server) -> None:
     """Triton's, and Hugging Face's with every parameter that it has."""
-    client = tritonclient.http.InferenceServerClient(tasks_server.http)
-    tensor = tritonclient.http.InferInput("text", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([b"a text"], object))
-    result = client.infer("embed", [tensor], sequence_id=7, sequence_start=True, parameters={"mine": "x"})
+    own = {"sequence_id": 7, "sequence_start": True, "parameters": {"mine": "x"}}
+    result = TritonClient("http", tasks_server).infer("embed", {"text": ["a text"]}, **own)
     assert result.get_response()["model_name"] == "embed"
     hub = InferenceClient(base_url=f"http://{tasks_server.http}/models/tag")
     text = TAG["inputs"]
@@ -275,7 +269,6 @@ def test_clients_that_write_parameters_of_their_own(tasks_server: Server) -> Non
 
 @pytest.fixture(scope="module")
 def tiny_server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one model, with files."""
     kept = tmp_path_factory.mktemp("kept")
     with Server(models, *FAKE, "--batch-dir", str(kept), "--cors-origins", "https://app.example") as running:
         yield running
@@ -294,7 +287,7 @@ def test_lines_of_batches_follow_the_rule(tiny_server: Server) -> None:
     lines = [request_line(str(number), {"input": "a", **body}) for number, body in enumerate(bodies)]
     lines[0]["x"] = 1
     file = to_file(client, lines)
-    made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    made = started(client, file.id)
     good, bad = results_of(client, ended(client, made.id))
     named = [line["response"].get("ignored_fields") for line in good]
     assert named == [["x"], ["y"], None]
@@ -319,10 +312,10 @@ def test_unknown_fields_can_be_refused(models: Path, tmp_path: Path) -> None:
             ("/v1/embeddings", {"input": "a", "late_chunking": False}),
             ("/v2/models/minilm/infer", {"inputs": [{**TENSOR, "x": 1}]}),
         ):
-            reply = post(server, path, body)
+            reply = post_json(server.http, path, body)
             assert reply.status in {400, 422}
             assert "unknown field" in str(reply.json())
-        assert post(server, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
+        assert post_json(server.http, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
         document = get(server.http, "/openapi.json").json()
         assert document["components"]["schemas"]["EmbedRequest"]["additionalProperties"] is False
 

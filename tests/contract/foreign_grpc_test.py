@@ -1,4 +1,4 @@
-"""gRPC by clients that nobody here wrote, over five implementations of HTTP/2 beside our own."""
+"""gRPC by clients that nobody here wrote, over four implementations of HTTP/2 beside our own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, bytes_tensor
+from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers
 from tests.support.foreign import CLIENTS, h2load, missing
 from tests.support.http2 import prefixed
@@ -30,17 +30,13 @@ GRPC_HEADERS = ("content-type: application/grpc", "te: trailers")
 
 
 def message(text: str, *, padding: int = 0, model: str = NAME) -> bytes:
-    """A ModelInferRequest."""
-    request = pb.ModelInferRequest(model_name=model)
-    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
-    request.raw_input_contents.append(bytes_tensor([text]))
+    request = infer_request([text], model=model)
     if padding:
         request.parameters["padding"].string_param = "x" * padding
     return bytes(request.SerializeToString())
 
 
 def vectors(replies: list[str]) -> np.ndarray:
-    """The embeddings in replies of ModelInfer."""
     parsed = [pb.ModelInferResponse.FromString(bytes.fromhex(reply)) for reply in replies]
     return np.array([np.frombuffer(reply.raw_output_contents[0], "<f4") for reply in parsed])
 

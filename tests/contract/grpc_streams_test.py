@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from tests.support.clients import TIMEOUT_S, Grpc, bytes_tensor, metric
+from tests.support.clients import TIMEOUT_S, Grpc, infer_request, metric
 from tests.support.expected import fake_answers
 from tests.support.models import NAME
+from tests.support.triton_clients import TritonClient
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -26,14 +28,6 @@ if TYPE_CHECKING:
     from tests.support.server import Server
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-def request_of(texts: list[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
-    """A message that asks for the vectors of texts."""
-    request = pb.ModelInferRequest(model_name=model, id=identity)
-    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
-    request.raw_input_contents.append(bytes_tensor(texts))
-    return request
 
 
 class Stream:
@@ -57,23 +51,19 @@ class Stream:
         self._outgoing.put(message if isinstance(message, bytes) else message.SerializeToString())
 
     def end(self) -> None:
-        """Says that no more will come."""
         self._outgoing.put(None)
 
     def next(self) -> pb.ModelStreamInferResponse:
-        """The next reply."""
         return pb.ModelStreamInferResponse.FromString(next(self.replies))
 
 
 @pytest.fixture
 def stream(fake_server: Server) -> Iterator[Stream]:
-    """An open stream."""
     with Stream(fake_server) as opened:
         yield opened
 
 
 def vectors(reply: pb.ModelStreamInferResponse) -> np.ndarray[Any, Any]:
-    """The vectors of a reply."""
     assert not reply.error_message
     output = reply.infer_response
     return np.frombuffer(output.raw_output_contents[0], "<f4").reshape(output.outputs[0].shape)
@@ -86,9 +76,8 @@ def test_tritonclients_stream(fake_server: Server, models: Path) -> None:
     with tritonclient.grpc.InferenceServerClient(fake_server.grpc) as client:
         client.start_stream(lambda result, error: found.put((result, error)))
         for index, text in enumerate(texts):
-            tensor = tritonclient.grpc.InferInput("text", [1, 1], "BYTES")
-            tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-            client.async_stream_infer(NAME, [tensor], request_id=str(index), enable_empty_final_response=True)
+            tensors = TritonClient("grpc", fake_server).inputs({"text": [text]})
+            client.async_stream_infer(NAME, tensors, request_id=str(index), enable_empty_final_response=True)
         results = [found.get(timeout=TIMEOUT_S) for _ in texts]
         client.stop_stream()
     assert {error for _, error in results} == {None}
@@ -102,7 +91,7 @@ def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, m
     """What one request does wrong is told in its place, and the stream goes on; the metrics count it."""
     before = metric(fake_server, "bertserve_requests_total", reason="model_not_found")
     for model in (NAME, "nobody", NAME):
-        stream.send(request_of(["a"], "id", model))
+        stream.send(infer_request(["a"], "id", model))
     first, second, third = (stream.next() for _ in range(3))
     assert second.error_message.startswith("no model of that name is served; served here: ")
     assert second.infer_response.id == "id"
@@ -113,9 +102,9 @@ def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, m
 def test_an_error_ends_the_stream_where_the_client_wants_it(fake_server: Server) -> None:
     """With the metadata `triton_grpc_error` the first error is the status of the call."""
     with Stream(fake_server, metadata=[("triton_grpc_error", "true")]) as stream:
-        stream.send(request_of(["a"]))
+        stream.send(infer_request(["a"]))
         assert vectors(stream.next()).shape == (1, 384)
-        stream.send(request_of(["a"], model="nobody"))
+        stream.send(infer_request(["a"], model="nobody"))
         with pytest.raises(grpc.RpcError) as refused:
             stream.next()
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -132,12 +121,12 @@ def test_bytes_that_are_no_message_end_the_stream(stream: Stream) -> None:
 
 def test_messages_larger_than_a_window(stream: Stream, models: Path) -> None:
     """Many messages of more than 64 KiB pass one after another: what was granted for one is given back."""
-    large, texts = request_of(["x" * (1 << 20)]), ["word " * 1500] * 20
+    large, texts = infer_request(["x" * (1 << 20)]), ["word " * 1500] * 20
     large.parameters["truncate"].bool_param = False
     for _ in range(20):  # 20 MiB, more than all streams of a connection are granted at a time
         stream.send(large)
         assert "characters" in stream.next().error_message
-    stream.send(request_of(texts))
+    stream.send(infer_request(texts))
     np.testing.assert_allclose(vectors(stream.next()), fake_answers(models, texts), atol=1e-5)
 
 
@@ -154,7 +143,7 @@ def test_more_requests_than_are_worked_on_at_a_time(fake_server: Server) -> None
     count = 3000
     with Stream(fake_server) as stream:
         for index in range(count):
-            stream.send(request_of(["a"], str(index)))
+            stream.send(infer_request(["a"], str(index)))
         stream.end()
         identities = [pb.ModelStreamInferResponse.FromString(reply).infer_response.id for reply in stream.replies]
     assert identities == list(map(str, range(count)))
@@ -164,7 +153,7 @@ def test_a_stream_whose_client_leaves(fake_server: Server) -> None:
     """What it had asked for is forgotten, and nothing of it stays admitted."""
     stream = Stream(fake_server)
     for _ in range(50):
-        stream.send(request_of(["a " * 100] * 20))
+        stream.send(infer_request(["a " * 100] * 20))
     stream.next()
     stream.replies.cancel()
     wait_for(lambda: metric(fake_server, "bertserve_admitted_tokens") == 0, "no token under way")
@@ -176,9 +165,9 @@ def test_a_server_that_ends_answers_what_streams_had_asked(serve: Callable[..., 
     """The answers under way arrive, then the stream ends as UNAVAILABLE, and the server within its drain limit."""
     server = serve("--engine", "fake", "--precision", "fp32", "--fake-ms", "300", "--drain-s", "20")
     with Stream(server) as quiet, Stream(server) as busy:
-        quiet.send(request_of(["a"]))
+        quiet.send(infer_request(["a"]))
         quiet.next()
-        busy.send(request_of(["a"]))
+        busy.send(infer_request(["a"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "a request under way")
         started = time.monotonic()
         assert server.stop() == 0
@@ -196,24 +185,23 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
     method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     pool = descriptor_pool.DescriptorPool()
 
-    def asked(number: int, value: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(value)]) + value
-
     with Stream(fake_server, method) as stream:
-        stream.send(asked(7, b"*"))
-        assert b"inference.GRPCInferenceService" in next(stream.replies)
-        stream.send(asked(4, b"inference.GRPCInferenceService.ModelInfer"))
-        # Of the reply, field 4 is the files, and of them field 1 the one file that this service needs.
-        file = _field(_field(next(stream.replies), 4), 1)
-        stream.send(asked(4, b"no.such.Symbol"))
-        assert b"nothing of that name" in next(stream.replies)
-        stream.send(asked(3, b"serving/grpc/services/inference.proto"))
-        assert _field(_field(next(stream.replies), 4), 1) == file
+
+        def asked(**request: str) -> ServerReflectionResponse:
+            stream.send(ServerReflectionRequest(**request))
+            return ServerReflectionResponse.FromString(next(stream.replies))
+
+        services = asked(list_services="*").list_services_response.service
+        assert "inference.GRPCInferenceService" in {service.name for service in services}
+        found = asked(file_containing_symbol="inference.GRPCInferenceService.ModelInfer").file_descriptor_response
+        assert "nothing of that name" in asked(file_containing_symbol="no.such.Symbol").error_response.error_message
+        assert asked(file_by_filename="serving/grpc/services/inference.proto").file_descriptor_response == found
+    (file,) = found.file_descriptor_proto
     pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
     service = pool.FindServiceByName("inference.GRPCInferenceService")
     infer = service.methods_by_name["ModelInfer"]
     kinds = [message_factory.GetMessageClass(kind) for kind in (infer.input_type, infer.output_type)]
-    request = kinds[0].FromString(request_of(["a"]).SerializeToString())
+    request = kinds[0].FromString(infer_request(["a"]).SerializeToString())
     with grpc.insecure_channel(fake_server.grpc) as channel:
         reply = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, kinds[1].FromString)(
             request.SerializeToString(), timeout=TIMEOUT_S
@@ -221,37 +209,12 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
     assert list(reply.outputs[0].shape) == [1, 384]
 
 
-def _field(message: bytes, wanted: int) -> bytes:
-    """The last length-delimited field of that number."""
-    found, at = b"", 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        value, at = _varint(message, at)
-        if tag & 7 == 2:
-            if tag >> 3 == wanted:
-                found = message[at : at + value]
-            at += value
-    return found
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-
-
 def test_exceptions_of_tritonclient_on_a_stream(fake_server: Server) -> None:
     """Its callback gets the error of a request as its own exception."""
     found: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(fake_server.grpc) as client:
         client.start_stream(lambda result, error: found.put((result, error)))
-        tensor = tritonclient.grpc.InferInput("text", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[b"a"]], dtype=np.object_))
-        client.async_stream_infer("nobody", [tensor])
+        client.async_stream_infer("nobody", TritonClient("grpc", fake_server).inputs({"text": ["a"]}))
         _, error = found.get(timeout=TIMEOUT_S)
     assert isinstance(error, InferenceServerException)
     assert "no model of that name" in str(error)

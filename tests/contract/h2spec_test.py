@@ -51,7 +51,6 @@ def test_h2spec(serve: Callable[..., Server], fake_server: Server, tmp_path: Pat
 
 
 def _failures(address: str, report: Path, *options: str) -> dict[str, str | None]:
-    """The cases that fail, and what was expected and came."""
     host, _, port = address.rpartition(":")
     path = ("-P", "/inference.GRPCInferenceService/ServerLive")
     command = [H2SPEC, "--strict", "-h", host, "-p", port, *path, "-j", report, *options]

@@ -25,13 +25,11 @@ LABELS = ["text", "server", "it is"]
 
 @pytest.fixture(scope="module")
 def inference() -> TinyModel:
-    """A model of natural language inference."""
     return tiny_model("classify", labels=("contradiction", "neutral", "entailment"))
 
 
 @pytest.fixture(scope="module")
 def server(inference: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of that model alone."""
     repository = tmp_path_factory.mktemp("inference")
     write_bundle(repository, inference, "nli")
     with Server(repository, *measured(repository)) as running:
@@ -39,8 +37,7 @@ def server(inference: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(server: Server, path: str, message: Any, status: int = 200) -> Any:
-    """The decoded reply."""
-    reply = post_json(server.http, path, json.dumps(message).encode())
+    reply = post_json(server.http, path, message)
     assert reply.status == status, reply.body
     return reply.json()
 
@@ -164,7 +161,6 @@ def test_a_model_named_answers_as_its_task_does(tasks_server: Server, tiny_model
 
 @pytest.fixture(scope="module")
 def reranker(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of a reranker alone."""
     repository = tmp_path_factory.mktemp("reranker")
     write_bundle(repository, tiny_models["rerank"])
     with Server(repository, *measured(repository)) as running:

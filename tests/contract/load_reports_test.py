@@ -58,7 +58,6 @@ def server(models: Path) -> Iterator[Server]:
 
 
 def header(server: Server, form: str) -> str | None:
-    """The report with a reply to a request that asks for that form."""
     reply = post_json(server.http, "/embed", BODY, headers={"endpoint-load-metrics-format": form})
     assert reply.status == 200
     return reply.headers.get("endpoint-load-metrics")

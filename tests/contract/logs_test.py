@@ -32,13 +32,11 @@ def server(models: Path) -> Iterator[Server]:
 
 
 def _token(models: Path) -> int:
-    """The id of a token of the word that the engine fails on."""
     vocabulary = json.loads((models / "minilm" / "1" / "tokenizer.json").read_bytes())["model"]["vocab"]
     return int(vocabulary["volcano"])
 
 
 def lines(server: Server, **wanted: object) -> list[dict[str, Any]]:
-    """The lines so far that have these members."""
     found = [json.loads(line) for line in server.log.splitlines()]
     return [line for line in found if wanted.items() <= line.items()]
 

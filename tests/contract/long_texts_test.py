@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.support.clients import post_json
 from tests.support.tasks import LABELS, MAX_LENGTH
+from tests.support.triton_clients import TritonClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.support.clients import HttpReply
     from tests.support.server import Server
 
 LONG = "It is a text. The server is in the text, and that is not on it for a server with text. Paris é 12! " * 8
 QUERY = "what is in the text"
 
 
-def post(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply."""
-    return post_json(server.http, path, json.dumps(message).encode())
-
-
 def ask(server: Server, path: str, **message: Any) -> Any:
     """The decoded reply to a request that is answered without cutting anything off."""
-    reply = post(server, path, **message)
+    reply = post_json(server.http, path, message)
     assert reply.status == 200, reply.body
     assert reply.headers["x-truncated-tokens"] == "0"
     return reply.json()
@@ -39,7 +32,9 @@ def ask(server: Server, path: str, **message: Any) -> Any:
 
 def spans(server: Server, text: str) -> list[tuple[int, int]]:
     """The characters of each token of a text, without special tokens."""
-    tokens = post(server, "/models/classify/tokenize", inputs=text, add_special_tokens=False).json()[0]
+    tokens = post_json(server.http, "/models/classify/tokenize", {"inputs": text, "add_special_tokens": False}).json()[
+        0
+    ]
     return [(token["start"], token["stop"]) for token in tokens]
 
 
@@ -72,11 +67,8 @@ def test_classes_of_windows(server: Server) -> None:
 
 
 def over_grpc(server: Server, text: str, **parameters: Any) -> np.ndarray[Any, Any]:
-    """The probabilities of the classes from Triton's client."""
-    tensor = tritonclient.grpc.InferInput("text", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([text.encode()], np.object_))
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        scores: np.ndarray[Any, Any] = client.infer("classify", [tensor], parameters=parameters).as_numpy("scores")
+    result = TritonClient("grpc", server).infer("classify", {"text": [text]}, parameters=parameters)
+    scores: np.ndarray[Any, Any] = result.as_numpy("scores")
     return scores[0]
 
 
@@ -157,7 +149,7 @@ def test_tokens_of_windows_are_tagged_where_most_of_the_text_is_around_them(serv
 )
 def test_windows_that_are_refused(server: Server, path: str, message: dict[str, Any], words: list[str]) -> None:
     """One sentence says what is wrong and what would be right."""
-    reply = post(server, path, **message)
+    reply = post_json(server.http, path, message)
     assert reply.status == 422
     assert all(word in reply.json()["error"] for word in words), reply.body
 
@@ -165,7 +157,7 @@ def test_windows_that_are_refused(server: Server, path: str, message: dict[str, 
 def test_v2_refuses_windows_of_other_tasks(server: Server) -> None:
     """An embedding is no score: long texts have chunks."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    reply = post(server, "/v2/models/embed/infer", inputs=[tensor], parameters={"long": "window"})
+    reply = post_json(server.http, "/v2/models/embed/infer", {"inputs": [tensor], "parameters": {"long": "window"}})
     assert (reply.status, "classify, rerank and tag" in reply.json()["error"]) == (400, True)
     with pytest.raises(InferenceServerException, match="`window_tokens` must be a whole number"):
         over_grpc(server, "a", long="window", window_tokens="12")
@@ -222,11 +214,10 @@ def test_late_chunking_means_the_vectors_of_tokens(server: Server) -> None:
 )
 def test_chunks_that_are_refused(server: Server, path: str, message: dict[str, Any], status: int, words: str) -> None:
     """One sentence says what is wrong and what would be right."""
-    reply = post(server, path, **{"inputs": "a", **message})
+    reply = post_json(server.http, path, {"inputs": "a", **message})
     assert (reply.status, words in reply.json()["error"]) == (status, True), reply.body
 
 
 @pytest.fixture
 def server(tasks_server: Server) -> Server:
-    """A server of a small model of each task."""
     return tasks_server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,7 @@ def narrow(models: Path) -> Iterator[Server]:
 
 
 def told(server: Server, path: str, message: Any, **headers: str) -> str:
-    """The text of a refusal."""
-    reply = post_json(server.http, path, json.dumps(message).encode(), headers)
+    reply = post_json(server.http, path, message, headers)
     assert reply.status >= 400
     return reply.body.decode()
 

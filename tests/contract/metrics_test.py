@@ -6,16 +6,14 @@ import contextlib
 import os
 import re
 import signal
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.telemetry import catalogue
-from tests.support import prometheus
 from tests.support.clients import BOTH, Grpc, RawConnection, Refused, Tei, V2Json, get, metric, post_json
-from tests.support.prometheus import Prometheus, promtool
+from tests.support.prometheus import Prometheus, needs_prometheus, promtool
 from tests.support.server import Server
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
@@ -29,10 +27,6 @@ if TYPE_CHECKING:
 CATALOGUE = {metric.name: metric for metric in (*catalogue.SERVER, *catalogue.TRITON, *catalogue.PROCESS)}
 SENT = 7
 REQUESTS = "bertserve_requests"
-SAMPLE = re.compile(r"(?P<name>[a-z_]+)(\{(?P<labels>.*)\})? \S+")
-LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-
-needs_prometheus = pytest.mark.skipif(prometheus.obstacle() is not None, reason=str(prometheus.obstacle()))
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +43,23 @@ def server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def scraper(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes it."""
     with Prometheus(tmp_path_factory.mktemp("prometheus"), [server.metrics]) as running:
         yield running
 
 
 def exposition(server: Server) -> str:
-    """What is scraped."""
     return get(server.metrics, "/metrics").body.decode()
-
-
-def series(text: str) -> dict[str, set[frozenset[str]]]:
-    """The sets of label names of every sample, by the metric that it belongs to."""
-    found = defaultdict(set)
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            sample = SAMPLE.fullmatch(line)
-            assert sample, line
-            name = sample["name"]
-            if name not in CATALOGUE:
-                name = re.sub("_(bucket|sum|count)$", "", name)
-            found[name].add(frozenset(label for label, _ in LABEL.findall(sample["labels"] or "")) - {"le"})
-    return dict(found)
 
 
 def test_exactly_the_documented_metrics_are_there(server: Server) -> None:
     """Every name with its type and its labels, and no other."""
-    text = exposition(server)
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    assert types == {name: metric.kind for name, metric in CATALOGUE.items()}
-    assert series(text) == {name: {frozenset(metric.labels)} for name, metric in CATALOGUE.items()}
+    found = {
+        family.name: (family.type, {frozenset(sample.labels) - {"le"} for sample in family.samples})
+        for family in text_string_to_metric_families(exposition(server))
+    }
+    assert found == {
+        name.removesuffix("_total"): (metric.kind, {frozenset(metric.labels)}) for name, metric in CATALOGUE.items()
+    }
 
 
 def test_names_and_units_are_those_of_prometheus() -> None:

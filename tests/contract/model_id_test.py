@@ -27,7 +27,6 @@ LOADED = "loading the weights"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small checkpoint."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "small", layers=1)
 
 
@@ -55,7 +54,6 @@ def cold(checkpoint: Path, cache: Path) -> Iterator[tuple[Server, Server]]:
 
 
 def bundles(cache: Path) -> list[Path]:
-    """Every version in a cache, finished or not."""
     return sorted(cache.glob("exports/*/models/*/*"))
 
 

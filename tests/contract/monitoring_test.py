@@ -12,9 +12,8 @@ import yaml
 
 from serving.errors import BertserveError, BulkOverloaded, InvalidRequest, StorageFull, reasons
 from serving.telemetry import catalogue
-from tests.support import prometheus
 from tests.support.clients import Tei, get, metric, post_json
-from tests.support.prometheus import JOB, Prometheus, promtool
+from tests.support.prometheus import JOB, Prometheus, needs_prometheus, promtool
 from tests.support.promql import names, plain
 from tests.support.server import Server
 from tests.support.waiting import wait_for
@@ -42,12 +41,9 @@ KNOWN = {
 OF_PROMETHEUS = {"up"}
 MOST_PANELS = 21
 
-needs_prometheus = pytest.mark.skipif(prometheus.obstacle() is not None, reason=str(prometheus.obstacle()))
-
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
-    """A server that is asked something."""
     with Server(models, "--engine", "fake", "--precision", "fp32") as running:
         yield running
 

@@ -24,7 +24,6 @@ COUNTED = "errors"
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Method, path and description of each."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation
@@ -68,7 +67,6 @@ def alike(example: Any, reply: Any, at: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def document(tasks_server: Server) -> Any:
-    """That of a server with a model of every task."""
     return get(tasks_server.http, "/openapi.json").json()
 
 

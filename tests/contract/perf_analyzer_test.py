@@ -31,7 +31,6 @@ def obstacle() -> str | None:
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(INSTALLED / "libraries")}
     return subprocess.run(
         [str(PROGRAM), *options], env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
@@ -40,7 +39,6 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def analyzed(fake_server: Server) -> Server:
-    """The server, where the program can be run."""
     if reason := obstacle():
         pytest.skip(reason)
     return fake_server

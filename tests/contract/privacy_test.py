@@ -39,7 +39,6 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def left_in(place: Path) -> list[str]:
-    """The names of all that lies there."""
     return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
 
 

@@ -6,15 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openai
 import pytest
-import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.support.clients import get, post_json
+from tests.support.batches import client_of
+from tests.support.clients import ask, get, post_json
 from tests.support.server import Server, measured
 from tests.support.skips import excused
 from tests.support.tasks import write_bundle
+from tests.support.triton_clients import TritonClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,21 +44,17 @@ def server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathF
 
 
 def post(server: Server, path: str, **message: Any) -> HttpReply:
-    """The reply to a message without what is None."""
-    body = {name: value for name, value in message.items() if value is not None}
-    return post_json(server.http, path, json.dumps(body).encode())
+    return post_json(server.http, path, message)
 
 
 def tei(server: Server, model: str, text: str = TEXT, **choice: str) -> NDArray[np.float32]:
     """The text's vector from `/embed`."""
-    reply = post(server, f"/models/{model}/embed", inputs=text, **choice)
-    assert reply.status == 200, reply.body
-    return np.array(reply.json()[0], np.float32)
+    return np.array(ask(server, f"/models/{model}/embed", inputs=text, **choice)[0], np.float32)
 
 
 def from_openai(server: Server, model: str, **choice: Any) -> NDArray[np.float32]:
     """The same from the `openai` package's client, which hands on fields that it does not know."""
-    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
+    with client_of(server) as client:
         reply = client.embeddings.create(model=model, input=TEXT, extra_body=choice)
     return np.array(reply.data[0].embedding, np.float32)
 
@@ -66,27 +62,21 @@ def from_openai(server: Server, model: str, **choice: Any) -> NDArray[np.float32
 def v2_json(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
     """The same from v2 over HTTP."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
-    reply = post(server, f"/v2/models/{model}/infer", inputs=[tensor], parameters=choice)
-    assert reply.status == 200, reply.body
-    return np.array(reply.json()["outputs"][0]["data"], np.float32)
+    reply = ask(server, f"/v2/models/{model}/infer", inputs=[tensor], parameters=choice)
+    return np.array(reply["outputs"][0]["data"], np.float32)
 
 
 def v2_grpc(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
-    """The same from Triton's client over gRPC."""
-    text = tritonclient.grpc.InferInput("text", [1], "BYTES")
-    text.set_data_from_numpy(np.array([TEXT.encode()], np.object_))
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        vectors = client.infer(model, [text], parameters=choice).as_numpy("embedding")
-    return np.array(vectors[0], np.float32)
+    result = TritonClient("grpc", server).infer(model, {"text": [TEXT]}, parameters=choice)
+    return np.array(result.as_numpy("embedding")[0], np.float32)
 
 
 def cohere(server: Server, model: str, **choice: str) -> NDArray[np.float32]:
     """The same from Cohere's `/v2/embed`, which has types of input and no names of prompts."""
     if "prompt_name" in choice:
         pytest.skip(excused("the protocol has no prompt_name"))
-    reply = post(server, "/v2/embed", model=model, texts=[TEXT], **choice)
-    assert reply.status == 200, reply.body
-    return np.array(reply.json()["embeddings"]["float"][0], np.float32)
+    reply = ask(server, "/v2/embed", model=model, texts=[TEXT], **choice)
+    return np.array(reply["embeddings"]["float"][0], np.float32)
 
 
 JINA = {"query": "retrieval.query", "document": "retrieval.passage", "clustering": "separation"}
@@ -101,7 +91,7 @@ def test_jinas_tasks_are_types_of_input(server: Server, input_type: str) -> None
     np.testing.assert_allclose(plain / np.linalg.norm(plain), tei(server, "plain"), atol=1e-6)
 
 
-@pytest.mark.parametrize("ask", [tei, from_openai, cohere, v2_json, v2_grpc])
+@pytest.mark.parametrize("way", [tei, from_openai, cohere, v2_json, v2_grpc])
 @pytest.mark.parametrize(
     ("model", "choice", "prompt"),
     [
@@ -119,10 +109,10 @@ def test_jinas_tasks_are_types_of_input(server: Server, input_type: str) -> None
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else None,
 )
 def test_a_prompt_is_put_before_the_text(
-    server: Server, ask: Ask, model: str, choice: dict[str, str], prompt: str
+    server: Server, way: Ask, model: str, choice: dict[str, str], prompt: str
 ) -> None:
     """Types of input find the prompt of their side; documents have none where only queries have one."""
-    np.testing.assert_allclose(ask(server, model, **choice), tei(server, "plain", prompt + TEXT), atol=1e-6)
+    np.testing.assert_allclose(way(server, model, **choice), tei(server, "plain", prompt + TEXT), atol=1e-6)
 
 
 def test_prompts_of_tei_routes(server: Server) -> None:

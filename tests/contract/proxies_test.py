@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.contract.clients.proxies import PROXIES, Ports, Proxy
 from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, Refused, get, metric, post_json
 from tests.support.expected import fake_answers
+from tests.support.external_servers import program
 from tests.support.models import NAME
 from tests.support.server import FAKE, SLOW_ENGINES, Server, free_port, listening
 from tests.support.stopping import stop
@@ -40,7 +41,6 @@ def server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=PROXIES, ids=lambda proxy: proxy.name)
 def proxied(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The addresses of a proxy before it, as those of a server."""
     proxy: Proxy = request.param
     if not proxy.is_here:
         pytest.skip(f"no {proxy.name} here (see make proxies)")
@@ -48,13 +48,11 @@ def proxied(request: pytest.FixtureRequest, server: Server, tmp_path_factory: py
     ports = Ports(free_port(), free_port(), *behind)
     folder = tmp_path_factory.mktemp(proxy.name)
     places = SimpleNamespace(http=f"127.0.0.1:{ports.http}", grpc=f"127.0.0.1:{ports.grpc}", name=proxy.name)
-    with proxy.running(folder, ports) as process:
 
-        def ready() -> bool:
-            assert process.poll() is None, (folder / "log").read_text()
-            return listening(places.grpc) and get(places.http, "/readyz").status == 200
+    def is_ready() -> bool:
+        return listening(places.grpc) and get(places.http, "/readyz").status == 200
 
-        wait_for(ready, proxy.name, 30)
+    with program(proxy.command(folder, ports), folder / "log", is_ready, cwd=folder):
         yield places
     assert (folder / "log").read_text().strip() == ""
 

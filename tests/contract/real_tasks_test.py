@@ -7,14 +7,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
 import transformers
 
 from serving.models.bundle import open_bundle
-from tests.support.clients import post_json
+from tests.support.clients import ask, post_json
 from tests.support.console import answered, visit
 from tests.support.models import ROOT
 from tests.support.pipelines import pipeline_answers
@@ -69,13 +68,6 @@ def test_int8_keeps_its_limits_on_labelled_text(tmp_path: Path, name: str) -> No
         assert artifact.quantisation is not None
         assert artifact.quantisation.activations == "static"
         assert artifact.batch_invariant
-
-
-def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request."""
-    reply = post_json(server.http, path, json.dumps(message).encode(), {"X-Request-Timeout-Ms": "60000"})
-    assert reply.status == 200, reply.body
-    return reply.json()
 
 
 def loaded(kind: Any, name: str) -> tuple[Any, Any]:
@@ -161,31 +153,6 @@ def test_questions(server: Server) -> None:
         assert found["score"] == pytest.approx(expected["score"], abs=1e-3)
 
 
-def test_hugging_faces_client(server: Server) -> None:
-    """With an address alone it gives the labels, entities and answers of transformers' pipelines."""
-
-    def client(name: str) -> huggingface_hub.InferenceClient:
-        return huggingface_hub.InferenceClient(base_url=f"http://{server.http}/models/{name}")
-
-    def same(found: Any, expected: Any, close: float, *keys: str) -> None:
-        assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
-        assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=close)
-
-    for text in ("Angela Merkel flew to Toronto and loved it.", "The film drags, and nobody at Netflix cared."):
-        tokenizer, model = loaded(transformers.AutoModelForSequenceClassification, NAMES[0])
-        classes = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer)(text, top_k=None)
-        same(client(NAMES[0]).text_classification(text), classes, SAME_SCORE, "label")
-        tokenizer, model = loaded(transformers.AutoModelForTokenClassification, NAMES[2])
-        entities = transformers.TokenClassificationPipeline(model=model, tokenizer=tokenizer)(
-            text, aggregation_strategy="simple"
-        )
-        same(client(NAMES[2]).token_classification(text), entities, SAME_SCORE, "entity_group", "start", "end")
-    tokenizer, model = loaded(transformers.AutoModelForQuestionAnswering, NAMES[1])
-    asked = {"question": "Who flew to the Moon?", "context": "Armstrong and Aldrin flew to the Moon in July 1969."}
-    answers = pipeline_answers(TinyModel("answer", model, tokenizer), **asked)
-    same([client(NAMES[1]).question_answering(**asked)], answers, 1e-3, "answer", "start", "end")
-
-
 @pytest.mark.parametrize("overlap", [None, 0, 100])
 def test_an_entity_behind_the_models_length_is_found_once(server: Server, overlap: int | None) -> None:
     """In windows, at its offsets in the text, wherever the text is cut."""
@@ -194,6 +161,6 @@ def test_an_entity_behind_the_models_length_is_found_once(server: Server, overla
     for before in (60, 63, 66, 120):  # of 11 tokens each
         text = filler * before + planted + filler * 30
         message = {"inputs": text, "parameters": parameters}
-        reply = post_json(server.http, "/tag", json.dumps(message).encode())
+        reply = post_json(server.http, "/tag", message)
         found = [(text[e["start"] : e["end"]], e["start"] - len(filler) * before) for e in reply.json()]
         assert found == [("Angela Merkel", 10), ("Toronto", 32)]

@@ -35,7 +35,7 @@ from serving.http.openapi import docs_router
 from serving.models.manifest import Manifest
 from serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
 from serving.telemetry import catalogue
-from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, bytes_tensor
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, infer_request
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.descriptions import kind, objects, operation, options, places, protobuf
 from tests.support.models import NAME, ROOT, light_repository
@@ -129,9 +129,7 @@ class Product:
                 yield from protobuf(file)
             infer = channel.unary_unary(MODEL_INFER, ModelInferRequest.SerializeToString)
             for model in ("embed", "nobody"):
-                request = ModelInferRequest(model_name=model, raw_input_contents=[bytes_tensor(["a"])])
-                request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
-                call = infer.future(request, metadata=metadata, timeout=TIMEOUT_S)
+                call = infer.future(infer_request(["a"], model=model), metadata=metadata, timeout=TIMEOUT_S)
                 names = [name for name, _ in (*call.initial_metadata(), *call.trailing_metadata())]
                 yield f"{call.code().name}: {', '.join(sorted(names))}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -9,12 +10,11 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.clients import TIMEOUT_S, metric
-from tests.support.tei_client import TeiClient
+from tests.support.clients import TIMEOUT_S, ask, get, metric
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.support.server import Server
 
@@ -61,9 +61,9 @@ def channel(tasks_server: Server) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture(scope="module")
-def tei(tasks_server: Server) -> TeiClient:
-    """The same server over HTTP."""
-    return TeiClient(tasks_server.http)
+def tei(tasks_server: Server) -> Callable[..., Any]:
+    """Asks the same server over HTTP."""
+    return partial(ask, tasks_server)
 
 
 @pytest.fixture(scope="module")
@@ -100,31 +100,31 @@ def test_fields_have_teis_numbers() -> None:
     [{}, {"normalize": False}, {"normalize": True, "dimensions": 8}, {"truncate": True, "inputs": LONG}],
     ids=str,
 )
-def test_embed(embed: Any, tei: TeiClient, options: dict[str, Any]) -> None:
+def test_embed(embed: Any, tei: Callable[..., Any], options: dict[str, Any]) -> None:
     """The vector of `/embed`, and what it took."""
     options = {"inputs": TEXTS[1], **options}
     reply = embed.Embed(pb.EmbedRequest(**options))
-    np.testing.assert_allclose(reply.embeddings, tei.embed(**options)[0], atol=CLOSE)
+    np.testing.assert_allclose(reply.embeddings, tei("/embed", **options)[0], atol=CLOSE)
     assert reply.metadata.compute_chars == len(options["inputs"])
     assert reply.metadata.compute_tokens > 2
     parts = ("tokenization_time_ns", "queue_time_ns", "inference_time_ns")
     assert 0 < sum(getattr(reply.metadata, part) for part in parts) <= reply.metadata.total_time_ns
 
 
-def test_truncation_is_asked_for(embed: Any, tei: TeiClient) -> None:
+def test_truncation_is_asked_for(embed: Any, tei: Callable[..., Any]) -> None:
     """A message that does not ask for it is refused where its text is too long; either end is cut."""
     with pytest.raises(grpc.RpcError) as refused:
         embed.Embed(pb.EmbedRequest(inputs=LONG))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     left = embed.Embed(pb.EmbedRequest(inputs=LONG, truncate=True, truncation_direction=LEFT))
-    np.testing.assert_allclose(left.embeddings, tei.embed(LONG, truncation_direction="Left")[0], atol=CLOSE)
+    np.testing.assert_allclose(left.embeddings, tei("/embed", inputs=LONG, truncation_direction="Left")[0], atol=CLOSE)
 
 
-def test_embed_all(embed: Any, tei: TeiClient) -> None:
+def test_embed_all(embed: Any, tei: Callable[..., Any]) -> None:
     """The vectors of `/embed_all`."""
     reply = embed.EmbedAll(pb.EmbedAllRequest(inputs=TEXTS[1]))
     found = [token.embeddings for token in reply.token_embeddings]
-    np.testing.assert_allclose(found, tei.post("/embed_all", inputs=TEXTS[1])[0], atol=CLOSE)
+    np.testing.assert_allclose(found, tei("/embed_all", inputs=TEXTS[1])[0], atol=CLOSE)
 
 
 def scores(reply: Any) -> list[tuple[str, Any]]:
@@ -135,19 +135,23 @@ def told(reply: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
     return [(one["label"], one["score"]) for one in reply]
 
 
-def test_predict(predict: Any, tei: TeiClient) -> None:
+def test_predict(predict: Any, tei: Callable[..., Any]) -> None:
     """The classes of `/predict`, of texts and of pairs, as probabilities or raw."""
-    assert scores(predict.Predict(pb.PredictRequest(inputs=TEXTS[1]))) == told(tei.predict(TEXTS[1]))
+    assert scores(predict.Predict(pb.PredictRequest(inputs=TEXTS[1]))) == told(tei("/predict", inputs=TEXTS[1]))
     raw = predict.Predict(pb.PredictRequest(inputs=TEXTS[1], raw_scores=True))
-    assert scores(raw) == told(tei.predict(TEXTS[1], raw_scores=True))
-    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:2]))) == told(tei.predict(TEXTS[:2]))
-    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:1]))) == told(tei.predict(TEXTS[0]))
+    assert scores(raw) == told(tei("/predict", inputs=TEXTS[1], raw_scores=True))
+    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:2]))) == told(
+        tei("/predict", inputs=TEXTS[:2])
+    )
+    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:1]))) == told(
+        tei("/predict", inputs=TEXTS[0])
+    )
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_rerank(rerank: Any, tei: TeiClient, *, raw: bool) -> None:
+def test_rerank(rerank: Any, tei: Callable[..., Any], *, raw: bool) -> None:
     """The order of `/rerank`, of one message and of one for each text."""
-    expected = tei.rerank("the server", TEXTS, return_text=True, raw_scores=raw)
+    expected = tei("/rerank", query="the server", texts=TEXTS, return_text=True, raw_scores=raw)
     together = pb.RerankRequest(query="the server", texts=TEXTS, return_text=True, raw_scores=raw)
     # Of a stream the first message decides what is answered.
     first = {"return_text": True, "raw_scores": raw}
@@ -172,18 +176,18 @@ def test_a_stream_of_more_texts_than_one_message_takes(rerank: Any, tasks_server
     wait_for(lambda: metric(tasks_server, "bertserve_buffer_bytes") == 0, "no bytes held")
 
 
-def test_tokenize_and_decode(tokenize: Any, tei: TeiClient) -> None:
+def test_tokenize_and_decode(tokenize: Any, tei: Callable[..., Any]) -> None:
     """The tokens of `/tokenize`, without characters where they are special, and the way back."""
     text = "The server, a text é!"
     reply = tokenize.Tokenize(pb.EncodeRequest(inputs=text, add_special_tokens=True))
-    (expected,) = tei.tokenize(text)
+    (expected,) = tei("/tokenize", inputs=text)
     optional = ("start", "stop")
     assert [
         {"id": token.id, "text": token.text, "special": token.special}
         | {name: getattr(token, name) if token.HasField(name) else None for name in optional}
         for token in reply.tokens
     ] == expected
-    ids = [token["id"] for token in tei.tokenize("the server is on")[0]]
+    ids = [token["id"] for token in tei("/tokenize", inputs="the server is on")[0]]
     assert tokenize.Decode(pb.DecodeRequest(ids=ids, skip_special_tokens=True)).text == "the server is on"
     assert tokenize.Decode(pb.DecodeRequest(ids=ids)).text.startswith("[CLS]")
 
@@ -213,10 +217,10 @@ def test_streams_keep_their_order(embed: Any, predict: Any, tokenize: Any) -> No
     ]
 
 
-def test_info(channel: grpc.Channel, tei: TeiClient) -> None:
+def test_info(channel: grpc.Channel, tasks_server: Server) -> None:
     """What `/info` says, of the model of `/embed` or of the one that the metadata names."""
     info = stubs.InfoStub(channel)
-    expected, reply = tei.info(), info.Info(pb.InfoRequest())
+    expected, reply = get(tasks_server.http, "/info").json(), info.Info(pb.InfoRequest())
     unset = {"sha", "docker_label", "max_batch_requests"}
     assert [name for name in unset if reply.HasField(name) or expected[name] is not None] == []
     fields = {field.name for field in pb.InfoResponse.DESCRIPTOR.fields} - unset - {"model_type"}
@@ -297,8 +301,12 @@ def test_what_a_stream_to_be_ranked_may_not_be(
 
 
 def test_health_knows_the_services(channel: grpc.Channel) -> None:
-    """Each by its name, as TEI's probes ask."""
+    """Each by its name, as TEI's probes ask, Triton's too, and the whole without one; no other."""
     health = health_pb2_grpc.HealthStub(channel)
-    for name in pb.DESCRIPTOR.services_by_name:
-        reply = health.Check(health_pb2.HealthCheckRequest(service=f"tei.v1.{name}"))
+    own = [f"tei.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
+    for name in (*own, "inference.GRPCInferenceService", ""):
+        reply = health.Check(health_pb2.HealthCheckRequest(service=name))
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as refused:
+        health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND

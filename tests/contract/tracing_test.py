@@ -26,7 +26,6 @@ BODY = json.dumps({"inputs": ["a text", PRIVATE]}).encode()
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """One for all tests that share a server."""
     with Collector() as running:
         yield running
 
@@ -62,7 +61,6 @@ def check_stages(spans: list[Span], span_id: str) -> Span:
 
 
 def duration_ms(span: Span) -> float:
-    """How long a span took."""
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
 
 
@@ -213,7 +211,6 @@ def test_the_server_says_who_it_is(server: Server, collector: Collector) -> None
 
 
 def dropped(server: Server) -> dict[str, float]:
-    """Spans that were lost, by reason."""
     name = "bertserve_trace_spans_dropped_total"
     return {reason: metric(server, name, reason=reason) for reason in ("queue_full", "export_failed", "rejected")}
 

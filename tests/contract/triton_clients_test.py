@@ -11,7 +11,7 @@ import pytest
 import torch
 from tritonclient.utils import InferenceServerException
 
-from tests.support.clients import get, http_call, metric, post_json
+from tests.support.clients import ask, get, http_call, metric, post_json
 from tests.support.server import FAKE, Server, measured
 from tests.support.tasks import LABELS, MAX_LENGTH
 from tests.support.triton_clients import FLAVOURS, TritonClient
@@ -25,30 +25,22 @@ if TYPE_CHECKING:
 TEXTS = ["the server", "It is a text, and not on the server.", "a"]
 CONTEXT = "It is a text. The server is in the text, and that is not on it for a server with text."
 QUESTION = "what is in the text"
+LONG = "a " * 400
 CLOSE = 1e-4
 
 
 @pytest.fixture(params=FLAVOURS)
 def client(request: pytest.FixtureRequest, tasks_server: Server) -> TritonClient:
-    """A flavour of the client, and the server of every task."""
     return TritonClient(request.param, tasks_server)
 
 
-def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply of a text route."""
-    reply = post_json(server.http, path, json.dumps(message).encode())
-    assert reply.status == 200, reply.body
-    return reply.json()
-
-
 def texts_of(values: Any) -> list[str]:
-    """The elements of a BYTES output."""
     return [value.decode() for value in values.ravel()]
 
 
 def test_embed(client: TritonClient, tasks_server: Server) -> None:
-    """`embedding` holds the vectors of `/embed`."""
-    found = client.infer("embed", {"text": TEXTS}).as_numpy("embedding")
+    """`embedding` holds the vectors of `/embed`, also of a version that is named."""
+    found = client.infer("embed", {"text": TEXTS}, model_version="1").as_numpy("embedding")
     np.testing.assert_allclose(found, ask(tasks_server, "/embed", inputs=TEXTS), atol=1e-6)
 
 
@@ -197,6 +189,50 @@ def test_wrong_inputs(client: TritonClient, case: str) -> None:
     assert client.infer("embed", {"text": ["a"]}).as_numpy("embedding").shape == (1, 32)
 
 
+@pytest.mark.parametrize(
+    ("model", "text", "more", "words", "statuses"),
+    [
+        ("nobody", "a", {}, "no model of that name", {"404", "StatusCode.NOT_FOUND"}),
+        ("embed", "a", {"timeout": 1}, "deadline", {"504", "StatusCode.DEADLINE_EXCEEDED"}),
+        (
+            "embed",
+            "a " * 400,
+            {"parameters": {"truncate": False}},
+            "402 tokens",
+            {"400", "StatusCode.INVALID_ARGUMENT"},
+        ),
+    ],
+    ids=["unknown model", "timeout in microseconds", "not to be cut"],
+)
+def test_refusals(
+    client: TritonClient, model: str, text: str, more: dict[str, Any], words: str, statuses: set[str]
+) -> None:
+    """A refusal is the client's own exception, with our message and status."""
+    with pytest.raises(InferenceServerException, match=words) as refused:
+        client.infer(model, {"text": [text]}, **more)
+    assert refused.value.status() in statuses
+
+
+def test_health(client: TritonClient) -> None:
+    """Its probes are true for what is served and false, not an error, for what is not."""
+    for method, *names in (("is_server_live",), ("is_server_ready",), ("is_model_ready", "embed", "1")):
+        assert client.call(method, *names)
+    for names in (("embed", "2"), ("nobody",)):
+        assert not client.call("is_model_ready", *names)
+
+
+@pytest.mark.parametrize(("binary_in", "binary_out"), [(True, False), (False, True)], ids=["in", "out"])
+def test_binary_data_one_way(tasks_server: Server, binary_in: bool, binary_out: bool) -> None:  # noqa: FBT001
+    """JSON and binary mix as the client likes."""
+    module = FLAVOURS["http"]
+    tensor = module.InferInput("text", [len(TEXTS), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[text.encode()] for text in TEXTS], np.object_), binary_data=binary_in)
+    wanted = module.InferRequestedOutput("embedding", binary_data=binary_out)
+    with module.InferenceServerClient(tasks_server.http) as client:
+        found = client.infer("embed", [tensor], outputs=[wanted]).as_numpy("embedding")
+    np.testing.assert_allclose(found, ask(tasks_server, "/embed", inputs=TEXTS), atol=1e-6)
+
+
 def test_outputs_are_chosen_by_name(client: TritonClient) -> None:
     """Only what is asked for comes back, in the order asked; unknown or doubled names are refused."""
     result = client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]}, outputs=["end", "answer"])
@@ -226,7 +262,7 @@ def test_each_output_is_binary_or_not(tasks_server: Server, everywhere: bool | N
         ],
         "parameters": {} if everywhere is None else {"binary_data_output": everywhere},
     }
-    reply = post_json(tasks_server.http, "/v2/models/answer/infer", json.dumps(message).encode())
+    reply = post_json(tasks_server.http, "/v2/models/answer/infer", message)
     assert reply.status == 200, reply.body
     length = int(reply.headers.get("inference-header-content-length", len(reply.body)))
     first, second = json.loads(reply.body[:length])["outputs"]
@@ -296,6 +332,7 @@ def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Se
         config = client.told("get_model_config", model)
         config = config.get("config", config)
         assert metadata["name"] == config["name"] == model
+        assert metadata["versions"] == ["1"]
         assert config["max_batch_size"] == 128
         assert not config["model_transaction_policy"].get("decoupled", False)
         assert "dynamic_batching" in config
@@ -313,7 +350,9 @@ def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Se
 
 def test_extensions(client: TritonClient) -> None:
     """What is implemented is listed, what is not is not."""
-    extensions = set(client.told("get_server_metadata")["extensions"])
+    server = client.told("get_server_metadata")
+    assert server["name"] == "bertserve"
+    extensions = set(server["extensions"])
     assert {"statistics", "model_configuration", "binary_tensor_data", "model_repository"} <= extensions
     assert {"parameters", "schedule_policy"} <= extensions
     assert not {"system_shared_memory", "cuda_shared_memory", "trace", "classification"} & extensions
@@ -330,7 +369,6 @@ STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute
 
 
 def counts(stats: dict[str, Any]) -> list[int]:
-    """The number of texts, and of requests in each stage."""
     return [int(stats["inference_count"]), *[int(stats["inference_stats"][stage]["count"]) for stage in STAGES]]
 
 

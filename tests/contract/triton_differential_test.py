@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, TIMEOUT_S, bytes_tensor, http_call
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, http_call, infer_request
 from tests.support.models import HIDDEN_SIZE, NAME, ROOT
 from tests.support.server import FAKE, Server
 from tests.support.triton import Triton, obstacle
@@ -48,8 +48,6 @@ instance_group {{ count: 1 kind: KIND_CPU }}
 
 
 class Request(NamedTuple):
-    """A request of HTTP."""
-
     method: str
     path: str
     body: bytes | None = None
@@ -57,14 +55,7 @@ class Request(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What docs/protocols.md says of some requests.
-
-    Attributes:
-        said: Its words.
-        names: Of the requests.
-        ours: The statuses that our server answers.
-        theirs: Those that Triton answers.
-    """
+    """What docs/protocols.md says of some requests."""
 
     said: str
     names: str
@@ -133,13 +124,11 @@ def text(*texts: str, **changes: Any) -> dict[str, Any]:
 
 
 def ids(**changes: Any) -> dict[str, Any]:
-    """A tensor of ids, likewise."""
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [101, 102], **changes}
     return {name: value for name, value in tensor.items() if value is not ...}
 
 
 def infer(**changes: Any) -> dict[str, Any]:
-    """A request for one text."""
     return {"inputs": [text("a")], **changes}
 
 
@@ -284,7 +273,6 @@ def json_requests() -> dict[str, Request]:
 
 
 def binary_requests() -> dict[str, Request]:
-    """Data behind the JSON, data alone, and compressed bodies."""
     behind: dict[str, tuple[bytes, dict[str, str]]] = {
         **{
             f"size {size!r}": binary(size, ELEMENT)
@@ -463,7 +451,6 @@ def rival(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rival]:
 
 
 def shape(value: Any) -> Any:
-    """What JSON looks like, whatever it says."""
     if isinstance(value, dict):
         return {name: shape(item) for name, item in sorted(value.items())}
     if isinstance(value, list):
@@ -485,12 +472,10 @@ def form(reply: HttpReply | None) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def documented() -> str:
-    """docs/protocols.md, its lines joined."""
     return re.sub(r"\s+", " ", (ROOT / "docs" / "protocols.md").read_text())
 
 
 def explained(name: str, ours: int, theirs: int) -> Difference | None:
-    """What is said of such a difference."""
     for difference in DIFFERENCES:
         if re.fullmatch(difference.names, name) and ours in difference.ours and theirs in difference.theirs:
             return difference
@@ -520,10 +505,9 @@ def test_http(ours: Server, rival: Rival, documented: str) -> None:
 
 def message(*texts: str, **changes: Any) -> pb.ModelInferRequest:
     """A request for texts over gRPC; `changes` are fields of its tensor."""
-    request = pb.ModelInferRequest(model_name=NAME)
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], **changes}
-    request.inputs.add(**tensor)
-    request.raw_input_contents.append(bytes_tensor(texts))
+    request = infer_request(texts)
+    del request.inputs[:]
+    request.inputs.add(**{"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], **changes})
     return request
 
 
@@ -534,7 +518,6 @@ def with_parameter(field: str, value: Any, name: str = "mine") -> pb.ModelInferR
 
 
 def grpc_requests() -> dict[str, bytes]:
-    """Requests of ModelInfer, right and wrong."""
     found = {
         "one text": message("a"),
         "two texts": message("a", "b"),
@@ -615,7 +598,6 @@ GRPC_DIFFERENCES = {
 
 
 def call(address: str, data: bytes) -> tuple[str, Any]:
-    """The status and the shape of an answer over gRPC."""
     with grpc.insecure_channel(address) as channel:
         try:
             reply = channel.unary_unary(MODEL_INFER)(data, timeout=TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.clients import BOTH, TRANSPORTS, Tei, post_json
-from tests.support.expected import cosines, pytorch_embeddings, unit, words
+from tests.support.expected import cosines, sentence_vectors, unit, words
 from tests.support.models import HIDDEN_SIZE
 from tests.support.texts import sample
 
@@ -40,13 +39,11 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(texts: list[str]) -> NDArray[np.float32]:
-    """PyTorch's vectors of these texts."""
-    return pytorch_embeddings(texts)
+    return sentence_vectors(texts)
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, precision: str) -> Server:
-    """The shared server of a precision."""
     found: Server = request.getfixturevalue(f"{precision}_server")
     return found
 
@@ -131,7 +128,7 @@ def test_a_long_text_is_its_beginning(fp32_server: Server, models: Path) -> None
     long, cut = words(models, 400), words(models, 256)
     vectors = embed(fp32_server, Tei, [long, cut])
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
-    assert cosines(vectors[:1], pytorch_embeddings([long])).min() >= FP32_COSINE
+    assert cosines(vectors[:1], sentence_vectors([long])).min() >= FP32_COSINE
 
 
 def test_200_tokens_are_read_whole(fp32_server: Server, models: Path) -> None:
@@ -150,7 +147,7 @@ def test_dimensions_and_normalize(fp32_server: Server, normalize: bool, dimensio
     asked = ["first text", "second text", "third one"][:count]
 
     def vectors(**options: object) -> NDArray[np.float32]:
-        reply = post_json(fp32_server.http, "/embed", json.dumps({"inputs": asked, **options}).encode())
+        reply = post_json(fp32_server.http, "/embed", {"inputs": asked, **options})
         assert reply.status == 200, reply.body
         return np.array(reply.json(), np.float32)
 
@@ -158,18 +155,3 @@ def test_dimensions_and_normalize(fp32_server: Server, normalize: bool, dimensio
     if normalize:
         expected = unit(expected)
     np.testing.assert_allclose(vectors(normalize=normalize, dimensions=dimensions), expected, rtol=1e-5, atol=1e-7)
-
-
-def test_a_text_and_a_list_of_it(fp32_server: Server) -> None:
-    """One text alone answers as a list of one: a matrix of one row."""
-    one = post_json(fp32_server.http, "/embed", b'{"inputs": "a text"}').json()
-    listed = post_json(fp32_server.http, "/embed", b'{"inputs": ["a text"]}').json()
-    np.testing.assert_array_equal(one, listed)
-    assert np.shape(one) == (1, HIDDEN_SIZE)
-
-
-def test_unknown_prompt_is_named(fp32_server: Server) -> None:
-    """A prompt that the model does not have is 422."""
-    reply = post_json(fp32_server.http, "/embed", b'{"inputs": "x", "prompt_name": "query"}')
-    assert reply.status == 422
-    assert reply.json()["error_type"] == "Validation"

@@ -2,7 +2,7 @@
 
 A folder is a choice for each axis of `tests/support/folders/grammar.py`, drawn from one seed. To see one again:
 
-    python -m tests.support.folders SEED ...
+    python -c "from tests.support.folders.search import search; print(*search([SEED], fused=True)[0])"
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ from tests.support.dispatching import (
     dispatcher,
     pooled,
     rows,
+    run_request,
     text,
 )
-from tests.support.permits import run_request
 from tests.support.virtual_time import VirtualLoop, now, virtually
 
 if TYPE_CHECKING:

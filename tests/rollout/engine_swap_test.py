@@ -22,9 +22,8 @@ from serving.errors import EngineLost, NotReady
 from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority
 from tests.support.costs import constant, model_costs
-from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, text
+from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, run_request, text
 from tests.support.engine_processes import LOAD, SIZE, Listener, asynchronous, cancel, right, soon, submit
-from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
 from tests.support.virtual_time import virtually

@@ -25,23 +25,22 @@ def client_of(server: Server, key: str = "unused") -> openai.OpenAI:
 
 
 def request_line(custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A line of an input file."""
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": body}
 
 
 def lines_of(lines: Sequence[dict[str, Any]]) -> bytes:
-    """An input file."""
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def to_file(client: openai.OpenAI, lines: Sequence[dict[str, Any]]) -> FileObject:
-    """The lines, uploaded."""
     return client.files.create(file=("input.jsonl", lines_of(lines)), purpose="batch")
 
 
-def ended(client: openai.OpenAI, batch_id: str, seconds: float = 30.0) -> Batch:
-    """The batch when it has ended."""
+def started(client: openai.OpenAI, file_id: str, **more: Any) -> Batch:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", **more)
 
+
+def ended(client: openai.OpenAI, batch_id: str, seconds: float = 30.0) -> Batch:
     def end() -> Batch | None:
         batch = client.batches.retrieve(batch_id)
         return batch if batch.status in _ENDED else None
@@ -50,7 +49,6 @@ def ended(client: openai.OpenAI, batch_id: str, seconds: float = 30.0) -> Batch:
 
 
 def results_of(client: openai.OpenAI, batch: Batch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of its output file and of its error file."""
     files = (batch.output_file_id, batch.error_file_id)
     contents = [client.files.content(name).text if name else "" for name in files]
     output, errors = ([json.loads(line) for line in content.splitlines()] for content in contents)

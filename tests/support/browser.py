@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -20,7 +19,6 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
 _UNPACKED = ROOT / "build" / "chromium"
 _PROGRAM = _UNPACKED / "usr" / "lib" / "chromium" / "chromium-headless-shell"
@@ -70,7 +68,6 @@ class Browser:
         self._profile = profile
 
     def __enter__(self) -> Self:
-        """Starts it and waits for its port."""
         program = chromium()
         if program is None:
             raise FileNotFoundError("chromium is neither in build/ nor on the PATH")
@@ -88,10 +85,7 @@ class Browser:
         self._url = f"ws://127.0.0.1:{port}{path}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends it with all of its processes."""
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -139,7 +133,6 @@ class Page:
         self._socket.close()
 
     def send(self, method: str, **parameters: Any) -> int:
-        """Sends a command without waiting for its result."""
         serial = next(self._serial)
         message = {"id": serial, "method": method, "params": parameters}
         self._socket.send(json.dumps(message if self._session is None else {**message, "sessionId": self._session}))
@@ -188,11 +181,9 @@ class Page:
         wait_for(holds, what or condition, seconds)
 
     def text(self, selector: str) -> str:
-        """The text of an element, as it is shown."""
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def fill(self, selector: str, value: str) -> None:
-        """Puts a value into a field as its user would."""
         place, given = json.dumps(selector), json.dumps(value)
         self.run(
             f"(() => {{ const field = document.querySelector({place}); field.value = {given};"
@@ -200,7 +191,6 @@ class Page:
         )
 
     def click(self, selector: str) -> None:
-        """Clicks the middle of an element, wherever that is."""
         place = json.dumps(selector)
         box = self.run(
             f"(() => {{ const element = document.querySelector({place}); element.scrollIntoView({{ block: 'center' }});"
@@ -210,7 +200,6 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key: str, code: int, *, control: bool = False, text: str = "") -> None:
-        """Presses a key."""
         shared = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 2 if control else 0}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **shared)
         self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
@@ -224,7 +213,6 @@ class Page:
         return str(self.run(f"document.querySelector({place}).value"))
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False, reduced: bool = False) -> None:
-        """Sets the window's size and the user's preferences."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -235,15 +223,9 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def offline(self, off: bool) -> None:  # noqa: FBT001  it is the whole question
-        """Cuts the page's network, or mends it."""
         self.call(
             "Network.emulateNetworkConditions", offline=off, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
-
-    def screenshot(self, path: Path) -> None:
-        """Writes the whole page as a PNG."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def names(self) -> list[tuple[str, str]]:
         """Role and name of everything in the accessibility tree."""

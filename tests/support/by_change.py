@@ -95,12 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Worker:
-    """Leaves out what the controller says.
-
-    Attributes:
-        left_out: Reasons by the outsider's name.
-        numbers: How many tests of each were left out.
-    """
+    """Leaves out what the controller says."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.left_out: dict[str, str] = getattr(config, "workerinput", {}).get("outsiders", {})

@@ -27,13 +27,6 @@ class Certificates:
     """
 
     def __init__(self, folder: Path, *, mutual: bool = False, not_after: dt.datetime | None = None) -> None:
-        """Makes them.
-
-        Args:
-            folder: Where the files go; made where it does not exist.
-            mutual: Whether clients show a certificate too.
-            not_after: When the server's ends.
-        """
         folder.mkdir(exist_ok=True)
         self.authority, self.clients = trustme.CA(), trustme.CA()
         self.cert, self.key, self.ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
@@ -48,12 +41,10 @@ class Certificates:
             self.clients.issue_cert("client@example.test").private_key_and_cert_chain_pem.write_to_path(self.client)
 
     def options(self) -> list[str]:
-        """The server's, as words of its command line."""
         words = ["--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key)]
         return words + (["--tls-client-ca-file", str(self.client_ca)] if self.client else [])
 
     def context(self, *protocols: str) -> ssl.SSLContext:
-        """A client's."""
         context = ssl.create_default_context(cafile=self.ca)
         if protocols:
             context.set_alpn_protocols(list(protocols))
@@ -62,7 +53,6 @@ class Certificates:
         return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """The same for gRPC."""
         client = self.client.read_bytes() if self.client else None
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), client, client)
 
@@ -76,11 +66,7 @@ class Certificates:
 
 
 class Secured(str):
-    """`host:port` of a port that speaks TLS.
-
-    Attributes:
-        certificates: What a client needs there.
-    """
+    """`host:port` of a port that speaks TLS."""
 
     __slots__ = ("certificates",)
 
@@ -88,7 +74,6 @@ class Secured(str):
 
     @classmethod
     def of(cls, address: str, certificates: Certificates) -> Secured:
-        """An address with what it needs."""
         secured = cls(address)
         secured.certificates = certificates
         return secured

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import torch as safetensors_torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from export.checkpoint.families import FAMILIES
 from export.texts import corpus
@@ -41,17 +41,7 @@ def write_checkpoint(
     seed: int = 0,
     pooling: str | None = "mean",
 ) -> Path:
-    """Writes a checkpoint with random weights.
-
-    Args:
-        folder: Where; made if need be.
-        layers: Transformer layers.
-        heads: Attention heads of a layer.
-        hidden_size: Components of a vector.
-        positions: Longest input of the model.
-        seed: Of the weights.
-        pooling: `mean` or `cls`; None leaves out the files of Sentence Transformers.
-    """
+    """Writes a BERT with random weights; without `pooling` (`mean` or `cls`) it lacks the files of sentence models."""
     folder.mkdir(parents=True, exist_ok=True)
     config = transformers.BertConfig(
         vocab_size=len(vocabulary()),
@@ -74,7 +64,7 @@ def write_checkpoint(
         {f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}, folder / "model.safetensors"
     )
     write_json(folder / "config.json", {**config.to_dict(), "architectures": ["BertModel"], "model_type": "bert"})
-    write_json(folder / "tokenizer.json", _tokenizer())
+    (folder / "tokenizer.json").write_text(_tokenizer().to_str())
     token = {"__type": "AddedToken", "content": "[CLS]"}
     write_json(folder / "tokenizer_config.json", {"model_max_length": positions, "cls_token": token})
     if pooling is not None:
@@ -159,18 +149,12 @@ def write_task_checkpoint(
 ) -> Path:
     """Writes a checkpoint of any architecture and task, saved by Transformers itself, with random weights.
 
-    Those that Transformers does not read are made of what it saved.
-
-    Args:
-        folder: Where; made if need be.
-        model_type: A key of `STEMS`.
-        task: A key of `HEADS`.
-        projected: ELECTRA and ALBERT only: embeddings narrower than the layers.
-        settings: Others than the usual ones, by Transformers' names.
+    Those that Transformers does not read are made of what it saved. With `projected`, for ELECTRA and ALBERT,
+    embeddings are narrower than the layers; `settings` have Transformers' names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     offset = model_type in FAMILIES and FAMILIES[model_type].offset_positions
-    tokenizer = byte_tokenizer() if offset else Tokenizer.from_str(json.dumps(_tokenizer()))
+    tokenizer = byte_tokenizer() if offset else _tokenizer()
     named = dict(enumerate(LABELS.get(task, ("a", "b"))))
     sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66 if offset else 64}
     usual = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -245,14 +229,12 @@ def edit_json(path: Path, **changes: object) -> None:
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Changes the tensors of a checkpoint in place."""
     tensors = safetensors_torch.load_file(folder / "model.safetensors")
     change(tensors)
     safetensors_torch.save_file(tensors, folder / "model.safetensors")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
 
@@ -264,7 +246,6 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
 
 
 def added_token(identity: int, content: str, **flags: bool) -> dict[str, Any]:
-    """A token of its own, as tokenizer.json has them."""
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     return {"id": identity, "content": content, **usual, **flags}
 
@@ -282,53 +263,25 @@ def _write_sentence_files(folder: Path, hidden_size: int, pooling: str) -> None:
 
 def stripped_tokenizer() -> str:
     """The tokenizer as bundles hold it: lengths belong to the manifest."""
-    return json.dumps({**_tokenizer(), "truncation": None, "padding": None})
+    tokenizer = _tokenizer()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer.to_str()
 
 
-def _tokenizer() -> dict[str, Any]:
+def _tokenizer() -> Tokenizer:
     ids = vocabulary()
-
-    def special(token: str, segment: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": token, "type_id": segment}}
-
-    def sequence(name: str, segment: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": segment}}
-
-    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
-    frame = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("[CLS]", "[SEP]")}
-    return {
-        "version": "1.0",
-        # As real checkpoints do, this one carries the lengths that it was trained with.
-        "truncation": {"max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
-        "padding": {
-            "strategy": {"Fixed": 8},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "[PAD]",
-        },
-        "added_tokens": [added_token(ids[token], token, special=True) for token in SPECIAL],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, sequence("B", 1), special("[SEP]", 1)],
-            "special_tokens": frame,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": ids,
-        },
-    }
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))  # noqa: S106
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, ids[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    # As real checkpoints do, this one carries the lengths that it was trained with.
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    return tokenizer

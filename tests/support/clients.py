@@ -22,7 +22,6 @@ from tests.support.models import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -69,14 +68,11 @@ class Refused(Exception):
 
 @dataclass
 class HttpReply:
-    """An HTTP reply as it came."""
-
     status: int
     headers: dict[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body, decoded."""
         return json.loads(self.body)
 
 
@@ -93,9 +89,7 @@ class HttpConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def call(
@@ -114,23 +108,29 @@ class HttpConnection:
 def http_call(
     address: str, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> HttpReply:
-    """One request on a connection of its own."""
     with HttpConnection(address) as connection:
         return connection.call(method, path, body, headers)
 
 
 def get(address: str, path: str) -> HttpReply:
-    """A GET on a connection of its own."""
     return http_call(address, "GET", path)
 
 
-def post_json(address: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpReply:
-    """A POST of bytes that claim to be JSON, on a connection of its own."""
-    return http_call(address, "POST", path, body, {"Content-Type": "application/json", **(headers or {})})
+def post_json(address: str, path: str, body: Any, headers: Mapping[str, str] | None = None) -> HttpReply:
+    """A POST on a connection of its own, of bytes that claim to be JSON, or of anything else as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return http_call(address, "POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+
+
+def ask(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply to a request that is answered."""
+    reply = post_json(server.http, path, message)
+    assert reply.status == 200, reply.body
+    return reply.json()
 
 
 class Transport:
-    """A way to ask for embeddings.
+    """A way to ask for embeddings; use it in a `with` block.
 
     Attributes:
         name: As test ids show it.
@@ -146,9 +146,7 @@ class Transport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -171,7 +169,6 @@ class _Http(Transport):
         self._connection = HttpConnection(server.http)
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.__exit__(None, None, None)
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
@@ -185,11 +182,9 @@ class _Http(Transport):
         return self.decode(reply)
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         raise NotImplementedError
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         raise NotImplementedError
 
 
@@ -199,11 +194,9 @@ class Tei(_Http):
     name, family, path = "embed", "tei", "/embed"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         return json.dumps({"inputs": texts, "truncate": truncate}).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         return Answer(np.array(reply.json(), np.float32), reply.headers, reply.json())
 
 
@@ -214,18 +207,15 @@ class OpenAiFloat(_Http):
     encoding_format = "float"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         del truncate  # this protocol does not know it
         message = {"input": texts, "model": NAME, "encoding_format": self.encoding_format}
         return json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         rows = [self.vector(entry["embedding"]) for entry in reply.json()["data"]]
         return Answer(np.stack(rows), reply.headers, reply.json())
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
-        """The numbers of one embedding."""
         return np.array(embedding, np.float32)
 
 
@@ -235,7 +225,6 @@ class OpenAiBase64(OpenAiFloat):
     name, encoding_format = "openai-base64", "base64"
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
-        """The numbers of one embedding."""
         return np.frombuffer(base64.b64decode(embedding), "<f4")
 
 
@@ -245,12 +234,10 @@ class V2Json(_Http):
     name, family, path = "v2-json", "v2", f"/v2/models/{NAME}/infer"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         return json.dumps({"inputs": [tensor], "parameters": _parameters(truncate=truncate)}).encode(), {}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         (output,) = reply.json()["outputs"]
         return Answer(np.array(output["data"], np.float32).reshape(output["shape"]), reply.headers, reply.json())
 
@@ -261,7 +248,6 @@ class V2Binary(_Http):
     name, family, path = "v2-binary", "v2", f"/v2/models/{NAME}/versions/1/infer"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
-        """The request of this protocol: body and headers."""
         blob = bytes_tensor(texts)
         size = {"binary_data_size": len(blob)}
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "parameters": size}
@@ -270,7 +256,6 @@ class V2Binary(_Http):
         return head + blob, {"Inference-Header-Content-Length": str(len(head))}
 
     def decode(self, reply: HttpReply) -> Answer:
-        """The reply of this protocol."""
         size = int(reply.headers["inference-header-content-length"])
         message = json.loads(reply.body[:size])
         (output,) = message["outputs"]
@@ -293,7 +278,6 @@ class Grpc(Transport):
         )
 
     def close(self) -> None:
-        """Closes the connection."""
         self.channel.close()
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
@@ -305,13 +289,11 @@ class Grpc(Transport):
             reply, call = self.infer.with_call(request, timeout=TIMEOUT_S, wait_for_ready=False)
         except grpc.RpcError as error:
             raise refusal(error) from error
-        return grpc_answer(reply, call)
+        vectors = np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
+        return Answer(vectors, metadata(call), reply)
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
-        """The message for these texts."""
-        request = pb.ModelInferRequest(model_name=NAME)
-        request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
-        request.raw_input_contents.append(bytes_tensor(texts))
+        request = infer_request(texts)
         if truncate is not None:
             request.parameters["truncate"].bool_param = truncate
         return request
@@ -323,7 +305,6 @@ class GrpcContents(Grpc):
     name = "grpc-contents"
 
     def request(self, texts: Sequence[str], *, truncate: bool | None = None) -> pb.ModelInferRequest:
-        """The message for these texts."""
         request = super().request(texts, truncate=truncate)
         del request.raw_input_contents[:]
         request.inputs[0].contents.bytes_contents.extend(text.encode() for text in texts)
@@ -358,10 +339,12 @@ def bytes_tensor(texts: Sequence[str]) -> bytes:
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
 
-def grpc_answer(reply: pb.ModelInferResponse, call: grpc.Call) -> Answer:
-    """A gRPC reply as an `Answer`."""
-    vectors = np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
-    return Answer(vectors, metadata(call), reply)
+def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
+    """A message of ModelInfer with raw contents."""
+    request = pb.ModelInferRequest(model_name=model, id=identity)
+    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
+    request.raw_input_contents.append(bytes_tensor(texts))
+    return request
 
 
 def refusal(error: grpc.RpcError) -> Refused:
@@ -370,7 +353,6 @@ def refusal(error: grpc.RpcError) -> Refused:
 
 
 def metadata(call: Any) -> dict[str, str]:
-    """The trailing metadata of a finished call."""
     return dict(call.trailing_metadata() or ())
 
 
@@ -461,9 +443,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def send(self, data: bytes) -> None:

@@ -1,32 +1,29 @@
-"""An OpenTelemetry collector of the test's own: the service of `opentelemetry-proto`, behind OTLP's HTTP endpoint."""
+"""An OpenTelemetry collector of the test's own: OTLP over HTTP, with the messages of `opentelemetry-proto`."""
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceServicer
 
+from tests.support.external_servers import http_server
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
+    from email.message import Message
 
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    """The attributes of a span or a resource."""
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in holder.attributes}
 
 
-class Collector(TraceServiceServicer):
+class Collector:
     """Listens on a free port of this machine; use it in a `with` block.
 
     Attributes:
@@ -37,69 +34,30 @@ class Collector(TraceServiceServicer):
     """
 
     def __init__(self, statuses: Sequence[int] = (), rejects: int = 0) -> None:
-        """Opens the port.
-
-        Args:
-            statuses: See the attribute.
-            rejects: See the attribute.
-        """
         self.requests: list[ExportTraceServiceRequest] = []
         self.statuses = list(statuses)
         self.rejects = rejects
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if collector.statuses:
-                    self._reply(collector.statuses.pop(0), b"")
-                    return
-                assert self.path == "/v1/traces", self.path
-                assert self.headers["Content-Type"] == "application/x-protobuf"
-                answer = collector.Export(ExportTraceServiceRequest.FromString(body), None)
-                self._reply(200, answer.SerializeToString())
-
-            def _reply(self, status: int, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
-        self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
+        self._http = http_server(self._answer)
 
     def __enter__(self) -> Self:
-        """Starts to answer."""
-        self._thread.start()
+        self.endpoint = self._http.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the port."""
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+    def __exit__(self, *error: object) -> None:
+        self._http.__exit__(*error)
 
-    def Export(  # noqa: N802  the service's name
-        self, request: ExportTraceServiceRequest, context: object
-    ) -> ExportTraceServiceResponse:
-        """The call of the service."""
-        del context
-        self.requests.append(request)
+    def _answer(self, path: str, headers: Message, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if self.statuses:
+            return self.statuses.pop(0), {}, b""
+        assert path == "/v1/traces", path
+        assert headers["Content-Type"] == "application/x-protobuf"
+        self.requests.append(ExportTraceServiceRequest.FromString(body))
         response = ExportTraceServiceResponse()
         response.partial_success.rejected_spans = self.rejects
-        return response
+        return 200, {}, response.SerializeToString()
 
     @property
     def spans(self) -> list[Span]:
-        """Every span so far."""
         return [
             span
             for request in list(self.requests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.clients import post_json
@@ -16,20 +15,17 @@ QUESTION, PASSAGE = "is it the server", "\U0001f600 it is a text of the server \
 DASH, MINUS = "\u2013", "\u2212"
 
 
-def visit(page: Page, server: Server) -> Page:
-    """Opens the console and waits for its models."""
-    page.open(f"http://{server.http}/")
+def visit(page: Page, server: Server, where: str = "") -> Page:
+    page.open(f"http://{server.http}/{where}")
     page.wait("!document.getElementById('main').hidden", "the form")
     return page
 
 
 def answered(page: Page) -> None:
-    """Waits for the answer to the request just made, or its refusal."""
     page.wait("document.querySelector('#answer:not([hidden]) :is(#timing table, .refusal)')", "an answer")
 
 
 def ask(page: Page, model: str, **values: str) -> None:
-    """Types a request and sends it."""
     page.fill("#model", model)
     page.run("document.getElementById('answer').hidden = true")
     for field, value in values.items():
@@ -39,7 +35,6 @@ def ask(page: Page, model: str, **values: str) -> None:
 
 
 def cells(page: Page, selector: str) -> list[list[str]]:
-    """The text of a table's rows."""
     rows: list[list[str]] = page.run(
         f"[...document.querySelectorAll('{selector} tbody tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
@@ -48,5 +43,4 @@ def cells(page: Page, selector: str) -> list[list[str]]:
 
 
 def reply(server: Server, path: str, message: dict[str, Any]) -> Any:
-    """What the server answers to the same request."""
-    return post_json(server.http, path, json.dumps(message).encode()).json()
+    return post_json(server.http, path, message).json()

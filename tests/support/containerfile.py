@@ -17,20 +17,13 @@ _COMMENT = re.compile(r"^#.*\n", re.MULTILINE)
 
 @dataclass
 class Stage:
-    """A stage.
-
-    Attributes:
-        name: What others call it.
-        base: An image, or another stage.
-        instructions: Word and rest of each line.
-    """
+    """A stage."""
 
     name: str
     base: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, word: str) -> list[str]:
-        """The rests of the instructions with this word."""
         return [rest for known, rest in self.instructions if known == word]
 
 

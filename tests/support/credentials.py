@@ -12,7 +12,6 @@ WRONG = "wrong" + FIRST[5:]
 
 
 def bearer(key: str | None) -> dict[str, str]:
-    """The header that carries a key."""
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from typing import Self
 
 _RESET = None
 
 
 class DelayingProxy:
-    """Runs in a thread of its own; use it in a `with` block.
-
-    Attributes:
-        address: Where clients connect.
-        target: Where new connections go.
-    """
+    """Runs in a thread of its own; use it in a `with` block."""
 
     def __init__(self, target: str, delay_s: float) -> None:
         """`delay_s` is for one direction: a round trip takes twice as long."""
@@ -33,9 +25,7 @@ class DelayingProxy:
         assert self._started.wait(10)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
@@ -44,7 +34,6 @@ class DelayingProxy:
         self._loop.call_soon_threadsafe(self._passing.clear)
 
     def go_on(self) -> None:
-        """Hands on what was held back, and what comes."""
         self._loop.call_soon_threadsafe(self._passing.set)
 
     async def _run(self) -> None:
@@ -71,7 +60,6 @@ class DelayingProxy:
         far_writer.close()
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """One direction."""
         on_the_way: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
         arriving = asyncio.create_task(self._arrive(on_the_way, sink))
         try:

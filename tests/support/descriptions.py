@@ -33,7 +33,6 @@ _TYPES = {
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """The type that a JSON schema describes, in short."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:

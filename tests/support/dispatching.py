@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serving.engine.base import LaneKind
 from serving.errors import EngineFault, EngineLost
 from serving.inference.dispatcher import Dispatcher
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits
+from serving.records import DEFAULT_PRIORITY, Batch, BatchOutput, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from tests.support.costs import constant, model_costs
-from tests.support.permits import run_request
 from tests.support.specs import model_spec
 from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
     from serving.engine.base import Done
     from serving.inference.dispatcher import PendingRequest
     from serving.scheduling.batcher import Assignment
@@ -36,18 +37,15 @@ SPECS = [
 
 
 def costs() -> list[ModelCosts]:
-    """What each model's batches cost: all the same."""
     each = constant(100)
     return [model_costs(each, each, batched=batched, corners=True) for batched in POLICY.batch_invariant]
 
 
 def pooled(pending: PendingRequest) -> np.ndarray:
-    """The only output of each of a request's texts."""
     return np.stack([row for (row,) in pending.result()])
 
 
 def text(*ids: int) -> EncodedText:
-    """A text of these ids."""
     return EncodedText(array("i", ids))
 
 
@@ -82,7 +80,6 @@ class ScriptedEngine:
         self.running[lane] = (batch, done)
 
     def finish(self, lane: int = WIDE) -> None:
-        """Ends the batch of a lane as its texts say."""
         batch, done = self.running.pop(lane)
         if any(RAISES in one.ids for one in batch.texts):
             done(EngineFault("told to fail"))
@@ -91,7 +88,6 @@ class ScriptedEngine:
             done(BatchOutput([rows], [bool(np.isfinite(row).all()) for row in rows], compute_us=7.0))
 
     def lose(self, lane: int = WIDE) -> None:
-        """Ends the batch of a lane as a process that dies."""
         _, done = self.running.pop(lane)
         done(EngineLost("the process ended"))
 
@@ -107,12 +103,7 @@ class ScriptedEngine:
 
 
 class Sizes:
-    """Keeps the sizes of the batches.
-
-    Attributes:
-        started: Of all that started.
-        ended: Of all that ended.
-    """
+    """Keeps the sizes of the batches."""
 
     def __init__(self) -> None:
         self.started: list[int] = []
@@ -128,14 +119,18 @@ class Sizes:
         self.ended.append(len(assignment.items))
 
 
+def run_request(
+    dispatcher: Dispatcher, model: ModelIndex, texts: Sequence[EncodedText], deadline: float
+) -> Coroutine[Any, Any, PendingRequest]:
+    """`Dispatcher.run` with a permit of its own."""
+    return dispatcher.run(Permit(dispatcher._scheduler.admission, model, DEFAULT_PRIORITY, deadline), texts)
+
+
 def dispatcher(sizes: Sizes | None = None) -> Dispatcher:
-    """A dispatcher on the running loop's clock."""
     return Dispatcher(POLICY, AdmissionLimits(1 << 20), sizes or Sizes(), now)
 
 
 class Bench:
-    """A dispatcher with a scripted engine."""
-
     def __init__(self, lanes: int = 3) -> None:
         self.sizes = Sizes()
         self.dispatcher = dispatcher(self.sizes)
@@ -144,24 +139,20 @@ class Bench:
 
     @property
     def queue(self) -> WorkQueue:
-        """What waits."""
         return self.dispatcher._scheduler.queue
 
     async def ask(
         self, *texts: EncodedText, model: ModelIndex = BATCHED, timeout_s: float = 60.0
     ) -> asyncio.Task[PendingRequest]:
-        """Sends a request and lets it reach the queue."""
         task = asyncio.create_task(run_request(self.dispatcher, model, texts, now() + timeout_s))
         await asyncio.sleep(0)
         return task
 
     def assert_nothing_is_left(self) -> None:
-        """No request, no text and no token is still held."""
         assert self.dispatcher.requests == 0
         assert (self.queue.items, self.queue.tokens) == (0, 0)
 
 
 async def rows(task: asyncio.Task[PendingRequest]) -> list[list[float]]:
-    """A request's answer."""
     found: list[list[float]] = pooled(await task).tolist()
     return found

@@ -30,13 +30,7 @@ def obstacle() -> str | None:
 
 
 def python_on_haswell(folder: Path, script: str, *arguments: str) -> str:
-    """What a script prints on a processor with AVX2 and without VNNI.
-
-    Args:
-        folder: To write into.
-        script: The source.
-        *arguments: Its own.
-    """
+    """What a script prints on a processor with AVX2 and without VNNI."""
     (folder / "proc").mkdir(exist_ok=True)
     (folder / "proc" / "cpuinfo").write_text(f"model name\t: Haswell\nflags\t\t: {HASWELL}\n")
     # The interpreter itself: a virtual environment's link would be followed by the emulated one, which loses its place.

@@ -41,8 +41,6 @@ LOAD = Load("fake", [BATCHED], threads=1, options=faulty(FAULTS))
 
 
 def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test on a loop of its own."""
-
     @wraps(test)
     def run(*args: P.args, **keywords: P.kwargs) -> None:
         asyncio.run(test(*args, **keywords))
@@ -56,7 +54,6 @@ async def soon(awaited: Awaitable[T]) -> T:
 
 
 def batch(*texts: list[int]) -> Batch:
-    """A batch of texts with these ids."""
     return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts])
 
 
@@ -68,30 +65,24 @@ def submit(engine: RemoteEngine, *texts: list[int], lane: int = 0) -> asyncio.Fu
 
 
 def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
-    """Whether an outcome is the fake engine's answer to these texts."""
     expected = [fake_vector(text, SIZE) for text in batch(*texts).texts]
     return isinstance(outcome, BatchOutput) and np.array_equal(outcome.arrays[0], expected, equal_nan=True)
 
 
 class Listener:
-    """Notes what it hears of an engine."""
-
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     def engine_up(self, engine: RemoteEngine) -> None:
-        """There is an engine."""
         self.news.put_nowait(("up", engine))
 
     def engine_down(self) -> None:
-        """There is none."""
         self.news.put_nowait(("down", None))
 
     def device_lost(self) -> None:
         """It is one process."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
-        """There will be none."""
         self.crashed = crashed
         self.news.put_nowait(("failed", reason))
 
@@ -103,6 +94,5 @@ class Listener:
 
 
 async def cancel(task: asyncio.Task[None]) -> None:
-    """Ends a supervisor as the server does."""
     task.cancel()
     await soon(asyncio.gather(task, return_exceptions=True))

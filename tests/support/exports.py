@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export:
-    """An export of a small checkpoint, and what it printed."""
-
     checkpoint: Path
     models: Path
     code: int
@@ -38,7 +36,6 @@ class Export:
 
     @property
     def bundle(self) -> Bundle:
-        """Its first version."""
         return open_bundle(self.models / "small" / "1")
 
 
@@ -47,7 +44,6 @@ ORT = ("--precision", "fp32", "--precision", "int8")
 
 
 def export_small(folder: Path) -> Export:
-    """Exports a small checkpoint for ONNX Runtime."""
     checkpoint, models = write_checkpoint(folder / "small"), folder / "models"
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main([str(checkpoint), "--out", str(models), *ORT])
@@ -55,14 +51,12 @@ def export_small(folder: Path) -> Export:
 
 
 def opened(folder: Path, task: str | None = None) -> Checkpoint:
-    """Opens a folder as an export does."""
     return open_checkpoint(find(str(folder)), None, [].append, task)
 
 
 def answers_together(
     checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
 ) -> list[Row]:
-    """What the engine answers to all texts in one batch."""
     judge = build.judge_of(checkpoint)
     whole = path.with_name(f"whole.{path.name}")
     draft.copy(path, whole)

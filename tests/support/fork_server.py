@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import Future
@@ -93,7 +94,6 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -169,16 +169,19 @@ class ForkServer:
         Raises:
             subprocess.TimeoutExpired: It has not ended after `timeout_s`; it is killed.
         """
+        # A pipe would have to be read meanwhile.
         with (
-            contextlib.closing(_Captured()) as out,
-            contextlib.closing(_Captured()) as err,
+            tempfile.TemporaryFile("w+", errors="replace") as out,
+            tempfile.TemporaryFile("w+", errors="replace") as err,
         ):
-            process = self._start(words, env, cwd, (out.descriptor, err.descriptor), None, files)
+            process = self._start(words, env, cwd, (out.fileno(), err.fileno()), None, files)
             try:
                 code = process.wait(timeout_s)
             finally:
                 process.kill()
-            return subprocess.CompletedProcess(list(words), code, out.text(), err.text())
+            for file in (out, err):
+                file.seek(0)
+            return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
 
     def _start(
         self,
@@ -212,30 +215,13 @@ class ForkServer:
         self._process.wait()
 
 
-class _Captured:
-    """A file without a name that a child writes; a pipe would have to be read meanwhile."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("output")
-
-    def text(self) -> str:
-        os.lseek(self.descriptor, 0, os.SEEK_SET)
-        with os.fdopen(os.dup(self.descriptor), errors="replace") as file:
-            return file.read()
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-
 @functools.cache
 def fork_server() -> ForkServer:
-    """The fork server of servers, started when it is first wanted."""
     return ForkServer(SERVING)
 
 
 @functools.cache
 def export_fork_server() -> ForkServer:
-    """The fork server of exports, started when it is first wanted."""
     return ForkServer(EXPORTING)
 
 

@@ -40,14 +40,7 @@ def parts(usual: int, long: int, full: int) -> Any:
 def each(
     strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None], number: int | None = None
 ) -> None:
-    """Runs a check on so many examples, the same on every run; a failure is shown in its smallest form.
-
-    Args:
-        strategy: Makes them.
-        examples: How many.
-        check: Called with each.
-        number: Of the sequence of examples, where there are several.
-    """
+    """Runs a check on so many examples, the same on every run; a failure is shown in its smallest form."""
 
     @(lambda run: run) if number is None else seed(number)
     @settings(

@@ -11,13 +11,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tests.support.models import ROOT
 from tests.support.server import environment
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 ENGINES = ("onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "onnx", "torch")
 
@@ -26,7 +23,6 @@ class Gate:
     """The process, from the side of a test; use it in a `with` block."""
 
     def __enter__(self) -> Self:
-        """Starts it."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.gate"],
             cwd=ROOT,
@@ -37,10 +33,7 @@ class Gate:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends it."""
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
     def refusal(self, repository: Path) -> str | None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def has_driver() -> bool:
-    """Whether this machine has a GPU's driver."""
     with contextlib.suppress(OSError):
         return bool(ctypes.CDLL("libcuda.so.1"))
     return False

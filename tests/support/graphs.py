@@ -57,11 +57,8 @@ _SHARP = ("query", "key", "q_lin", "k_lin", "classifier", "qa_outputs", "embeddi
 def write_graph(path: Path, architecture: str, *, scale: float = 1) -> Path:
     """Writes the graph of a random model.
 
-    Args:
-        path: The ONNX file.
-        architecture: One of `ARCHITECTURES`.
-        scale: What to multiply the weights with, but for those of queries, keys and heads: attention that
-            looks at one token alone, or logits far apart, would make of any rounding another answer.
+    `scale` multiplies the weights, but for those of queries, keys and heads: attention that looks at one token alone,
+    or logits far apart, would make of any rounding another answer.
     """
     kind: Any = getattr(transformers, architecture)
     config = kind.config_class(**ARCHITECTURES[architecture], attn_implementation="eager")
@@ -110,7 +107,6 @@ def write_fill_mask_graph(path: Path) -> Path:
 
 
 def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
-    """Random texts of different lengths, padded."""
     generator = np.random.default_rng(0)
     ids = generator.integers(5, TOKENS, (texts, tokens)).astype(np.int32)
     mask = np.ones_like(ids)
@@ -125,13 +121,7 @@ def _example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_ranges(path: Path, watched: Path, inputs: dict[str, NDArray[np.int32]]) -> None:
-    """Holds every float tensor of a run against its proven range, which each product must have.
-
-    Args:
-        path: The graph.
-        watched: Where to write one that answers all of its tensors.
-        inputs: What to run it with.
-    """
+    """Holds every float tensor of a run against its proven range, which each product must have; writes to `watched`."""
     draft = Draft(path, watched)
     draft.lift_constants()
     loaded = draft.model

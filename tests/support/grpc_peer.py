@@ -29,8 +29,6 @@ START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
@@ -38,22 +36,18 @@ class Wire(asyncio.Transport):
         self.buffered = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Keeps it."""
         self.written += bytes(data)
 
     def can_write_eof(self) -> bool:
-        """As TCP."""
         return True
 
     def write_eof(self) -> None:
         """The end of what is written."""
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self.closed
 
     def close(self) -> None:
-        """Closes it."""
         self.closed = True
 
     abort = close
@@ -119,13 +113,11 @@ class Peer:
         await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
 
     def frames(self) -> list[http2.Frame]:
-        """What the server wrote."""
         found, rest = http2.split(self.wire.written)
         assert rest == b""
         return found
 
     def replies(self) -> dict[int, Reply]:
-        """The replies among that, by stream."""
         replies = Replies()
         for arrived in self.frames():
             if arrived.stream:
@@ -141,7 +133,6 @@ def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> 
 
 
 def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
-    """A bidirectional call with some messages in one frame."""
     fields = encoder.encode(request_fields("/talk"))
     data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
     return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)

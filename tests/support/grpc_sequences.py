@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import h2.config
 import h2.connection
 import h2.settings
-from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, bytes_tensor
+from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.http2 import CONTINUATION, DATA, HEADERS, PREFACE, frame, prefixed, request_fields, split
 from tests.support.models import NAME
 
@@ -60,46 +59,36 @@ class PlannedCall:
 
 @dataclass
 class Sequence:
-    """What a client sends.
-
-    Attributes:
-        client: The library's side of the connection, which has said all of it.
-        calls: By the number of their stream.
-        data: Its bytes.
-    """
+    """What a client sends."""
 
     client: h2.connection.H2Connection
     calls: dict[int, PlannedCall]
     data: bytes
 
 
-def infer_message(identity: str, *texts: str, model: str = NAME) -> bytes:
-    """A message of ModelInfer."""
-    request = pb.ModelInferRequest(model_name=model, id=identity)
-    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
-    request.raw_input_contents.append(bytes_tensor(texts))
-    return bytes(request.SerializeToString())
-
-
 # Calls.
 
 
+def _message(identity: str, *texts: str, model: str = NAME) -> bytes:
+    return prefixed(infer_request(texts, identity, model).SerializeToString())
+
+
 def _infer(rng: Random, identity: str) -> PlannedCall:
-    content = infer_message(identity, *[rng.choice(["one", "two words", ""]) for _ in range(rng.choice([1, 1, 3]))])
-    return PlannedCall(parts=[prefixed(content)], ids=[identity])
+    texts = [rng.choice(["one", "two words", ""]) for _ in range(rng.choice([1, 1, 3]))]
+    return PlannedCall(parts=[_message(identity, *texts)], ids=[identity])
 
 
 def _compressed(rng: Random, identity: str) -> PlannedCall:
     call = _infer(rng, identity)
     name, compress = rng.choice([("gzip", gzip.compress), ("deflate", zlib.compress)])
     call.fields["grpc_encoding"] = name
-    call.parts = [prefixed(compress(infer_message(identity, "small")), compressed=True)]
+    call.parts = [prefixed(compress(infer_request(["small"], identity).SerializeToString()), compressed=True)]
     return call
 
 
 def _stream(rng: Random, identity: str) -> PlannedCall:
     ids = [f"{identity}.{number}" for number in range(rng.randrange(4))]
-    return PlannedCall(STREAM_INFER, parts=[prefixed(infer_message(one, "in a stream")) for one in ids], ids=ids)
+    return PlannedCall(STREAM_INFER, parts=[_message(one, "in a stream") for one in ids], ids=ids)
 
 
 def _live(_: Random, __: str) -> PlannedCall:
@@ -123,7 +112,7 @@ def _wrong_fields(rng: Random, identity: str) -> PlannedCall:
 
 
 def _wrong_message(rng: Random, identity: str) -> PlannedCall:
-    whole = prefixed(infer_message(identity, "one"))
+    whole = _message(identity, "one")
     call = PlannedCall()
     bodies = [
         (UNIMPLEMENTED, b""),
@@ -134,7 +123,7 @@ def _wrong_message(rng: Random, identity: str) -> PlannedCall:
         (INTERNAL, bytes([rng.randrange(2, 256)]) + whole[1:]),
         (RESOURCE_EXHAUSTED, struct.pack(">BI", 0, rng.choice([(4 << 20) + 1, 2**32 - 1])) + whole[5:]),
         (INVALID_ARGUMENT, prefixed(b"\xff" * rng.randrange(1, 50))),
-        (5, prefixed(infer_message(identity, "one", model="nobody"))),
+        (5, _message(identity, "one", model="nobody")),
     ]
     call.status, body = rng.choice(bodies)
     call.parts = [body]
@@ -255,7 +244,6 @@ def _half_closed(client: h2.connection.H2Connection, stream: int) -> bool:
 
 
 def _cut(rng: Random, part: Part) -> list[Part]:
-    """Data in some frames."""
     if isinstance(part, list):
         return [part]
     places = sorted(rng.randrange(len(part) + 1) for _ in range(rng.choice([0, 0, 0, 1, 3])))

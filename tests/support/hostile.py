@@ -11,6 +11,5 @@ if TYPE_CHECKING:
 
 
 def victim_of(server: Server) -> Victim:
-    """The same, as it is measured."""
     http, grpc = (int(address.rpartition(":")[2]) for address in (server.http, server.grpc))
     return Victim.of(server.pid, http, grpc, lambda: server.log.count("\n"))

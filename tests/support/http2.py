@@ -28,8 +28,6 @@ REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
 
 
 class Frame(NamedTuple):
-    """A frame as it came."""
-
     kind: int
     flags: int
     stream: int
@@ -41,17 +39,14 @@ class Frame(NamedTuple):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame."""
     return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def setting(key: int, value: int) -> bytes:
-    """SETTINGS with one value."""
     return frame(SETTINGS, 0, 0, struct.pack(">HI", key, value))
 
 
 def prefixed(message: bytes, *, compressed: bool = False) -> bytes:
-    """A message as gRPC frames it."""
     return struct.pack(">BI", compressed, len(message)) + message
 
 
@@ -67,8 +62,6 @@ def request_fields(path: str = MODEL_INFER, **changes: str | None) -> list[tuple
 
 @dataclass
 class Reply:
-    """What came on one stream."""
-
     fields: dict[str, str] = field(default_factory=dict)
     data: bytes = b""
     ended: bool = False
@@ -81,7 +74,6 @@ class Reply:
 
     @property
     def message(self) -> bytes:
-        """The only message."""
         assert self.data[:5] == struct.pack(">BI", 0, len(self.data) - 5)
         return self.data[5:]
 
@@ -130,14 +122,7 @@ class RawHttp2(RawConnection):
         window: int = 1 << 30,
         opened: socket.socket | None = None,
     ) -> None:
-        """Connects and begins.
-
-        Args:
-            address: `host:port`.
-            first: What follows the preface; by default SETTINGS without values.
-            window: What all replies together may bring beyond the first 64 KiB.
-            opened: A socket that is connected already.
-        """
+        """`first` follows the preface; `window` is what all replies together may bring beyond the first 64 KiB."""
         super().__init__(address, protocol="h2", opened=opened)
         self._encoder = Encoder()
         self._rest = b""

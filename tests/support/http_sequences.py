@@ -99,7 +99,6 @@ class Sequence:
         return line + b"".join(field + self._one(_ENDS) for field in fields if field) + self._one(_ENDS) + content
 
     def _content(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """How a body is framed, and what is sent."""
         how = self._random.random()
         length = self._one(_LENGTHS)
         length = b"Content-Length: " + (length % ((len(body),) * length.count(b"%")))
@@ -236,7 +235,6 @@ def replies_in(data: bytes, methods: list[bytes]) -> list[Reply]:
 
 
 def _reply_in(data: bytes, *, to_head: bool) -> tuple[Reply, bytes]:
-    """The first reply, and what follows it."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method="HEAD" if to_head else "GET", target="/", headers=[("Host", "x")]))
     parser.send(h11.EndOfMessage())
@@ -257,10 +255,7 @@ def _reply_in(data: bytes, *, to_head: bool) -> tuple[Reply, bytes]:
 def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None = None) -> list[bytes]:
     """What a server sends to clients side by side, each with a sequence in its pieces and an end behind it.
 
-    Args:
-        address: The server's.
-        sequences: What is sent.
-        ports: Gets those of the clients.
+    `ports` gets those of the clients.
     """
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -314,7 +309,6 @@ class Node:
         self._address = f"127.0.0.1:{int(self._said.readline())}"
 
     def taken(self, sequences: list[Sequence]) -> list[int]:
-        """Of each sequence: how many requests are whole, by Node."""
         ports: list[int] = []
         exchanged(self._address, sequences, ports)
         counts = dict(tuple(map(int, self._said.readline().split())) for _ in sequences)

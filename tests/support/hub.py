@@ -4,77 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 
+from tests.support.external_servers import http_server
+
 if TYPE_CHECKING:
+    from email.message import Message
     from pathlib import Path
-    from types import TracebackType
 
 TOKEN = "hf_of_its_owner"  # noqa: S105  nobody's
 GATED = "somebody/gated"
 
 
 class Hub:
-    """Listens on a free port of this machine; use it in a `with` block.
-
-    Attributes:
-        environment: What leads the hub's client here.
-        commit: What the main branch is.
-        private: Whether the model needs the token.
-        down: Whether every request fails.
-        requests: Paths that were asked for.
-    """
+    """Listens on a free port of this machine; use it in a `with` block."""
 
     def __init__(self, model: str, folder: Path, cache: Path) -> None:
-        """Opens the port.
-
-        Args:
-            model: Its id, such as `somebody/small`.
-            folder: Its files, whatever the commit.
-            cache: The home of the hub's client.
-        """
         self.commit, self.private, self.down = "a" * 40, False, False
         self.requests: list[str] = []
         self._model, self._folder = model, folder
-        hub = self
+        self._cache = cache
+        self._server = http_server(self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                path = unquote(urlsplit(self.path).path)
-                hub.requests.append(path)
-                status, headers, body = hub.answer(path, self.headers["Authorization"])
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
-
-            do_HEAD = do_GET  # noqa: N815  the name is the library's
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    def __enter__(self) -> Self:
         self.environment = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}",
-            "HF_HOME": str(cache),
+            "HF_ENDPOINT": self._server.__enter__(),
+            "HF_HOME": str(self._cache),
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
+        return self
 
-    def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body, as the hub's documentation has them."""
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(*error)
+
+    def _answer(self, target: str, headers: Message, _: bytes) -> tuple[int, dict[str, str], bytes]:
+        path = unquote(urlsplit(target).path)
+        self.requests.append(path)
         if self.down:
             return 503, {}, b""
         if path.startswith(f"/api/models/{GATED}"):
             return 403, {"X-Error-Code": "GatedRepo"}, b""
         own = path.startswith((f"/api/models/{self._model}", f"/{self._model}/resolve/"))
-        if not own or (self.private and authorization != f"Bearer {TOKEN}"):
+        if not own or (self.private and headers["Authorization"] != f"Bearer {TOKEN}"):
             # Without a token it does not tell which of the two it is.
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         return self._told(path) if path.startswith("/api/") else self._file(path)
@@ -99,13 +71,3 @@ class Hub:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         content = file.read_bytes()
         return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self.commit}, content
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -8,12 +8,7 @@ _HOLD_IMPORTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 def imported_names(tree: ast.Module, *, for_types: bool) -> set[str]:
-    """Full names of the modules imported at any depth; `from a import b` counts as a and a.b.
-
-    Args:
-        tree: The parsed file.
-        for_types: Whether imports below `if TYPE_CHECKING` count.
-    """
+    """Full names of the modules imported at any depth; `from a import b` counts as a and a.b."""
     names: set[str] = set()
     todo: list[ast.AST] = [tree]
     while todo:

@@ -59,15 +59,8 @@ def obstacle() -> str | None:
 def render(path: Path, renderer: str = "", *, within: Path = ROOT / "deploy") -> str:
     """What a renderer makes of a directory, as canonical JSON; without a name, of the first renderer there is.
 
-    It is asked once for each state of the files and of itself, and its answer is kept, as it takes a second of CPU.
-
-    Args:
-        path: The directory.
-        renderer: Its name.
-        within: The folder in which all files lie of which the directory speaks.
-
-    Raises:
-        AssertionError: It refuses, or warns of something.
+    It is asked once for each state of itself and of all files in `within`, and its answer is kept, as it takes a second
+    of CPU. It must not warn of anything.
     """
     command = renderers()[renderer or next(iter(renderers()))]
     program = Path(command[0]).stat()
@@ -102,15 +95,7 @@ def _rendered(overlay: str) -> str:
 def combined(
     folder: Path, overlay: str, *components: str, resources: tuple[str, ...] = (), more: Manifest | None = None
 ) -> list[Manifest]:
-    """What applying an overlay with components and other resources of `deploy/` would send.
-
-    Args:
-        folder: An empty directory for a copy of the manifests.
-        overlay: Its name.
-        components: Their paths, below `deploy/kubernetes/components` or from there.
-        resources: Paths below `deploy/kubernetes`.
-        more: What else stands in the kustomization.
-    """
+    """What applying an overlay with components and other resources of `deploy/` would send."""
     shutil.copytree(ROOT / "deploy", folder / "deploy")
     (folder / "mine").mkdir()
     mine = {
@@ -127,12 +112,10 @@ def combined(
 
 
 def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:
-    """Those of a kind."""
     return [manifest for manifest in found if manifest["kind"] == kind]
 
 
 def named(found: list[Manifest], kind: str, name: str) -> Manifest:
-    """The only one of that kind and name."""
     (manifest,) = [manifest for manifest in of_kind(found, kind) if manifest["metadata"]["name"] == name]
     return manifest
 

@@ -28,7 +28,6 @@ all_texts, all_probes = corpus.read, corpus.probes
 
 
 def before_forks() -> None:
-    """Makes the exports of a fork server lean."""
     keep_optimized()
     corpus.probes = few_probes
 

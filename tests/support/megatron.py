@@ -125,7 +125,6 @@ def training_state(rank: int, ranks: int, version: float, head: str = "fill_mask
 
 
 def save(state: dict[str, Any], file: Path) -> None:
-    """Writes a rank's file, with the kind of model among its settings."""
     file.parent.mkdir(parents=True, exist_ok=True)
     kind = Enum("ModelType", {"encoder_or_decoder": 1}, module=ENUMS)
     if "args" in state:
@@ -147,10 +146,7 @@ def write_megatron(folder: Path, ranks: int, version: float, head: str = "fill_m
 def forward(models: list[dict[str, Any]], version: float, ids: list[int]) -> torch.Tensor:
     """The vectors of a text's tokens, as the ranks compute them together (Megatron-LM's ParallelTransformerLayer).
 
-    Args:
-        models: Of each rank.
-        version: Of the checkpoint, which says in which order a rank has its queries, keys and values.
-        ids: The text.
+    The version of a checkpoint says in which order a rank has its queries, keys and values.
     """
     languages = [model["language_model"] for model in models]
     embedding, encoder = languages[0]["embedding"], languages[0]["encoder"]
@@ -190,7 +186,6 @@ def word_logits(models: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Ten
 
 
 def class_logits(models: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:
-    """What a classifier says of a text."""
     pooled = torch.tanh(_product(hidden[0], models[0]["language_model"]["pooler"], "dense"))
     return functional.linear(pooled, *models[0]["classification_head"].values())
 

@@ -26,14 +26,12 @@ def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE
 
 
 def renamed_input() -> onnx.ModelProto:
-    """A model that asks for something else."""
     model = tiny_model()
     model.graph.input[0].name = model.graph.node[0].input[0] = "tokens"
     return model
 
 
 def more_inputs() -> onnx.ModelProto:
-    """A model that asks for one thing more."""
     model = tiny_model()
     model.graph.input.add().CopyFrom(onnx.helper.make_tensor_value_info("more", onnx.TensorProto.INT32, ["B"]))
     return model
@@ -48,14 +46,12 @@ def long_inputs() -> onnx.ModelProto:
 
 
 def renamed_output() -> onnx.ModelProto:
-    """A model that calls its answer something else."""
     model = tiny_model()
     model.graph.output[0].name = model.graph.node[-1].output[0] = "logits"
     return model
 
 
 def more_outputs() -> onnx.ModelProto:
-    """A model that answers one thing more."""
     model = tiny_model()
     model.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["B", 1]))
     return model

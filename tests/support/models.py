@@ -38,7 +38,6 @@ def cache_key(*sources: Path) -> str:
 
 @functools.cache
 def demo_repository() -> Path:
-    """A model repository that holds the demo model."""
     return kept(cache_key(), _export)
 
 
@@ -78,14 +77,7 @@ def _export(folder: Path) -> None:
 
 
 def copy_bundle(models: Path, root: Path, *, name: str = NAME, without: tuple[str, ...] = ()) -> Path:
-    """A private copy of the demo bundle below `root`, for a test to spoil; returns the bundle's directory.
-
-    Args:
-        models: The repository to copy from.
-        root: The repository to copy to.
-        name: Of the model there.
-        without: Files to leave out of the copy.
-    """
+    """A private copy of the demo bundle below `root`, for a test to spoil; returns the bundle's directory."""
     source = models / NAME / "1"
     target = root / name / "1"
     target.mkdir(parents=True)

@@ -23,7 +23,6 @@ TIMINGS = "tensorrt.timings"
 
 
 def proof(file: str = FP32) -> Proof:
-    """A proof made on this very machine."""
     return Proof(
         file=file,
         device=host.cpu(),
@@ -54,7 +53,6 @@ def engine(file: Path, max_length: int) -> Artifact:
 
 
 def fill(root: Path, bundle: Bundle) -> CacheEntry:
-    """Puts one of everything into the cache."""
     with CacheWriter(root, bundle.manifest.model, bundle.manifest.version) as writer:
         made = engine(writer.path / ENGINE, bundle.manifest.max_length)
         (writer.path / TIMINGS).write_bytes(b"timings")

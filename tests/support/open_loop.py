@@ -20,13 +20,11 @@ EVEN = Scenario("even", "", (Phase(SECONDS, 1, 1),), {8: 1.0}, rate=RATE, arriva
 
 
 def target_of(server: Server, protocol: str) -> Target:
-    """Where a load test finds a server."""
     return Target.of(f"{protocol}://{server.http if protocol == 'http' else server.grpc}", None, "minilm")
 
 
 def measured(
     target: Target, scenario: Scenario = EVEN, on_progress: Callable[[Result, float], None] | None = None
 ) -> Result:
-    """One open-loop run, without measuring the generator first."""
     measurement = Measurement(target, scenario, (Kind("8 tokens", "embed", 1.0, ("a text of a few words",)),), (), 1)
     return measurement.run(scenario, scenario.rate, 1, on_progress or (lambda *_: None), check=False)

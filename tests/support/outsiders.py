@@ -42,13 +42,11 @@ class Outsider:
 
     @property
     def sources(self) -> set[Path]:
-        """The test files and what pytest imports for them."""
         files = {ROOT / test.partition("::")[0] for test in self.tests}
         folders = {folder for file in files for folder in file.parents if folder.is_relative_to(ROOT / "tests")}
         return files | {folder / "conftest.py" for folder in folders if (folder / "conftest.py").exists()}
 
     def digest(self) -> str:
-        """Of everything on which the tests depend."""
         by_content = {ROOT / "constraints.txt", *reached(self.sources, ROOT / "tests"), *_files(self.paths)}
         total = hashlib.sha256(sys.version.encode())
         for file in sorted(by_content | set(_files(self.imports_of))):
@@ -92,7 +90,6 @@ def modules(name: str) -> list[Path]:
 
 
 def _of(file: str, *tests: str) -> tuple[str, ...]:
-    """Some tests of a file."""
     return tuple(f"{file}::{test}" for test in tests)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import numpy_helper
 
 from serving.models.bundle import MANIFEST
@@ -41,7 +42,6 @@ def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 
 def keep_only_fp32(manifest: dict[str, Any]) -> None:
-    """Takes the other artifacts off the list."""
     manifest["artifacts"] = [entry for entry in manifest["artifacts"] if entry["file"] == FP32]
 
 
@@ -90,27 +90,19 @@ def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
 def tiny_model(*, before: Sequence[onnx.NodeProto] = (), size: int = TINY_SIZE, **changes: Any) -> onnx.ModelProto:
     """A model of a few bytes with the inputs and the output of an embedding model: the mean of the ids, `size` times.
 
-    Args:
-        before: Nodes to put first.
-        size: Of the vectors.
-        **changes: Arguments of `onnx.helper.make_model` to replace.
+    `changes` replace arguments of `onnx.helper.make_model`.
     """
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    make = onnx.helper.make_node
-    nodes = [
-        *before,
-        make("Mul", ["input_ids", "attention_mask"], ["kept"]),
-        make("Add", ["kept", "token_type_ids"], ["sums"]),
-        make("Cast", ["sums"], ["numbers"], to=onnx.TensorProto.FLOAT),
-        make("ReduceMean", ["numbers"], ["mean"], axes=[1], keepdims=1),
-        make("Concat", ["mean"] * size, ["pooled"], axis=1),
-    ]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "tiny",
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT32, ["B", "S"]) for name in names],
-        [onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, ["B", size])],
-    )
+    graph = onnx.parser.parse_graph(f"""
+        tiny (int32[B, S] input_ids, int32[B, S] attention_mask, int32[B, S] token_type_ids)
+            => (float[B, {size}] pooled) {{
+            kept = Mul (input_ids, attention_mask)
+            sums = Add (kept, token_type_ids)
+            numbers = Cast <to = {onnx.TensorProto.FLOAT}> (sums)
+            mean = ReduceMean <axes = [1], keepdims = 1> (numbers)
+            pooled = Concat <axis = 1> ({", ".join(["mean"] * size)})
+        }}""")
+    for at, node in enumerate(before):
+        graph.node.insert(at, node)
     options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8} | changes
     return onnx.helper.make_model(graph, **options)
 
@@ -193,42 +185,38 @@ def _change_task(task: str, bundle: Path, manifest: dict[str, Any]) -> None:
 
 def poisoned_bundle(models: Path, root: Path, *, word: str) -> Path:
     """A bundle whose model answers NaN to each text with one word; digests are right."""
-    make = onnx.helper.make_node
-    graph = tiny_model(
-        before=[
-            make("Equal", ["input_ids", "word"], ["equal"]),
-            make("Cast", ["equal"], ["found"], to=onnx.TensorProto.FLOAT),
-            make("ReduceMax", ["found"], ["any"], axes=[1], keepdims=1),
-            make("Neg", ["any"], ["negative"]),
-            make("Sqrt", ["negative"], ["poison"]),
-        ]
-    )
+    graph = _with_addend(f"""
+        equal = Equal (input_ids, word)
+        found = Cast <to = {onnx.TensorProto.FLOAT}> (equal)
+        any = ReduceMax <axes = [1], keepdims = 1> (found)
+        negative = Neg (any)
+        addend = Sqrt (negative)
+    """)
     identity = np.array(tokenizer(models).encode(word).ids[1], np.int32)
     graph.graph.initializer.append(numpy_helper.from_array(identity, "word"))
-    _add_to_mean(graph, "poison")
+    onnx.checker.check_model(graph)
     return tiny_bundle(models, root, graph)
 
 
-def _add_to_mean(graph: onnx.ModelProto, name: str) -> None:
-    """Adds a tensor to what a tiny model answers."""
-    last = next(node for node in graph.graph.node if node.output[0] == "mean")
-    last.output[0] = "means"
-    graph.graph.node.insert(-1, onnx.helper.make_node("Add", ["means", name], ["mean"]))
-    onnx.checker.check_model(graph)
+def _with_addend(nodes: str) -> onnx.ModelProto:
+    """A tiny model that adds what these nodes call `addend` to its answer."""
+    parsed = onnx.parser.parse_graph(f"addend (int32[B, S] input_ids) => (float[B, 1] addend) {{ {nodes} }}")
+    model = tiny_model(before=parsed.node)
+    mean = next(node for node in model.graph.node if node.output[0] == "mean")
+    mean.output[0] = "means"
+    model.graph.node.insert(-1, onnx.helper.make_node("Add", ["means", "addend"], ["mean"]))
+    return model
 
 
 def too_large(place: Path) -> None:
     """Makes a bundle's model one that needs more memory than can be addressed, and is honest otherwise."""
-    make = onnx.helper.make_node
-    graph = tiny_model(
-        before=[
-            make("Shape", ["input_ids"], ["shape"]),
-            make("Mul", ["shape", "many"], ["large"]),
-            make("ConstantOfShape", ["large"], ["zeros"]),
-            make("ReduceMax", ["zeros"], ["zero"], keepdims=0),
-        ]
-    )
+    graph = _with_addend("""
+        shape = Shape (input_ids)
+        large = Mul (shape, many)
+        zeros = ConstantOfShape (large)
+        addend = ReduceMax <keepdims = 0> (zeros)
+    """)
     graph.graph.initializer.append(numpy_helper.from_array(np.array([1, 1 << 46]), "many"))
-    _add_to_mean(graph, "zero")
+    onnx.checker.check_model(graph)
     (place / FP32).write_bytes(graph.SerializeToString())
     sign(place)

@@ -7,26 +7,24 @@ import subprocess
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
+import pytest
+
 from tests.support.clients import get
+from tests.support.external_servers import program
 from tests.support.models import ROOT
 from tests.support.server import free_port
-from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
 _PROGRAMS = ROOT / "build" / "prometheus" / "usr" / "bin"
-START_LIMIT_S = 60.0
-_STOP_LIMIT_S = 30.0
-
 JOB = "bertserve"
 
 
-def obstacle() -> str | None:
-    """Why no Prometheus can be started here; None where one can."""
-    return None if (_PROGRAMS / "promtool").exists() else "no Prometheus here (see make prometheus)"
+needs_prometheus = pytest.mark.skipif(
+    not (_PROGRAMS / "promtool").exists(), reason="no Prometheus here (see make prometheus)"
+)
 
 
 def promtool(*words: str, given: str = "", where: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -36,56 +34,33 @@ def promtool(*words: str, given: str = "", where: Path = ROOT) -> subprocess.Com
 
 
 class Prometheus:
-    """A Prometheus that scrapes once a second; use it in a `with` block.
-
-    Attributes:
-        address: Its `host:port`.
-    """
+    """A Prometheus that scrapes once a second; use it in a `with` block."""
 
     def __init__(self, work: Path, targets: Sequence[str], rules: Path | None = None) -> None:
-        """Prepares; nothing runs before the `with` block.
-
-        Args:
-            work: A directory to write to.
-            targets: Each `host:port` to scrape.
-            rules: A file of rules.
-        """
-        self._work = work
-        self._config = {
+        config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)] if rules else [],
             "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(targets)}]}],
         }
+        (work / "prometheus.json").write_text(json.dumps(config))  # JSON is YAML
         self.address = f"127.0.0.1:{free_port()}"
+        command = [
+            str(_PROGRAMS / "prometheus"),
+            f"--config.file={work / 'prometheus.json'}",
+            f"--storage.tsdb.path={work / 'data'}",
+            f"--web.listen-address={self.address}",
+        ]
+        self._program = program(command, work / "prometheus.log", self._has_scraped)
 
     def __enter__(self) -> Self:
         """Starts it and waits until it has scraped each target."""
-        config = self._work / "prometheus.json"
-        config.write_text(json.dumps(self._config))  # JSON is YAML
-        command = [
-            str(_PROGRAMS / "prometheus"),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={self._work / 'data'}",
-            f"--web.listen-address={self.address}",
-        ]
-        with (self._work / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        wait_for(self._scraped, "a scrape of every target", START_LIMIT_S)
+        self._program.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process."""
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def __exit__(self, *error: object) -> None:
+        self._program.__exit__(*error)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of a reply of its HTTP API."""
         reply = get(self.address, f"/api/v1/{path}?{urlencode(parameters)}").json()
         assert reply["status"] == "success", reply
         return reply["data"]
@@ -98,13 +73,8 @@ class Prometheus:
         }
 
     def targets(self) -> list[dict[str, Any]]:
-        """What it knows of what it scrapes."""
         found: list[dict[str, Any]] = self.ask("targets")["activeTargets"]
         return found
 
-    def _scraped(self) -> bool:
-        try:
-            return {target["health"] for target in self.targets()} == {"up"}
-        except (OSError, ValueError):
-            assert self._process.poll() is None, (self._work / "prometheus.log").read_text()
-            return False
+    def _has_scraped(self) -> bool:
+        return {target["health"] for target in self.targets()} == {"up"}

@@ -13,7 +13,6 @@ _WORDS = {"or", "and", "unless", "offset", "bool"}
 
 
 def names(expression: str) -> set[str]:
-    """The names of the metrics in an expression."""
     bare = expression
     for pattern in (_STRING, _LABELS, _GROUPING, _RANGE):
         bare = pattern.sub(" ", bare)

@@ -17,7 +17,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 LIMIT_S = 600.0
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -32,22 +31,9 @@ _ENVIRONMENT = {
 
 
 class RayNode:
-    """`ray start` as a subprocess; use it in a `with` block.
-
-    Attributes:
-        address: Of the cluster.
-        folder: As it was given.
-    """
+    """`ray start` as a subprocess, in a cluster of its own or in that of a head; use it in a `with` block."""
 
     def __init__(self, folder: Path, *, cpus: int, head: RayNode | None = None, **settings: str) -> None:
-        """Says what to start.
-
-        Args:
-            folder: In which workers run; its log lies there.
-            cpus: That it offers.
-            head: Of the cluster that it joins; None: it is the head of one.
-            **settings: More environment variables.
-        """
         self.folder = folder
         self.address = head.address if head else f"127.0.0.1:{free_port()}"
         self._cpus = cpus
@@ -75,13 +61,10 @@ class RayNode:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kill()
 
     def processes(self) -> list[psutil.Process]:
-        """What runs on it."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     def _kill(self) -> None:

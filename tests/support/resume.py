@@ -27,7 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def tree() -> str:
-    """The commit, and a digest of what differs from it."""
     changes = git("diff", "HEAD") + git("status", "--porcelain")
     return f"{git('rev-parse', 'HEAD')} {hashlib.sha256(changes.encode()).hexdigest()}"
 

@@ -25,7 +25,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from tests.support.certificates import Certificates
     from tests.support.fork_server import ForkedProcess
@@ -48,12 +47,7 @@ MEASURED = ("--cache-dir", str(ROOT / "build" / "test-node"))
 
 
 def measured(models: Path, *options: str) -> tuple[str, ...]:
-    """The same for bundles that every run makes alike, and whose names other bundles have as well.
-
-    Args:
-        models: Their repository.
-        *options: Others of the server; they are in what is returned, as costs depend on some of them.
-    """
+    """The same for bundles whose names others have; `options` are among what is returned, as costs depend on some."""
     manifests = [file.read_bytes() for file in sorted(models.glob("*/*/manifest.json"))]
     key = hashlib.sha256(b"".join([*manifests, *map(str.encode, options)])).hexdigest()[:16]
     return (*options, "--cache-dir", str(ROOT / "build" / "test-node" / key))
@@ -76,7 +70,6 @@ FROM_SOURCE = (sys.executable, "bertserve.py")
 
 
 def command(*options: str, program: Sequence[str] = FROM_SOURCE) -> list[str]:
-    """The command line of a server with these options."""
     return [*program, "serve", *options]
 
 
@@ -124,13 +117,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`bertserve serve` as a subprocess; use it in a `with` block.
-
-    Attributes:
-        http: `host:port` of HTTP, once it is known.
-        grpc: `host:port` of gRPC.
-        metrics: `host:port` of probes and metrics.
-    """
+    """`bertserve serve` as a subprocess; use it in a `with` block."""
 
     def __init__(
         self,
@@ -213,10 +200,7 @@ class Server:
             self.wait_announced()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process, by force if it does not go."""
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -229,7 +213,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The server process's id."""
         return self.process.pid
 
     @property
@@ -238,7 +221,6 @@ class Server:
         return "".join(self._lines)
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
-        """The last lines of the log."""
         return "".join(self._lines[-lines:])
 
     def engine_pid(self) -> int | None:
@@ -250,7 +232,6 @@ class Server:
         return [pid for pid in child_pids(self.pid) if _is_engine(pid)]
 
     def child_pids(self) -> list[int]:
-        """The ids of all processes that it has started and that run."""
         return child_pids(self.pid)
 
     def wait_announced(self) -> None:
@@ -286,11 +267,9 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = _STOP_LIMIT_S) -> int:
-        """Waits for the end and returns the exit code."""
         return self.process.wait(seconds)
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code that follows."""
         self.signal(signal.SIGTERM)
         return self.wait()
 

@@ -46,17 +46,9 @@ def environment(described: dict[str, Any] | None = None) -> dict[str, str]:
 
 
 class Bench:
-    """A simulated machine with a GPU that engines are loaded on.
-
-    Attributes:
-        machine: The machine.
-        device: The GPU, in use.
-        ort: What stands for ONNX Runtime.
-        libraries: What stands for each flavour of TensorRT.
-    """
+    """A simulated machine with a GPU that engines are loaded on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, described: dict[str, Any] | None = None) -> None:
-        """Puts the simulated libraries where the engines look."""
         self._patch = patch
         self.machine: Machine = simulated_driver.reset(json.dumps(described or {}))
         self.device = Device(Driver(simulated_driver), 0)
@@ -65,12 +57,10 @@ class Bench:
         patch.setattr(tensorrt_library, "load", self.library)
 
     def use_ort(self, **options: bool) -> None:
-        """Takes the place of ONNX Runtime."""
         self.ort = simulated_ort.simulate(onnxruntime, simulated_driver, **options)
         self._patch.setattr(ort_cuda, "ort", self.ort)
 
     def library(self, flavour: str) -> SimpleNamespace:
-        """What stands for a flavour of TensorRT."""
         return self.libraries.setdefault(flavour, simulated_trt.simulate(flavour, onnxruntime, simulated_driver))
 
     def load(self, engine: str, specs: Sequence[ModelSpec], kernels: Sequence[KernelFiles] = ()) -> Backend:
@@ -100,7 +90,6 @@ def as_plan(spec: ModelSpec, flavour: str, **changes: Any) -> ModelSpec:
 
 
 def _spoiled(graph: bytes, words: int, token: int) -> bytes:
-    """A graph with NaN in the embedding of a token."""
     model = onnx.load_from_string(graph)
     table = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[0] == words)
     values = numpy_helper.to_array(table).copy()

@@ -29,12 +29,10 @@ def needs_shared(path: Path) -> pytest.MarkDecorator:
 
 
 def is_excused(report: pytest.TestReport | pytest.CollectReport) -> bool:
-    """Whether a skip is."""
     return _reason(report).endswith(_EXCUSED)
 
 
 def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Makes any other skip a failure there."""
     if os.environ.get("CI", "").lower() in {"", "0", "false"} or not report.skipped or hasattr(report, "wasxfail"):
         return
     if not is_excused(report):

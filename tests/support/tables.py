@@ -39,7 +39,6 @@ class Tables:
 
 
 def read_tables(models: Path) -> Tables:
-    """Builds a server, starts nothing, and reads its tables."""
     from serving.logs import LogWriter  # noqa: PLC0415
     from serving.net.ports import Ports  # noqa: PLC0415
     from serving.rollout.engine_choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above

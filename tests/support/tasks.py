@@ -26,7 +26,7 @@ from serving.models.manifest import (
 )
 from serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
-from tests.support.checkpoints import stripped_tokenizer, vocabulary
+from tests.support.checkpoints import HEADS, stripped_tokenizer, vocabulary
 from tests.support.models import kept
 
 if TYPE_CHECKING:
@@ -42,25 +42,11 @@ LABELS: dict[str, tuple[str, ...]] = {
 TASKS = tuple(known_tasks.TASKS)
 _OPSET = 17
 _TRACED = "model.onnx"
-_HEADS: dict[str, str] = {
-    "embed": "BertModel",
-    "embed_tokens": "BertModel",
-    "classify": "BertForSequenceClassification",
-    "rerank": "BertForSequenceClassification",
-    "answer": "BertForQuestionAnswering",
-    "tag": "BertForTokenClassification",
-    "fill_mask": "BertForMaskedLM",
-}
 
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model as its author has it.
-
-    Attributes:
-        model: The transformers model.
-        tokenizer: Its tokenizer, as transformers uses it.
-    """
+    """A model as its author has it."""
 
     task: str
     model: Any
@@ -68,7 +54,6 @@ class TinyModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that a manifest names."""
         return tuple(self.model.config.id2label.values()) if self.task in LABELS else ()
 
 
@@ -90,7 +75,7 @@ def tiny_model(task: str, seed: int = 0, labels: tuple[str, ...] = ()) -> TinyMo
             label2id={label: index for index, label in enumerate(labels)},
             attn_implementation="eager",
         )
-        model = getattr(transformers, _HEADS[task])(config).eval()
+        model = getattr(transformers, f"Bert{HEADS[task]}")(config).eval()
         for tensor in model.parameters():
             if tensor.ndim == 1:
                 tensor.data.add_(torch.randn_like(tensor) * 0.1)

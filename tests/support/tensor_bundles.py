@@ -58,7 +58,6 @@ def message(*fields: tuple[int, int | bytes]) -> bytes:
 
 
 def header(shards: int = 1, *, endianness: int = 0, least_reader: int = 0) -> bytes:
-    """BundleHeaderProto."""
     return message((1, shards), (2, endianness), (3, message((1, 1), (2, least_reader))))
 
 
@@ -73,7 +72,6 @@ def entry(
 
 
 def block(pairs: Iterable[tuple[bytes, bytes]], *, compression: int = 0) -> bytes:
-    """A block of a table, with its trailer."""
     content, restarts, last = b"", [], b""
     for count, (key, value) in enumerate(pairs):
         shared = 0
@@ -104,14 +102,7 @@ def table(pairs: Mapping[bytes, bytes], *, each: int = 40, compression: int = 0)
 
 
 def write_bundle(folder: Path, prefix: str, variables: Mapping[str, torch.Tensor], *, shards: int = 1) -> None:
-    """Writes a checkpoint.
-
-    Args:
-        folder: Where.
-        prefix: What its files' names begin with.
-        variables: By name; those that follow one another lie in different files.
-        shards: How many files there are.
-    """
+    """Writes a checkpoint; variables that follow one another lie in different files."""
     files, pairs = [b""] * shards, {b"": header(shards)}
     for number, (name, tensor) in enumerate(sorted(variables.items())):
         content = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -152,14 +143,7 @@ def variables_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def write_google_bert(folder: Path, source: Path, *, shards: int = 1, dtype: torch.dtype | None = None) -> Path:
-    """Writes a checkpoint of Transformers in Google's layout, as training with LAMB leaves it.
-
-    Args:
-        folder: Where; made.
-        source: A BERT of `write_task_checkpoint`.
-        shards: How many data files.
-        dtype: What it is stored in; None is float32.
-    """
+    """Writes a checkpoint of Transformers in Google's layout, as training with LAMB leaves it."""
     folder.mkdir()
     variables = variables_of(safetensors_torch.load_file(source / "model.safetensors"))
     slots = {f"{name}/{slot}": torch.rand(2) for name in variables for slot in ("adam_m", "adam_v", "LAMB", "LAMB_1")}

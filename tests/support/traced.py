@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class Outputs(torch.nn.Module):
-    """All outputs of a model that are tensors."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -55,7 +53,6 @@ class TaskOutputs(torch.nn.Module):
         types: torch.Tensor,
         positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The task's outputs."""
         answer = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)
         if self.task == "embed":
             return (answer.last_hidden_state[:, 0],)

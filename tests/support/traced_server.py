@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 def main() -> int:
-    """Serves."""
     file = Path(sys.argv.pop(1))
     first: list[tracemalloc.Snapshot] = []
 

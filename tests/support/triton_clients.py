@@ -29,11 +29,7 @@ FLAVOURS = {
 
 
 class TritonClient:
-    """One flavour and one server; a connection for each call.
-
-    Attributes:
-        wire: `http` or `grpc`.
-    """
+    """One flavour and one server; a connection for each call."""
 
     def __init__(self, flavour: str, server: Server) -> None:
         self._module = FLAVOURS[flavour]
@@ -44,7 +40,6 @@ class TritonClient:
         self._aio = flavour.endswith("aio")
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """What a method of the client answers."""
         if self._aio:
             return asyncio.run(self._later(method, *arguments, **options))
         with self._module.InferenceServerClient(self._address, **self._options) as client:
@@ -57,7 +52,12 @@ class TritonClient:
     def infer(
         self, model: str, tensors: Mapping[str, Sequence[Any] | NDArray[Any]], outputs: Sequence[str] = (), **more: Any
     ) -> Any:
-        """Asks a model; texts go as BYTES [n, 1], arrays as they are."""
+        """Asks a model for outputs, or for all of them."""
+        wanted = [self._tensors.InferRequestedOutput(name) for name in outputs] or None
+        return self.call("infer", model, self.inputs(tensors), outputs=wanted, **more)
+
+    def inputs(self, tensors: Mapping[str, Sequence[Any] | NDArray[Any]]) -> list[Any]:
+        """Texts as BYTES [n, 1], arrays as they are."""
         inputs = []
         for name, values in tensors.items():
             array = values
@@ -67,8 +67,7 @@ class TritonClient:
             tensor = self._tensors.InferInput(name, list(array.shape), kind)
             tensor.set_data_from_numpy(array)
             inputs.append(tensor)
-        wanted = [self._tensors.InferRequestedOutput(name) for name in outputs] or None
-        return self.call("infer", model, inputs, outputs=wanted, **more)
+        return inputs
 
     async def _later(self, method: str, *arguments: Any, **options: Any) -> Any:
         client = self._module.InferenceServerClient(self._address, **self._options)
@@ -79,7 +78,6 @@ class TritonClient:
 
 
 def _secure(flavour: str, address: str) -> dict[str, Any]:
-    """What a flavour calls its settings of TLS."""
     if not isinstance(address, Secured):
         return {}
     certificates = address.certificates

@@ -15,10 +15,7 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
-
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the ONNX file beside this one."""
         self.inputs = [entry["name"] for entry in json.loads(args["model_config"])["input"]]
         path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper
+import onnx.parser
+from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from tests.support.clients import Refused, get, metric, post_json
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from tests.support.clients import Answer, HttpReply, Transport
@@ -46,52 +47,30 @@ _REST_S = 0.004
 
 def graph(number: float) -> onnx.ModelProto:
     """A model that answers (sum of the ids x 0.0001, a number, 1, 0) for each text, padded or not."""
-    make = helper.make_node
-    constants = {"axes": np.array([1], np.int64)} | {
-        name: np.array([[value]], np.float32)
-        for name, value in {"scale": _SCALE, "nothing": 0, "number": number, "unit": 1}.items()
-    }
-    nodes = [
-        make("Mul", ["input_ids", "attention_mask"], ["kept"]),
-        make("Add", ["kept", "token_type_ids"], ["ids"]),
-        make("Cast", ["ids"], ["numbers"], to=TensorProto.FLOAT),
-        make("ReduceSum", ["numbers", "axes"], ["sum"], keepdims=1),
-        make("Mul", ["sum", "scale"], ["scaled"]),
-        make("Mul", ["sum", "nothing"], ["zero"]),
-        make("Add", ["zero", "number"], ["version"]),
-        make("Add", ["zero", "unit"], ["one"]),
-        make("Concat", ["scaled", "version", "one", "zero"], ["pooled"], axis=1),
-    ]
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    model = helper.make_model(
-        helper.make_graph(
-            nodes,
-            "version",
-            [helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "S"]) for name in inputs],
-            [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["B", 4])],
-            [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        version (int32[B, S] input_ids, int32[B, S] attention_mask, int32[B, S] token_type_ids)
+            => (float[B, 4] pooled)
+        <int64[1] axes = {{1}}, float scale = {{{_SCALE}}}, float nothing = {{0}}, float number = {{{number}}},
+            float unit = {{1}}> {{
+            kept = Mul (input_ids, attention_mask)
+            ids = Add (kept, token_type_ids)
+            numbers = Cast <to = {TensorProto.FLOAT}> (ids)
+            sum = ReduceSum <keepdims = 1> (numbers, axes)
+            scaled = Mul (sum, scale)
+            zero = Mul (sum, nothing)
+            version = Add (zero, number)
+            one = Add (zero, unit)
+            pooled = Concat <axis = 1> (scaled, version, one, zero)
+        }}""")
     onnx.checker.check_model(model)
     return model
 
 
 class Shelf:
-    """A repository that versions are put into.
-
-    Attributes:
-        root: Its directory.
-    """
+    """A repository that versions are put into."""
 
     def __init__(self, models: Path, root: Path) -> None:
-        """Starts with version 1.
-
-        Args:
-            models: A repository with the demo model, whose tokenizer is used.
-            root: An empty directory.
-        """
         self.root = root / "models"
         self._models = models
         self._making = root / "making"
@@ -100,12 +79,7 @@ class Shelf:
         self.add()
 
     def make(self, spoil: Callable[[Path], object] | None = None, number: float | None = None) -> tuple[int, Path]:
-        """Makes the next version aside; returns its number and where it lies.
-
-        Args:
-            spoil: What to do to the bundle when it is complete.
-            number: What it answers in place of its own number.
-        """
+        """Makes the next version aside, perhaps spoilt or with another answer; returns its number and its place."""
         version = next(self._numbers)
         place = tiny_bundle(self._models, self._making / str(version), graph(version if number is None else number))
         edit_manifest(place, lambda manifest: manifest.update(version=version))
@@ -130,7 +104,6 @@ class Shelf:
         return self.root / NAME / str(version)
 
     def token(self, word: str) -> int:
-        """The id that the first version's tokenizer gives to a word."""
         identity: int = self._tokenizers[1].token_to_id(word)
         return identity
 
@@ -158,13 +131,7 @@ def _swap_words(file: Path) -> None:
 
 @dataclass
 class Asked:
-    """A request that was answered.
-
-    Attributes:
-        started: When it was sent, by `time.monotonic`.
-        ended: When its answer was there.
-        version: Which version answered all of it.
-    """
+    """A request that was answered: when by `time.monotonic`, and by which version."""
 
     started: float
     ended: float
@@ -175,11 +142,6 @@ class Reader(threading.Thread):
     """A client that asks one request after another, of one to four texts, and checks each answer.
 
     It rests between them for about as long as one takes: some are always under way, and the engines have cores as well.
-
-    Attributes:
-        asked: What was answered.
-        refused: What was refused, and how.
-        wrong: Answers that are no version's, or failures of any other kind.
     """
 
     def __init__(self, transport: type[Transport], server: Server, shelf: Shelf, stop: threading.Event) -> None:
@@ -222,7 +184,6 @@ class Readers:
     """Several of them for the length of a `with` block."""
 
     def __init__(self, server: Server, shelf: Shelf, *transports: type[Transport]) -> None:
-        """One client for each of the transports."""
         self._stop = threading.Event()
         self._readers = [Reader(transport, server, shelf, self._stop) for transport in transports]
 
@@ -256,22 +217,18 @@ class Readers:
 
     @property
     def refused(self) -> list[Refused]:
-        """What was refused."""
         return [error for reader in self._readers for error in reader.refused]
 
     def assert_each_answer_was_right(self) -> None:
-        """No answer was wrong or mixed, and no connection broke."""
         assert [error for reader in self._readers for error in reader.wrong] == []
         assert all(reader.asked for reader in self._readers)
 
     def assert_nothing_was_lost(self) -> None:
-        """And nothing was refused either."""
         self.assert_each_answer_was_right()
         assert self.refused == []
 
 
 def engines(server: Server) -> set[int]:
-    """The ids of the server's engine processes."""
     return set(server.engine_pids())
 
 
@@ -281,23 +238,19 @@ def candidate(server: Server, before: set[int]) -> int:
 
 
 def outcome(server: Server, name: str) -> float:
-    """How many swaps ended so."""
     return metric(server, "bertserve_swaps_total", outcome=name)
 
 
 def load(server: Server, version: int | str | None = None) -> HttpReply:
-    """Asks for a version, or for the newest."""
     parameters: dict[str, Any] = {} if version is None else {"version": version}
-    return post_json(server.http, f"/v2/repository/models/{NAME}/load", json.dumps({"parameters": parameters}).encode())
+    return post_json(server.http, f"/v2/repository/models/{NAME}/load", {"parameters": parameters})
 
 
 def unload(server: Server) -> HttpReply:
-    """Takes the model out of service."""
     return post_json(server.http, f"/v2/repository/models/{NAME}/unload", b"")
 
 
 def served(server: Server) -> int:
-    """The version that is served, by the model's metadata."""
     (version,) = get(server.http, f"/v2/models/{NAME}").json()["versions"]
     return int(version)
 
@@ -327,11 +280,9 @@ def _is_incomplete(server: Server, version: int) -> bool:
 
 
 def assert_reason(reason: str, pattern: str) -> None:
-    """A reason names what is wrong."""
     assert re.search(pattern, reason), reason
 
 
 def index(server: Server) -> dict[int, tuple[str, str]]:
-    """State and reason of each version that the server knows of."""
     states = post_json(server.http, "/v2/repository/index", b"{}").json()
     return {int(one["version"]): (one["state"], one["reason"]) for one in states if one["name"] == NAME}

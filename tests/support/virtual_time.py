@@ -13,18 +13,13 @@ P = ParamSpec("P")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer once there is nothing else to do.
-
-    Attributes:
-        now: The clock, in seconds.
-    """
+    """An event loop whose clock jumps to the next timer once there is nothing else to do."""
 
     def __init__(self) -> None:
         self.now = 0.0
         super().__init__(_LeapingSelector(self))
 
     def time(self) -> float:
-        """The virtual clock."""
         return self.now
 
 
@@ -52,5 +47,4 @@ def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 
 
 def now() -> float:
-    """The running loop's clock."""
     return asyncio.get_running_loop().time()

@@ -80,7 +80,6 @@ def _wanted(needs: list[str], extras: frozenset[str]) -> list[tuple[str, frozens
 
 
 def link(distribution: metadata.Distribution, packages: Path) -> None:
-    """Links every file and folder at the top of a distribution."""
     for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in {"..", "__pycache__"}}:
         source = Path(str(distribution.locate_file(top)))
         target = packages / top

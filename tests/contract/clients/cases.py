@@ -327,6 +327,13 @@ def haystack_openai_text(server: Server) -> Any:
     return embedder.run(TEXTS[0])["embedding"]
 
 
+def _haystack_tei(name: str, url: str, **options: Any) -> Any:
+    from haystack_integrations.components.embedders import huggingface_api
+
+    embedder = getattr(huggingface_api, name)
+    return embedder(api_type="text_embeddings_inference", api_params={"url": url}, **options)
+
+
 @case(
     "huggingface-api-haystack",
     '`HuggingFaceAPIDocumentEmbedder(api_type="text_embeddings_inference", '
@@ -334,22 +341,12 @@ def haystack_openai_text(server: Server) -> Any:
     "vectors",
 )
 def haystack_tei(server: Server) -> Any:
-    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
-
-    return _embedded(
-        HuggingFaceAPIDocumentEmbedder(
-            api_type="text_embeddings_inference", api_params={"url": f"{server.url}/models/minilm"}, progress_bar=False
-        )
-    )
+    return _embedded(_haystack_tei("HuggingFaceAPIDocumentEmbedder", f"{server.url}/models/minilm", progress_bar=False))
 
 
 @case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise", "vector")
 def haystack_tei_text(server: Server) -> Any:
-    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
-
-    embedder = HuggingFaceAPITextEmbedder(
-        api_type="text_embeddings_inference", api_params={"url": f"{server.url}/models/minilm"}
-    )
+    embedder = _haystack_tei("HuggingFaceAPITextEmbedder", f"{server.url}/models/minilm")
     return embedder.run(TEXTS[0])["embedding"]
 
 
@@ -374,25 +371,13 @@ def haystack_ranker(server: Server) -> Any:
     "vectors",
 )
 def haystack_grpc(server: Server) -> Any:
-    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
-
-    return _embedded(
-        HuggingFaceAPIDocumentEmbedder(
-            api_type="text_embeddings_inference",
-            api_params={"url": server.grpc},
-            use_grpc=True,
-            progress_bar=False,
-        )
-    )
+    embedder = _haystack_tei("HuggingFaceAPIDocumentEmbedder", server.grpc, use_grpc=True, progress_bar=False)
+    return _embedded(embedder)
 
 
 @case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise over gRPC", "vector")
 def haystack_grpc_text(server: Server) -> Any:
-    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
-
-    embedder = HuggingFaceAPITextEmbedder(
-        api_type="text_embeddings_inference", api_params={"url": server.grpc}, use_grpc=True
-    )
+    embedder = _haystack_tei("HuggingFaceAPITextEmbedder", server.grpc, use_grpc=True)
     return embedder.run(TEXTS[0])["embedding"]
 
 
@@ -558,7 +543,8 @@ def litellm_triton(server: Server) -> Any:
 # Cohere's clients of both versions of its API.
 
 
-def _cohere_ranks(found: Any) -> Any:
+def _cohere_ranks(client: Any) -> Any:
+    found = client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS)
     return [[one.index, one.relevance_score] for one in found.results]
 
 
@@ -566,16 +552,14 @@ def _cohere_ranks(found: Any) -> Any:
 def cohere_v1_rerank(server: Server) -> Any:
     import cohere
 
-    client = cohere.Client(KEY, base_url=server.url)
-    return _cohere_ranks(client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS))
+    return _cohere_ranks(cohere.Client(KEY, base_url=server.url))
 
 
 @case("cohere", '`ClientV2(base_url="URL", ...).rerank(model=..., query=..., documents=[...])`', "ranks")
 def cohere_v2_rerank(server: Server) -> Any:
     import cohere
 
-    client = cohere.ClientV2(KEY, base_url=server.url)
-    return _cohere_ranks(client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS))
+    return _cohere_ranks(cohere.ClientV2(KEY, base_url=server.url))
 
 
 @case("cohere", '`Client(base_url="URL", ...).embed(texts=[...], input_type="search_document")`', "vectors")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 _BUILD = Path(__file__).parents[3] / "build"
 
@@ -26,16 +24,7 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True)
 class Proxy:
-    """A program that passes requests on.
-
-    Attributes:
-        name: Of the product.
-        version: The one that is run.
-        written: What its user writes, as docs/clients.md has it.
-        program: Where it lies once it is unpacked, below `build`.
-        options: Its command line, behind the file of its configuration.
-        configuration: The file.
-    """
+    """A program that passes requests on."""
 
     name: str
     version: str
@@ -48,17 +37,11 @@ class Proxy:
     def is_here(self) -> bool:
         return (_BUILD / self.program).exists()
 
-    @contextmanager
-    def running(self, folder: Path, ports: Ports) -> Iterator[subprocess.Popen[bytes]]:
-        """Runs it; what it says lies in `folder / "log"`."""
+    def command(self, folder: Path, ports: Ports) -> list[str]:
+        """What runs it in a folder, with its configuration there."""
         file = folder / "configuration.json"
         file.write_text(self.configuration(folder, ports), encoding="utf-8")
-        words = [str(_BUILD / self.program), "-c", str(file), *self.options]
-        with (folder / "log").open("wb") as log, subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process:
-            try:
-                yield process
-            finally:
-                process.terminate()
+        return [str(_BUILD / self.program), "-c", str(file), *self.options]
 
 
 NGINX_LINES = (

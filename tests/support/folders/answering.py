@@ -60,11 +60,7 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Unanswered:
-    """What stands in the place of an answer.
-
-    Attributes:
-        reason: The sentence of whoever gives none.
-    """
+    """What stands in the place of an answer."""
 
     reason: str
 
@@ -267,8 +263,6 @@ class Served:
 
 
 class Asked:
-    """A bundle of a running server, over HTTP."""
-
     def __init__(self, address: str, name: str, task: str) -> None:
         self._address, self._name, self._task = address, name, task
 

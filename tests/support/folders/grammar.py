@@ -166,7 +166,6 @@ PIECES = {
 
 
 def tokenizer_class(draw: Draw) -> str:
-    """The class whose vocabulary a folder has."""
     other = draw.get("tokenizer", "of the family")
     return FAMILIES[draw["family"]].tokenizer if other == "of the family" else other
 
@@ -581,7 +580,6 @@ def drawn(seed: int) -> Draw:
 
 
 def value(draw: Draw, name: str) -> Any:
-    """The value of an axis in a folder."""
     axis = AXES[name]
     choices = settings_of(draw) if name == "settings" else axis.choices
     return choices[draw.get(name, axis.usual)]

@@ -65,14 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """A folder with a fault, and the least that has it.
-
-    Attributes:
-        seed: Of `grammar.drawn`.
-        draw: What it drew.
-        least: The same with as few unusual choices as keep the fault.
-        words: What is wrong with the least one.
-    """
+    """A folder with a fault, and the least that has it."""
 
     seed: int
     draw: Draw
@@ -123,8 +116,6 @@ def judged(draw: Draw, seed: int, *, fused: bool, change: Change = _as_it_is) ->
 
 @dataclass(frozen=True)
 class Case:
-    """A folder that was exported, and what its library answers."""
-
     name: str
     task: str
     inputs: Sequence[Input]
@@ -162,7 +153,6 @@ def prepared(
 
 
 def answered(case: Case, server: Served | Asked) -> Verdict:
-    """Compares what a server answers with what the library does."""
     try:
         found = server.answers(case.inputs, case.aggregation)
     except Exception as error:  # noqa: BLE001  a fault of ours
@@ -232,7 +222,6 @@ def _kind(verdict: Verdict) -> str:
 
 
 def finding(seed: int, draw: Draw, verdict: Verdict, *, fused: bool) -> Finding:
-    """A fault, reduced."""
     least, words = reduced(draw, seed, verdict, fused=fused)
     return Finding(seed, draw, least, words.words)
 

@@ -48,7 +48,6 @@ _SPECIAL = {
 
 
 def special_tokens(draw: Draw) -> dict[str, str]:
-    """The special tokens by role."""
     return _SPECIAL[grammar.tokenizer_class(draw)]
 
 
@@ -131,7 +130,6 @@ def _pieces(kind: str) -> bytes:
 
 @cache
 def _authors(kind: str, settings: tuple[tuple[str, Any], ...]) -> str:
-    """A tokenizer.json as its author saved it."""
     made = getattr(transformers, kind)
     with TemporaryDirectory() as folder:
         _write_old_files(Path(folder), kind)

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
 
-from tests.support.http2 import prefixed
 from tests.support.models import ROOT
 
 _HERE = Path(__file__).parent
@@ -34,7 +28,6 @@ Told = dict[str, Any]
 
 
 def grpcio(job: Job) -> Told:
-    """GRPC's own library, over its core in C."""
     good, large, refused = ([bytes.fromhex(one) for one in job[name]] for name in ("good", "large", "refused"))
     with grpc.insecure_channel(job["address"]) as channel:
         infer = channel.unary_unary(job["unary"])
@@ -65,35 +58,7 @@ def grpc_js(job: Job) -> Told:
     return _run(["node", str(_HERE / "grpc_js_client.js")], job, modules)
 
 
-def hyper_h2(job: Job) -> Told:
-    """The library `h2`, which checks what it is told as its RFC has it."""
-    good, large, refused = ([bytes.fromhex(one) for one in job[name]] for name in ("good", "large", "refused"))
-    host, _, port = job["address"].rpartition(":")
-    with socket.create_connection((host, int(port)), _LIMIT_S) as connection:
-        client = _Hyper(connection)
-
-        def ask(path: str, *calls: list[bytes]) -> list[dict[str, Any]]:
-            return client.ask(path, list(calls))
-
-        infer = job["unary"]
-        told: Told = {
-            "good": [_hex(ask(infer, [one])) for one in good],
-            "together": [_hex([reply]) for reply in ask(infer, *([good[0]] for _ in range(_TOGETHER)))],
-            "large": [_hex(ask(infer, [one])) for one in large],
-            "refused": grpc_name(ask(infer, [refused[0]])[0]["fields"][b"grpc-status"]),
-        }
-        client.cancel(infer, large[0])
-        told["after a cancel"] = [_hex(ask(infer, [good[0]]))]
-        told["stream"] = [reply.hex() for reply in _messages(ask(job["stream"], good)[0]["data"])]
-        return told
-
-
-def grpc_name(number: bytes) -> str:
-    """The name of a status."""
-    return next(code.name for code in grpc.StatusCode if code.value[0] == int(number))
-
-
-CLIENTS = {"grpcio": grpcio, "grpclib": grpclib, "hyper-h2": hyper_h2, "grpc-js": grpc_js}
+CLIENTS = {"grpcio": grpcio, "grpclib": grpclib, "grpc-js": grpc_js}
 
 
 def missing(client: str) -> str:
@@ -128,81 +93,3 @@ def _run(command: list[str], job: Job, more: dict[str, str]) -> Told:
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
-
-
-def _messages(data: bytes) -> list[bytes]:
-    found = []
-    while data:
-        size = int.from_bytes(data[1:5], "big")
-        found.append(data[5 : 5 + size])
-        data = data[5 + size :]
-    return found
-
-
-def _hex(replies: list[dict[str, Any]]) -> str:
-    [message] = _messages(replies[0]["data"])
-    return message.hex()
-
-
-class _Hyper:
-    """One connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
-        self._h2.initiate_connection()
-        self._replies: dict[int, dict[str, Any]] = defaultdict(lambda: {"fields": {}, "data": b"", "ended": False})
-        self._flush()
-
-    def ask(self, path: str, calls: list[list[bytes]]) -> list[dict[str, Any]]:
-        """Calls side by side, each with its messages; their replies."""
-        owed = {self._open(path): b"".join(map(prefixed, messages)) for messages in calls}
-        numbers = list(owed)
-        while owed or not all(self._replies[number]["ended"] for number in numbers):
-            for number in list(owed):
-                owed[number] = self._send(number, owed[number])
-                if not owed[number]:
-                    self._h2.end_stream(number)
-                    del owed[number]
-            self._flush()
-            self._receive()
-        return [self._replies[number] for number in numbers]
-
-    def cancel(self, path: str, message: bytes) -> None:
-        """A call that is cancelled in the middle of its message."""
-        number = self._open(path)
-        self._send(number, prefixed(message))
-        self._h2.reset_stream(number, 8)
-        self._flush()
-
-    def _open(self, path: str) -> int:
-        number = self._h2.get_next_available_stream_id()
-        pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")]
-        self._h2.send_headers(number, [*pseudo, ("te", "trailers"), ("content-type", "application/grpc")])
-        return int(number)
-
-    def _send(self, number: int, data: bytes) -> bytes:
-        """Sends as much as the windows take; the rest."""
-        while data and (room := self._h2.local_flow_control_window(number)) > 0:
-            size = min(room, self._h2.max_outbound_frame_size)
-            self._h2.send_data(number, data[:size])
-            data = data[size:]
-        return data
-
-    def _flush(self) -> None:
-        self._socket.sendall(self._h2.data_to_send())
-
-    def _receive(self) -> None:
-        data = self._socket.recv(1 << 16)
-        assert data, "the server closed"
-        for event in self._h2.receive_data(data):
-            reply = self._replies[getattr(event, "stream_id", 0)]
-            if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
-                reply["fields"] |= dict(event.headers)
-            elif isinstance(event, h2.events.DataReceived):
-                reply["data"] += event.data
-                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            elif isinstance(event, h2.events.StreamEnded):
-                reply["ended"] = True
-            assert not isinstance(event, (h2.events.StreamReset, h2.events.ConnectionTerminated)), event
-        self._flush()

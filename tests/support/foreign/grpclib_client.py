@@ -13,8 +13,6 @@ from grpclib.exceptions import GRPCError
 
 
 class Bytes(CodecBase):
-    """Messages as they are."""
-
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:

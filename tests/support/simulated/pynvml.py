@@ -26,7 +26,6 @@ def nvmlInit() -> None:
 
 
 def nvmlDeviceGetHandleByUUID(uuid: str) -> Any:
-    """A GPU."""
     if uuid not in UUIDS:
         raise NVMLError("Not Found")
     return SimpleNamespace(uuid=uuid)

@@ -35,12 +35,7 @@ def plan(graph: bytes, flavour: str, lengths: Sequence[int], capability: Sequenc
 
 
 def builder(name: str, order: str) -> Any:
-    """The real library of a name, which builds a real engine; the simulated runtime is then given one that it can run.
-
-    Args:
-        name: Of the module.
-        order: The builder process's order, as JSON.
-    """
+    """The real library, which builds a real engine; the simulated runtime is then given one that it can run."""
     here = Path(__file__).parent
     sys.path[:] = [place for place in sys.path if Path(place) != here]
     del sys.modules[name]
@@ -48,8 +43,6 @@ def builder(name: str, order: str) -> Any:
     said = json.loads(order)
 
     class Builder(real.Builder):  # type: ignore[misc]  # the class is known at run time
-        """The real one."""
-
         def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
             if super().build_serialized_network(network, config) is None:
                 return None
@@ -62,22 +55,12 @@ def builder(name: str, order: str) -> Any:
 
 
 def simulate(flavour: str, ort: Any, driver: Any) -> Any:
-    """A module of TensorRT.
-
-    Args:
-        flavour: `rtx` or `enterprise`.
-        ort: The real module `onnxruntime`.
-        driver: The simulated driver.
-    """
+    """A module of TensorRT, of the flavour `rtx` or `enterprise`."""
 
     class ILogger:
-        """What a caller's logger is made of."""
-
         Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1)
 
     class Runtime:
-        """Opens engines."""
-
         def __init__(self, log: Any) -> None:
             self.log = log
             self.engine_host_code_allowed = True
@@ -93,8 +76,6 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             return Engine(self.log, said["lengths"], ort.InferenceSession(data[at + said_size :]))
 
     class Config:
-        """How RTX shall run an engine."""
-
         def __init__(self) -> None:
             self.strategy = self.cuda_graph_strategy = self.cache = ""
             self.dynamic_shapes_kernel_specialization_strategy = ""
@@ -110,8 +91,6 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             return True
 
     class Cache:
-        """Compiled kernels."""
-
         def __init__(self) -> None:
             self.known = b""
 
@@ -123,8 +102,6 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             return f"kernels for driver {driver.MACHINE.driver}".encode()
 
     class Engine:
-        """One engine."""
-
         opened: list[Engine] = []  # noqa: RUF012  shared on purpose: a test looks at all
 
         def __init__(self, log: Any, lengths: list[int], session: Any) -> None:
@@ -165,8 +142,6 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             return self.contexts[-1]
 
     class Context:
-        """One profile's state."""
-
         def __init__(self, engine: Engine) -> None:
             self.engine = engine
             self.length = 0
@@ -251,6 +226,5 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
 
 
 def _public(kind: type) -> list[str]:
-    """The methods of a class that stands for one of TensorRT's."""
     own = {"opened"}
     return [name for name in vars(kind) if not name.startswith("_") and name not in own]

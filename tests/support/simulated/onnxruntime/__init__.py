@@ -25,7 +25,6 @@ _simulated = simulate(real, driver, falls_back=bool(driver.MACHINE.said.get("ort
 
 
 def _session(data: bytes, options: object = None, providers: object = None) -> object:
-    """The provider that is asked for decides."""
     asked = [provider[0] for provider in providers or () if isinstance(provider, tuple)]
     return (_simulated.InferenceSession if CUDA in asked else _OWN)(data, options, providers=providers)
 

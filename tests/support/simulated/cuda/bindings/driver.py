@@ -47,22 +47,16 @@ STICKY = frozenset({214, 700, 719})
 
 
 class CUdevice_attribute(IntEnum):
-    """Those that are asked for."""
-
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
 
 
 class CUstreamCaptureMode(IntEnum):
-    """How strictly others are watched while a stream is captured."""
-
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 
 
 class CUuuid(NamedTuple):
-    """A GPU's name among all."""
-
     bytes: bytes
 
 
@@ -111,12 +105,10 @@ class Machine:
 
     @property
     def used(self) -> int:
-        """Bytes taken on the GPU."""
         return sum(ctypes.sizeof(buffer) for buffer in self.memory.values()) + self.graph_bytes * len(self.graphs)
 
     @property
     def total(self) -> int:
-        """Bytes that the GPU has that the thread uses."""
         return int(self.gpus[getattr(self.thread, "current", 1) - 1]["memory"])
 
     def begin(self, name: str, *, context: bool = True) -> CUresult:
@@ -137,7 +129,6 @@ class Machine:
         return CUresult(code)
 
     def provoke(self) -> CUresult:
-        """Does what the file of faults says."""
         if self.fault is None or not self.fault.exists():
             return OK
         word = self.fault.read_text()
@@ -151,7 +142,6 @@ MACHINE = Machine(os.environ.get("SIMULATED_GPU", ""))
 
 
 def reset(described: str = "") -> Machine:
-    """Another machine, for tests in this process."""
     global MACHINE  # noqa: PLW0603  the module is the driver
     MACHINE = Machine(described)
     return MACHINE
@@ -163,41 +153,34 @@ def give(stream: int, work: Callable[[], None]) -> None:
 
 
 def cuInit(flags: int) -> tuple[CUresult]:
-    """Fails as the description says."""
     del flags
     MACHINE.calls.append("cuInit")
     return (CUresult(MACHINE.init),)
 
 
 def cuGetErrorName(error: CUresult) -> tuple[CUresult, bytes]:
-    """The name of a status."""
     return OK, error.name.encode()
 
 
 def cuDriverGetVersion() -> tuple[CUresult, int]:
-    """The newest CUDA."""
     return OK, MACHINE.driver
 
 
 def cuDeviceGetCount() -> tuple[CUresult, int]:
-    """How many GPUs there are."""
     return OK, len(MACHINE.gpus)
 
 
 def cuDeviceGet(ordinal: int) -> tuple[CUresult, Handle | None]:
-    """One of them."""
     if ordinal >= len(MACHINE.gpus):
         return CUresult.CUDA_ERROR_NO_DEVICE, None
     return OK, Handle(ordinal)
 
 
 def cuDeviceGetAttribute(attrib: CUdevice_attribute, dev: Handle) -> tuple[CUresult, int]:
-    """Major or minor of the compute capability."""
     return OK, MACHINE.gpus[dev]["capability"][attrib - 75]
 
 
 def cuDeviceGetName(length: int, dev: Handle) -> tuple[CUresult, bytes]:
-    """The name, with zeros up to the length."""
     return OK, MACHINE.gpus[dev]["name"].encode().ljust(length, b"\0")
 
 
@@ -207,24 +190,20 @@ def cuDeviceGetUuid(dev: Handle) -> tuple[CUresult, CUuuid]:
 
 
 def cuDeviceTotalMem(dev: Handle) -> tuple[CUresult, int]:
-    """All that it has."""
     return OK, MACHINE.gpus[dev]["memory"]
 
 
 def cuDevicePrimaryCtxRetain(dev: Handle) -> tuple[CUresult, Handle | None]:
-    """The context that everybody shares."""
     status = MACHINE.begin("cuDevicePrimaryCtxRetain", context=False)
     return status, Handle(dev + 1) if status is OK else None
 
 
 def cuCtxSetCurrent(ctx: Handle) -> tuple[CUresult]:
-    """Makes it the thread's own."""
     MACHINE.thread.current = int(ctx)
     return (OK,)
 
 
 def cuCtxSynchronize() -> tuple[CUresult]:
-    """Waits for everything."""
     status = MACHINE.begin("cuCtxSynchronize")
     if status is OK:
         for number in MACHINE.streams:
@@ -233,7 +212,6 @@ def cuCtxSynchronize() -> tuple[CUresult]:
 
 
 def cuMemGetInfo() -> tuple[CUresult, int | None, int | None]:
-    """Free and total."""
     status = MACHINE.begin("cuMemGetInfo")
     return (OK, MACHINE.total - MACHINE.used, MACHINE.total) if status is OK else (status, None, None)
 
@@ -249,7 +227,6 @@ def cuMemAlloc(bytesize: int) -> tuple[CUresult, Handle | None]:
 
 
 def cuMemFree(dptr: int) -> tuple[CUresult]:
-    """Gives it back."""
     del MACHINE.memory[int(dptr)]
     return (MACHINE.begin("cuMemFree"),)
 
@@ -261,17 +238,14 @@ def cuMemAllocHost(bytesize: int) -> tuple[CUresult, int | None]:
 
 
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> tuple[CUresult]:
-    """Queues a copy to the GPU."""
     return _copy("cuMemcpyHtoDAsync", dstDevice, srcHost, ByteCount, hStream, MACHINE.memory, MACHINE.pinned)
 
 
 def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> tuple[CUresult]:
-    """Queues a copy from the GPU."""
     return _copy("cuMemcpyDtoHAsync", dstHost, srcDevice, ByteCount, hStream, MACHINE.pinned, MACHINE.memory)
 
 
 def cuStreamCreate(Flags: int) -> tuple[CUresult, Handle | None]:
-    """A stream of its own."""
     del Flags
     status = MACHINE.begin("cuStreamCreate")
     if status is not OK:
@@ -282,7 +256,6 @@ def cuStreamCreate(Flags: int) -> tuple[CUresult, Handle | None]:
 
 
 def cuStreamSynchronize(hStream: int) -> tuple[CUresult]:
-    """Does what was queued."""
     status = MACHINE.begin("cuStreamSynchronize")
     if MACHINE.streams[int(hStream)].captured is not None:
         return (CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
@@ -294,7 +267,6 @@ def cuStreamSynchronize(hStream: int) -> tuple[CUresult]:
 
 
 def cuStreamBeginCapture(hStream: int, mode: CUstreamCaptureMode) -> tuple[CUresult]:
-    """From now on it is written down."""
     assert isinstance(mode, CUstreamCaptureMode)
     status = MACHINE.begin("cuStreamBeginCapture")
     MACHINE.streams[int(hStream)].captured = []
@@ -302,7 +274,6 @@ def cuStreamBeginCapture(hStream: int, mode: CUstreamCaptureMode) -> tuple[CUres
 
 
 def cuStreamEndCapture(hStream: int) -> tuple[CUresult, Handle | None]:
-    """What was."""
     status = MACHINE.begin("cuStreamEndCapture")
     stream = MACHINE.streams[int(hStream)]
     work, stream.captured = stream.captured, None
@@ -314,7 +285,6 @@ def cuStreamEndCapture(hStream: int) -> tuple[CUresult, Handle | None]:
 
 
 def cuGraphInstantiate(hGraph: int, flags: int) -> tuple[CUresult, Handle | None]:
-    """A graph that can be started."""
     del flags
     status = MACHINE.begin("cuGraphInstantiate")
     if status is not OK:
@@ -325,19 +295,16 @@ def cuGraphInstantiate(hGraph: int, flags: int) -> tuple[CUresult, Handle | None
 
 
 def cuGraphDestroy(hGraph: int) -> tuple[CUresult]:
-    """Gives the plan back."""
     del MACHINE.graphs[int(hGraph)]
     return (MACHINE.begin("cuGraphDestroy"),)
 
 
 def cuGraphExecDestroy(hGraphExec: int) -> tuple[CUresult]:
-    """Gives what could be started back."""
     del MACHINE.graphs[int(hGraphExec)]
     return (MACHINE.begin("cuGraphExecDestroy"),)
 
 
 def cuGraphLaunch(hGraphExec: int, hStream: int) -> tuple[CUresult]:
-    """Queues all of it."""
     status = MACHINE.begin("cuGraphLaunch")
     if status is OK:
         for work in MACHINE.graphs[int(hGraphExec)]:
@@ -365,7 +332,6 @@ def _copy(
 
 
 def drain(stream: int) -> None:
-    """Does what a stream was given."""
     queue, MACHINE.streams[stream].queue = MACHINE.streams[stream].queue, []
     for work in queue:
         work()
