@@ -167,39 +167,6 @@ def with_node(operator: str, domain: str = "", **attributes: object) -> Spoil:
     return graph(lambda: tiny_model(before=[make_node(operator, [], ["x"], domain=domain, **attributes)]))
 
 
-def with_tensor(edit: Callable[[onnx.TensorProto], object]) -> Spoil:
-    """Adds an initialiser of four numbers, altered."""
-
-    def make() -> onnx.ModelProto:
-        model = tiny_model()
-        tensor = helper.make_tensor("more", TensorProto.FLOAT, [4], np.ones(4, np.float32).tobytes(), raw=True)
-        edit(tensor)
-        model.graph.initializer.append(tensor)
-        return model
-
-    return graph(make)
-
-
-def dimensions(*sizes: int) -> Spoil:
-    """Lets four numbers claim to be a tensor of these sizes."""
-
-    def edit(tensor: onnx.TensorProto) -> None:
-        del tensor.dims[:]
-        tensor.dims.extend(sizes)
-
-    return with_tensor(edit)
-
-
-def external(location: str) -> Spoil:
-    """Keeps a tensor's data in another file."""
-
-    def edit(tensor: onnx.TensorProto) -> None:
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=location)
-
-    return with_tensor(edit)
-
-
 def beside(edit: Callable[[onnx.ModelProto, dict[str, Any]], object], size: int = 32) -> Spoil:
     """Keeps two tensors of four numbers in a file beside the graph, as the manifest says, and alters graph and entry.
 
@@ -285,54 +252,6 @@ def edited(edit: Callable[[onnx.ModelProto], object]) -> Spoil:
         return model
 
     return graph(make)
-
-
-def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
-    """A graph for an attribute of a node."""
-    return helper.make_graph(nodes, "branch", [], [])
-
-
-def deep() -> onnx.ModelProto:
-    """A graph within a graph, very often."""
-    node = make_node("Identity", ["a"], ["b"])
-    for _ in range(30):
-        node = make_node("If", ["choice"], ["x"], then_branch=branch(node))
-    return tiny_model(before=[node])
-
-
-def external_inside() -> onnx.ModelProto:
-    """External data inside the branch of an `If`."""
-    tensor = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
-    tensor.external_data.add(key="location", value="x")
-    inner = branch(make_node("Constant", [], ["inner"], value=tensor))
-    return tiny_model(before=[make_node("If", ["choice"], ["x"], then_branch=inner, else_branch=inner)])
-
-
-def constant(edit: Callable[[onnx.TensorProto], object]) -> onnx.ModelProto:
-    """A tensor in an attribute, altered."""
-    tensor = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
-    edit(tensor)
-    return tiny_model(before=[make_node("Constant", [], ["x"], value=tensor)])
-
-
-def sparse(model: onnx.ModelProto) -> None:
-    """Adds a sparse initialiser."""
-    values = helper.make_tensor("sparse", TensorProto.FLOAT, [1], [1.0])
-    indices = helper.make_tensor("indices", TensorProto.INT64, [1], [2])
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1 << 40]))
-
-
-def function() -> onnx.ModelProto:
-    """A function that the model brings along, in a domain that is on the list."""
-    body = [make_node("Identity", ["x"], ["y"])]
-    return tiny_model(
-        functions=[helper.make_function("ai.onnx", "Twin", ["x"], ["y"], body, [helper.make_opsetid("", 17)])]
-    )
-
-
-def foreign_opset() -> onnx.ModelProto:
-    """An operator set of somebody else's, which no node uses yet."""
-    return tiny_model(opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)])
 
 
 def fewer_words(model: onnx.ModelProto) -> None:
@@ -437,15 +356,15 @@ PADS = {
 PROFILE = {"min": [1, 256], "opt": [4, 256], "max": [32, 256]}
 
 FILES: dict[str, Case] = {
-    "model-bit-flipped": Case(change(FP32, flip(40)), "SHA-256"),
+    "model-bit-flipped": Case(change(FP32, flip(40)), f"{FP32} does not match its SHA-256"),
     "tokenizer-bit-flipped": Case(change(TOKENIZER, flip(1000)), "SHA-256"),
     "model-truncated": Case(change(FP32, lambda data: data[:-1]), "bytes"),
     "model-grown": Case(change(FP32, lambda data: data + b"x"), "bytes"),
     "model-empty": Case(rewrite(FP32, b""), "bytes"),
-    "model-missing": Case(lambda bundle: (bundle / FP32).unlink(), "missing"),
+    "model-missing": Case(lambda b: (b / FP32).unlink(), f"{FP32} is listed in the manifest and missing"),
     "tokenizer-missing": Case(lambda bundle: (bundle / TOKENIZER).unlink(), "missing"),
     "manifest-missing": Case(lambda bundle: (bundle / MANIFEST).unlink(), "missing"),
-    "extra-file": Case(rewrite("extra.bin", b"x"), "extra.bin"),
+    "extra-file": Case(rewrite("extra.bin", b"x"), "'extra.bin' is not listed"),
     "hidden-extra-file": Case(rewrite(".hidden", b"x"), ".hidden"),
     "extra-directory": Case(lambda bundle: (bundle / "more").mkdir(), "more"),
     "extra-python": Case(rewrite("sitecustomize.py", b"raise SystemExit"), "sitecustomize.py"),
@@ -457,52 +376,16 @@ FILES: dict[str, Case] = {
     **{f"named-pipe-{name}": Case(pipe(name), "plain file") for name in (FP32, TOKENIZER, MANIFEST)},
 }
 
-NAMES = ["../x.onnx", "/etc/passwd", "a/../b.onnx", "a/b.onnx", "..", ".", "", "~/a", "a\\b", "a\x00b", "a\n", MANIFEST]
-
-MANIFESTS: dict[str, Case] = {
-    "no-bytes": Case(rewrite(MANIFEST, b""), MANIFEST),
-    "no-json": Case(rewrite(MANIFEST, b"{"), MANIFEST),
-    "no-utf8": Case(rewrite(MANIFEST, b'{"schema_version": "\xff"}'), MANIFEST),
-    "a-list": Case(rewrite(MANIFEST, b"[]"), MANIFEST),
-    "deep": Case(rewrite(MANIFEST, b"[" * 100_000), MANIFEST),
-    "too-large": Case(rewrite(MANIFEST, b" " * (1 << 21)), "allowed"),
-    "schema-version": Case(put(schema_version=99), "export again"),
-    "unknown-field": Case(put(run="rm -rf /"), "unknown field"),
-    "other-name": Case(put(model="other"), "name differs"),
-    "other-version": Case(put(version=2), "version differs"),
-    "no-artifacts": Case(put(artifacts=[]), "no artifact"),
-    "no-tokenizer": Case(put(files=[]), "not listed"),
-    "listed-twice": Case(alter(lambda m: m["files"].append(m["files"][0])), "twice"),
-    "same-role-twice": Case(
-        alter(lambda m: m["artifacts"].append({**m["artifacts"][0], "file": "b.onnx"})), "same precision"
-    ),
-    "digest-too-short": Case(put_artifact(sha256="00"), "64 hexadecimal"),
-    "digest-in-capitals": Case(alter(lambda m: m["artifacts"][0].update(sha256="A" * 64)), "64 hexadecimal"),
-    "digest-of-something-else": Case(put_artifact(sha256="0" * 64), "SHA-256"),
-    "size-of-something-else": Case(put_artifact(size_bytes=1), "bytes"),
-    "invariant-without-proof": Case(put_artifact(invariance=None), "without proof"),
-    "invariant-and-unproven": Case(put_artifact(parity=None), "not with PyTorch"),
-    "negative-size": Case(put(hidden_size=-4), "hidden_size"),
-    "zero-length": Case(put(max_length=0), "max_length"),
-    "huge-length": Case(put(max_length=1 << 40), "max_length"),
-    "special-id-outside": Case(put(special_ids={"cls": 1 << 20}), "special token"),
-    "negative-special-id": Case(put(special_ids={"pad": -1}), "special token"),
-    **{f"name-{name!r}": Case(put_artifact(file=name), "plain name") for name in NAMES},
-}
-
+# What else manifests and graphs may not hold: tests/models/manifest_test.py, tests/models/artifact_scan_test.py.
 LIES: dict[str, Case] = {
-    "other-task": Case(put(task="classify"), "pooling"),
-    "output-too-many": Case(alter(lambda m: m["outputs"].append(m["outputs"][0])), "outputs"),
-    "input-missing": Case(alter(lambda m: m["inputs"].pop(0)), "inputs"),
+    "unknown-field": Case(put(run="rm -rf /"), "unknown field"),
     "no-segments": Case(alter(lambda m: m["inputs"].pop()), "inputs"),
     "wider": Case(put(hidden_size=8, outputs=tensors(("pooled", [-1, 8]))), "outputs"),
     "oversized": Case(put(hidden_size=1 << 20, outputs=tensors(("pooled", [-1, 1 << 20]))), "outputs"),
     "labels": Case(claim("classify", tensors(("logits", [-1, 2])), labels=["a", "b"]), "outputs"),
     "tags": Case(claim("tag", tensors(("logits", [-1, -1, 2])), labels=["a", "b"]), "outputs"),
-    "labels-elsewhere": Case(put(labels=["a"]), "labels"),
     "score": Case(claim("rerank", tensors(("logits", [-1, 1]))), "outputs"),
     "answers": Case(claim("answer", tensors(("start_logits", [-1, -1]), ("end_logits", [-1, -1]))), "outputs"),
-    "candidates-elsewhere": Case(put(candidates=5), "candidates"),
     "candidates-beyond-words": Case(put(task="fill_mask", pooling=None, candidates=1 << 30), "candidates"),
     "graph-narrower": Case(edited(narrower), "other outputs"),
     "graph-output-elsewhere": Case(edited(other_output), "other outputs"),
@@ -514,49 +397,12 @@ LIES: dict[str, Case] = {
 }
 
 GRAPHS: dict[str, Case] = {
-    "external-data": Case(external("weights.bin"), "external"),
-    "external-data-upwards": Case(external("../../outside"), "external"),
-    "external-data-absolute": Case(external("/etc/passwd"), "external"),
-    "external-location-only": Case(
-        with_tensor(lambda tensor: setattr(tensor, "data_location", TensorProto.EXTERNAL)), "external"
+    "external-data": Case(
+        edited(lambda m: m.graph.initializer.add(dims=[1], data_type=1, data_location=TensorProto.EXTERNAL)), "external"
     ),
-    "external-in-attribute": Case(
-        graph(lambda: constant(lambda tensor: tensor.external_data.add(key="location", value="x"))), "external"
-    ),
-    "external-in-subgraph": Case(graph(external_inside), "subgraph"),
-    "compiled-code": Case(with_node("EPContext", "com.microsoft", embed_mode=0), "EPContext"),
-    "python-code": Case(with_node("PythonOp", "com.microsoft"), "PythonOp"),
-    "torch-code": Case(with_node("ATen"), "ATen"),
     "custom-operator": Case(with_node("Shell", DOMAIN), "domain"),
-    "custom-operator-of-openvino": Case(with_node("Shell", "org.openvinotoolkit"), "domain"),
-    "custom-plugin-of-tensorrt": Case(with_node("Shell", "trt.plugins"), "domain"),
-    "custom-opset": Case(graph(foreign_opset), "domain"),
-    "sparse-initialiser": Case(edited(sparse), "sparse"),
-    "sparse-attribute": Case(with_node("Constant", sparse_value=onnx.SparseTensorProto(dims=[4])), "sparse"),
-    "function": Case(graph(function), "function"),
-    "training": Case(edited(lambda model: model.training_info.add()), "training"),
-    "branch": Case(with_node("If", then_branch=branch()), "subgraph"),
-    "endless-loop": Case(with_node("Loop", body=branch(make_node("Identity", ["a"], ["b"]))), "subgraph"),
-    "list-of-subgraphs": Case(
-        graph(
-            lambda: tiny_model(before=[onnx.NodeProto(op_type="Loop", attribute=[{"name": "b", "graphs": [branch()]}])])
-        ),
-        "subgraph",
-    ),
-    "nested-very-deep": Case(graph(deep), "subgraph"),
-    "dimensions-beyond-the-file": Case(dimensions(1 << 30), "dimensions"),
-    "dimensions-whose-product-wraps": Case(dimensions(1 << 32, 1 << 32), "dimensions"),
-    "dimensions-that-cancel": Case(dimensions(1 << 62, 0), "dimensions"),
-    "dimensions-below-zero": Case(dimensions(-4), "dimensions"),
-    "dimensions-below-the-data": Case(dimensions(3), "dimensions"),
-    "dimensions-without-data": Case(with_tensor(lambda tensor: tensor.ClearField("raw_data")), "dimensions"),
-    "dimensions-in-attribute": Case(graph(lambda: constant(lambda tensor: tensor.dims.append(9))), "dimensions"),
-    "tensor-of-text": Case(with_tensor(lambda t: setattr(t, "data_type", TensorProto.STRING)), "type"),
-    "tensor-of-no-type": Case(with_tensor(lambda t: t.ClearField("data_type")), "type"),
     "cut": Case(graph(lambda: tiny_model().SerializeToString()[:-3]), FP32),
     "prose": Case(graph(lambda: b"this is not a model at all, only a few words"), FP32),
-    "no-graph": Case(graph(lambda: onnx.ModelProto(ir_version=8)), "no graph"),
-    "endless-number": Case(graph(lambda: b"\xff" * 64), "does not end"),
     "pickle": Case(graph(lambda: b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94."), FP32),
     "an-engine": Case(graph(lambda: ENGINE_BYTES), FP32),
     "bits-without-end": Case(graph(lambda: b"\x08\x08" * (1 << 18) + tiny_model().SerializeToString()), "parts"),
@@ -656,7 +502,6 @@ CASES = {
     f"{group}/{name}": case
     for group, cases in {
         "62-63-files": FILES,
-        "62-63-manifest": MANIFESTS,
         "62-lies": LIES,
         "64-graph": GRAPHS,
         "64-beside": BESIDE,
@@ -686,7 +531,7 @@ def bundle(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / "models" / NAME / "1")
 
 
-@pytest.mark.sampled(45)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: Path, case: str) -> None:
     """One line names what is wrong, in a process that has no engine to run it with."""
@@ -696,11 +541,6 @@ def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: 
     assert str(bundle.parents[1]) in refused
     assert CASES[case].word in refused
     assert "\n" not in refused
-
-
-def test_the_table_is_as_long_as_it_was_promised() -> None:
-    """At least forty, none of them by itself what another is."""
-    assert len(CASES) >= 40
 
 
 def test_an_honest_bundle_passes_the_gate(gate: Gate, bundle: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -179,7 +178,13 @@ def test_a_manifest_that_contradicts_itself_is_refused(bundle: Path, case: str) 
     assert sentence in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".hidden", "", "a\n", "manifest.json", "x" * 129])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../x", "/etc/passwd", "a/b", "a/../b", ".hidden", "..", ".", "", "~/a"),
+        *("a\\b", "a\n", "a\x00b", "manifest.json", "x" * 129),
+    ],
+)
 def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) -> None:
     """Only plain names, none of them the manifest's own."""
     edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": name}))
@@ -243,52 +248,6 @@ def test_a_manifest_that_is_too_large_is_not_read(bundle: Path) -> None:
     assert "1048576 allowed" in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
-def test_a_file_that_differs_from_its_entry_is_refused(bundle: Path, name: str) -> None:
-    """By its size, or by its digest where the size is right."""
-    content = (bundle / name).read_bytes()
-    (bundle / name).write_bytes(content + b"\0")
-    assert f"has {len(content) + 1} bytes, the manifest says {len(content)}" in refusal(bundle)
-    (bundle / name).write_bytes(content[:-1] + b"\0")
-    assert f"{name} does not match its SHA-256" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
-def test_a_missing_file_is_refused(bundle: Path, name: str) -> None:
-    """And named."""
-    (bundle / name).unlink()
-    assert f"{name} is listed in the manifest and missing" in refusal(bundle)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda path: path.write_bytes(b""), lambda path: path.mkdir()], ids=["file", "folder"]
-)
-def test_whatever_is_not_listed_is_refused(bundle: Path, make: Callable[[Path], object]) -> None:
-    """A bundle holds nothing that nobody has checked."""
-    make(bundle / "extra")
-    assert "'extra' is not listed" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER, "manifest.json"])
-def test_links_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
-    """Symbolic ones and hard ones: what they lead to may change under the server."""
-    elsewhere = tmp_path / "elsewhere"
-    (bundle / name).rename(elsewhere)
-    (bundle / name).symlink_to(elsewhere)
-    assert "must be a plain file" in refusal(bundle)
-    (bundle / name).unlink()
-    (bundle / name).hardlink_to(elsewhere)
-    assert "hard link" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, "manifest.json"])
-def test_a_named_pipe_is_refused_and_not_opened(bundle: Path, name: str) -> None:
-    """Opening it would wait for ever."""
-    (bundle / name).unlink()
-    os.mkfifo(bundle / name)
-    assert "must be a plain file" in refusal(bundle)
-
-
 def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     """No directory, a file, a link to a directory, a directory without a manifest."""
     assert "no such directory" in refusal(tmp_path / "nowhere")
@@ -299,39 +258,9 @@ def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> No
     assert "manifest.json is missing" in refusal(bundle)
 
 
-def test_a_graph_that_must_not_be_served_is_refused(bundle: Path) -> None:
-    """With its file's name before what was found."""
-    (bundle / MODEL).write_bytes(b"not a model")
-    sign(bundle)
-    assert f"{MODEL} " in refusal(bundle)
-
-
-def tokenizer_refusal(bundle: Path) -> str:
-    """Why a bundle's tokenizer is refused."""
-    with pytest.raises(BundleError) as refused:
-        TextTokenizer.open(bundle, opened(bundle))
-    return str(refused.value)
-
-
 def opened(bundle: Path) -> Manifest:
     """A bundle's manifest."""
     return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
-
-
-def test_a_tokenizer_that_cuts_by_itself_is_refused(bundle: Path) -> None:
-    """It would cut silently, and what is cut is counted and told."""
-    changed = small_tokenizer()
-    changed.enable_truncation(4)
-    changed.save(str(bundle / TOKENIZER))
-    assert "truncates or pads" in tokenizer_refusal(bundle)
-
-
-def test_a_tokenizer_that_pads_by_itself_is_refused(bundle: Path) -> None:
-    """Padding would be taken for text."""
-    changed = small_tokenizer()
-    changed.enable_padding(length=16)
-    changed.save(str(bundle / TOKENIZER))
-    assert "truncates or pads" in tokenizer_refusal(bundle)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) -> None:
@@ -339,14 +268,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) ->
     changed = small_tokenizer()
     changed.add_tokens(["more"])
     changed.save(str(bundle / TOKENIZER))
-    assert f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}" in tokenizer_refusal(bundle)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1]"])
-def test_a_tokenizer_that_is_none_is_refused(bundle: Path, content: bytes) -> None:
-    """With the one error, whatever the library raises."""
-    (bundle / TOKENIZER).write_bytes(content)
-    assert "is not a tokenizer" in tokenizer_refusal(bundle)
+    with pytest.raises(BundleError, match=f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}"):
+        TextTokenizer.open(bundle, opened(bundle))
 
 
 @pytest.mark.parametrize("longest", [3, 4, 5])
