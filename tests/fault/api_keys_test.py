@@ -69,7 +69,6 @@ READ_AGAIN_S = 2.0
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with two keys."""
     file = write_keys(tmp_path_factory.mktemp("keys") / "keys", FIRST, SECOND)
     with Server(models, "--engine", "fake", "--api-keys-file", str(file)) as running:
         yield running
@@ -87,13 +86,11 @@ def filled(path: str) -> str:
 
 
 def http_status(address: str, method: str, path: str, key: str | None) -> int:
-    """What a route answers to an empty body."""
     body = b"{}" if method == "POST" and key else None
     return http_call(address, method, filled(path), body, bearer(key)).status
 
 
 def grpc_code(address: str, call: str, key: str | None) -> str:
-    """What a call of an empty message answers."""
     metadata = [("authorization", f"Bearer {key}")] if key else []
     with RawHttp2(address) as connection:
         fields = request_fields(call) + metadata
@@ -197,7 +194,6 @@ def test_row_34_other_methods_are_not_told(server: Server) -> None:
 
 
 def test_row_34_unknown_calls_are_not_told(server: Server) -> None:
-    """Nor what is no call at all."""
     for change in ({"path": "/no.Such/Call"}, {"content_type": "text/plain"}, {"method": "GET"}):
         with RawHttp2(server.grpc) as connection:
             connection.call(1, b"", **change)
@@ -363,7 +359,6 @@ def test_keys_are_shown_nowhere(server: Server) -> None:
 
 
 def ask(address: str, key: str) -> int:
-    """What a route that needs a key answers."""
     return http_call(address, "GET", "/v2", headers=bearer(key)).status
 
 
@@ -414,7 +409,6 @@ async def watched(file: Path) -> AsyncIterator[ApiKeys]:
 
 
 def allows(keys: ApiKeys, *asked: str) -> list[bool]:
-    """Which of these keys count."""
     return [keys.allow(f"Bearer {key}".encode()) for key in asked]
 
 

@@ -56,7 +56,6 @@ def post(server: Server, family: str, body: bytes) -> int:
 
 
 def json_of(family: str, inputs: object, **more: object) -> bytes:
-    """A request of TEI or OpenAI with these inputs."""
     return json.dumps({FIELD[family]: inputs, **more}).encode()
 
 
@@ -220,8 +219,6 @@ def test_row_22_v2_length_header(fake_server: Server, length: str) -> None:
 
 
 def raw(*blobs: bytes) -> Callable[[pb.ModelInferRequest], object]:
-    """Replaces the texts by these bytes."""
-
     def spoil(request: pb.ModelInferRequest) -> None:
         del request.raw_input_contents[:]
         request.raw_input_contents.extend(blobs)
@@ -333,7 +330,6 @@ def test_row_23_duplicate_keys(fake_server: Server, models: Path) -> None:
 
 @each_transport
 def test_row_24_no_inputs(fake_server: Server, transport: type[Transport]) -> None:
-    """An empty list of inputs is refused."""
     with transport(fake_server) as client, pytest.raises(Refused) as refused:
         client.embed([])
     assert refused.value.status == STATUS["empty"][client.family]
@@ -486,7 +482,6 @@ def test_row_30_good_token_ids(fake_server: Server, models: Path, family: str) -
     ],
 )
 def test_row_32_unknown_model_http(fake_server: Server, path: str) -> None:
-    """The same over HTTP is 404."""
     assert post_json(fake_server.http, f"/v2/models/{path}", body_of("v2", b'"x"')).status == 404
 
 

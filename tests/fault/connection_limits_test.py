@@ -93,7 +93,6 @@ def wait_live(address: str) -> None:
 
 
 def open_files(pid: int) -> int:
-    """Descriptors that a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
@@ -232,7 +231,6 @@ def test_one_address_may_have_so_many(models: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The server's and its clients'."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 

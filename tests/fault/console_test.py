@@ -81,7 +81,6 @@ def next_poll_ms(page: Page) -> float:
 
 
 def ring(page: Page) -> None:
-    """Lets that time come."""
     page.run(f"(() => {{ const [name, {{ work }}] = {_POLLS}[0]; timers.delete(name); work(); }})()")
 
 
@@ -104,7 +103,6 @@ def test_an_unreachable_server_is_asked_less_and_less(fake_server: Server, page:
 
 
 def test_a_hidden_tab_asks_nothing(fake_server: Server, page: Page) -> None:
-    """And asks at once when it is looked at again."""
     page.call("Page.addScriptToEvaluateOnNewDocument", source=HELD_CLOCK)
     visit(page, fake_server)
     next_poll_ms(page)
@@ -160,7 +158,6 @@ def test_a_key_is_asked_for(serve: Callable[..., Server], page: Page, tmp_path: 
 
 
 def give_key(page: Page, key: str) -> None:
-    """Types a key and sends it off."""
     page.fill("#key", key)
     page.click("#key-form button")
 

@@ -36,7 +36,6 @@ BUILD_LIMIT_S = 60.0
 
 
 def export(folder: Path, seed: int = 0) -> None:
-    """Exports a small model into `folder / "models"`."""
     # PyTorch is slow to import, and nothing else here needs it.
     from export.cli.export import main  # noqa: PLC0415
     from tests.support.checkpoints import write_checkpoint  # noqa: PLC0415
@@ -55,7 +54,6 @@ def exported() -> Path:
 
 @pytest.fixture
 def models(exported: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(exported, tmp_path / "models")
 
 
@@ -73,18 +71,15 @@ def building(models: Path, cache: Path, *options: str) -> Server:
 
 
 def choice(server: Server) -> dict[str, Any]:
-    """What `/status` says of engines."""
     found: dict[str, Any] = get(server.http, "/status").json()["choice"]
     return found
 
 
 def state(server: Server) -> str:
-    """What the server is."""
     return str(get(server.http, "/status").json()["state"])
 
 
 def wait_tensorrt(server: Server) -> None:
-    """Waits until the engine that was built serves."""
     wait_for(lambda: choice(server)["engine"] == "tensorrt", "the engine that was built", BUILD_LIMIT_S)
 
 
@@ -117,12 +112,10 @@ class Asker:
         self.replies: list[tuple[int, Any]] = []
 
     def __enter__(self) -> Self:
-        """Begins."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends."""
         self._ended.set()
         self._thread.join()
 
@@ -134,7 +127,6 @@ class Asker:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node's cache."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -204,7 +196,6 @@ def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tu
 
 
 def _serving(server: Server) -> int:
-    """The process that serves: the later one."""
     return max(server.engine_pids())
 
 

@@ -67,12 +67,10 @@ def patient_server(models: Path) -> Iterator[Server]:
 
 
 def batches(server: Server) -> int:
-    """Batches that have started so far."""
     return int(metric(server, "bertserve_batch_size_count"))
 
 
 def batched_texts(server: Server) -> int:
-    """Texts that have been sent to the engine so far."""
     return int(metric(server, "bertserve_batch_size_sum"))
 
 
@@ -115,12 +113,10 @@ class Busy:
 
 
 def idle(server: Server) -> bool:
-    """Whether nothing is admitted or queued."""
     return metric(server, "bertserve_admitted_tokens") == 0 == metric(server, "bertserve_queue_texts")
 
 
 def http_request_bytes(text: str) -> bytes:
-    """A whole HTTP request."""
     body = json.dumps({"inputs": text}).encode()
     return b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
         len(body),
@@ -301,7 +297,6 @@ class Load:
 
 
 def ready(server: Server) -> bool:
-    """What the readiness probe says."""
     return get(server.metrics, "/readyz").status == 200
 
 

@@ -31,7 +31,6 @@ TEXTS = ["What is a T4?", "the server answers", "a " * 40]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a form for every engine."""
     root = tmp_path_factory.mktemp("models")
     write_gpu_bundle(root, tmp_path_factory.mktemp("base"))
     return root
@@ -39,7 +38,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(models: Path) -> np.ndarray[Any, Any]:
-    """What the CPU answers."""
     with Server(models, *measured(models, "--engine", "ort-cpu")) as server:
         return vectors(server)
 
@@ -53,7 +51,6 @@ def vectors(server: Server) -> np.ndarray[Any, Any]:
 
 
 def embed(server: Server, inputs: str | list[str]) -> HttpReply:
-    """The reply to a request for vectors."""
     return post_json(server.http, "/embed", json.dumps({"inputs": inputs}).encode())
 
 
@@ -63,19 +60,16 @@ def machine(**said: Any) -> dict[str, str]:
 
 
 def choice(server: Server) -> dict[str, Any]:
-    """What `/status` says of engines."""
     found: dict[str, Any] = get(server.http, "/status").json()["choice"]
     return found
 
 
 def reasons(server: Server) -> dict[str, str]:
-    """Why faster engines were not taken."""
     return {entry["engine"]: entry["reason"] for entry in choice(server)["rejected"]}
 
 
 @pytest.fixture(scope="module")
 def on_a_t4(models: Path) -> Iterator[Server]:
-    """A server that finds a T4."""
     with Server(models, *measured(models), env=machine()) as server:
         yield server
 

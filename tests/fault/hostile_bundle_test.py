@@ -68,17 +68,14 @@ class Case(NamedTuple):
 
 
 def rewrite(name: str, data: bytes) -> Spoil:
-    """Replaces a file's bytes, or adds a file."""
     return lambda bundle: (bundle / name).write_bytes(data)
 
 
 def change(name: str, edit: Callable[[bytes], bytes]) -> Spoil:
-    """Alters a file's bytes."""
     return lambda bundle: (bundle / name).write_bytes(edit((bundle / name).read_bytes()))
 
 
 def flip(at: int) -> Callable[[bytes], bytes]:
-    """Changes one bit."""
     return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
@@ -94,7 +91,6 @@ def symbolic_link(name: str) -> Spoil:
 
 
 def hard_link(name: str) -> Spoil:
-    """Gives a file another name elsewhere."""
     return lambda bundle: (bundle.parents[2] / "elsewhere").hardlink_to(bundle / name)
 
 
@@ -109,13 +105,11 @@ def pipe(name: str) -> Spoil:
 
 
 def socket_file(bundle: Path) -> None:
-    """Replaces the model by the file of a socket."""
     (bundle / FP32).unlink()
     os.mknod(bundle / FP32, 0o140600)
 
 
 def linked_version(bundle: Path) -> None:
-    """Moves the version away and leaves a link to it."""
     moved = bundle.rename(bundle.parents[2] / "moved")
     bundle.symlink_to(moved)
 
@@ -124,22 +118,18 @@ def linked_version(bundle: Path) -> None:
 
 
 def put(**values: object) -> Spoil:
-    """Sets fields of the manifest."""
     return lambda bundle: edit_manifest(bundle, lambda manifest: manifest.update(values))
 
 
 def put_artifact(**values: object) -> Spoil:
-    """Sets fields of the only artifact."""
     return lambda bundle: edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(values))
 
 
 def alter(edit: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Lets `edit` alter the manifest."""
     return lambda bundle: edit_manifest(bundle, edit)
 
 
 def tensors(*named: tuple[str, list[int]]) -> list[dict[str, object]]:
-    """Outputs as manifests write them."""
     return [{"name": name, "dtype": "float32", "shape": shape} for name, shape in named]
 
 
@@ -152,8 +142,6 @@ def claim(task: str, outputs: list[dict[str, object]], **values: object) -> Spoi
 
 
 def graph(make: Callable[[], onnx.ModelProto | bytes]) -> Spoil:
-    """Replaces the model, with the right digest."""
-
     def spoil(bundle: Path) -> None:
         model = make()
         (bundle / FP32).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
@@ -235,7 +223,6 @@ def shared_data(bundle: Path) -> None:
 
 
 def data_of_an_engine(bundle: Path) -> None:
-    """Lets an engine have weights beside it."""
     add_engine(bundle)
     (bundle / f"{ENGINE}.data").write_bytes(bytes(32))
     entry = {**SIGNATURE, "file": f"{ENGINE}.data"}
@@ -244,8 +231,6 @@ def data_of_an_engine(bundle: Path) -> None:
 
 
 def edited(edit: Callable[[onnx.ModelProto], object]) -> Spoil:
-    """Alters the model."""
-
     def make() -> onnx.ModelProto:
         model = tiny_model()
         edit(model)
@@ -261,28 +246,23 @@ def fewer_words(model: onnx.ModelProto) -> None:
 
 
 def one_more_input(model: onnx.ModelProto) -> None:
-    """Needs an input that nobody sends."""
     model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.INT32, ["B", "S"]))
 
 
 def narrower(model: onnx.ModelProto) -> None:
-    """Answers vectors of three."""
     del model.graph.node[-1].input[0]
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = TINY_SIZE - 1
 
 
 def other_output(model: onnx.ModelProto) -> None:
-    """Answers under another name."""
     model.graph.node[-1].output[0] = model.graph.output[0].name = "something"
 
 
 def answers_integers(model: onnx.ModelProto) -> None:
-    """Answers numbers of another type."""
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
 
 
 def answers_a_sequence(model: onnx.ModelProto) -> None:
-    """Answers a list of tensors."""
     model.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
 
 
@@ -295,8 +275,6 @@ def engine(data: bytes) -> Spoil:
 
 
 def engine_entry(edit: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Adds an engine and alters its entry."""
-
     def spoil(bundle: Path) -> None:
         add_engine(bundle)
         edit_manifest(bundle, lambda manifest: edit(manifest["artifacts"][1]))
@@ -521,13 +499,11 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture(scope="module")
 def honest(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the cases are spoiled from."""
     return tiny_bundle(models, tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture
 def bundle(honest: Path, tmp_path: Path) -> Path:
-    """An honest bundle to spoil."""
     return shutil.copytree(honest, tmp_path / "models" / NAME / "1")
 
 
@@ -553,7 +529,6 @@ def test_an_honest_bundle_passes_the_gate(gate: Gate, bundle: Path) -> None:
 
 
 def test_an_honest_bundle_is_served(serve: Callable[..., Server], bundle: Path) -> None:
-    """What all the cases are spoiled from answers."""
     server = serve(repository=bundle.parents[1])
     reply = post_json(server.http, "/embed", b'{"inputs": [[101, 102]]}')
     np.testing.assert_allclose(reply.json(), [[TINY_SIZE**-0.5] * TINY_SIZE], rtol=1e-6)

@@ -41,7 +41,6 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL
 
 
 def infer(texts: list[str]) -> bytes:
-    """A message of ModelInfer."""
     request = pb.ModelInferRequest(model_name=NAME)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -49,18 +48,15 @@ def infer(texts: list[str]) -> bytes:
 
 
 def vectors(message: bytes) -> np.ndarray:
-    """The answer of ModelInfer."""
     reply = pb.ModelInferResponse.FromString(message)
     return np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
 
 
 def headers(connection: RawHttp2, stream: int, flags: int = 0, path: str = MODEL_INFER, **changes: str | None) -> bytes:
-    """HEADERS of a call."""
     return frame(HEADERS, END_HEADERS | flags, stream, connection.block(request_fields(path, **changes)))
 
 
 def serves(server: Server) -> bool:
-    """Whether a good client is answered."""
     with RawHttp2(server.grpc) as connection:
         connection.call(1, b"", LIVE)
         return connection.reply(1).status == 0
@@ -78,14 +74,12 @@ def stopped_engine(server: Server) -> Iterator[None]:
 
 @pytest.fixture
 def connection(fake_server: Server) -> Iterator[RawHttp2]:
-    """A new connection."""
     with RawHttp2(fake_server.grpc) as opened:
         yield opened
 
 
 @pytest.fixture
 def hurried(impatient_server: Server) -> Iterator[RawHttp2]:
-    """The same to a server that waits only briefly."""
     with RawHttp2(impatient_server.grpc) as opened:
         yield opened
 
@@ -109,7 +103,6 @@ def test_the_server_says_what_it_takes(connection: RawHttp2) -> None:
 
 
 def test_a_call_in_single_bytes(connection: RawHttp2) -> None:
-    """However the network cuts it."""
     data = headers(connection, 1) + frame(DATA, END_STREAM, 1, prefixed(infer(["slow"])))
     for at in range(len(data)):
         connection.send(data[at : at + 1])
@@ -182,7 +175,6 @@ def test_what_is_unknown_is_ignored(connection: RawHttp2) -> None:
 
 
 def test_a_ping_is_answered(connection: RawHttp2) -> None:
-    """With its own bytes."""
     connection.send(frame(http2.PING, 0, 0, b"12345678"))
     assert connection.await_frame(http2.PING) == (http2.PING, http2.ACK, 0, b"12345678")
 
@@ -296,7 +288,6 @@ def test_data_beyond_the_window(connection: RawHttp2) -> None:
     ids=["none", "half a prefix", "cut", "two", "no protobuf", "compressed", "too large"],
 )
 def test_messages_that_are_refused(connection: RawHttp2, data: bytes, status: int) -> None:
-    """Each with its status; the connection lives on."""
     connection.send(headers(connection, 1) + frame(DATA, END_STREAM, 1, data))
     reply = connection.reply(1)
     assert (reply.status, reply.data) == (status, b"")
@@ -372,7 +363,6 @@ def test_headers_that_are_refused(
 
 @pytest.mark.parametrize("kind", ["application/grpc+proto", "application/grpc;charset=utf-8"])
 def test_content_types_of_grpc(connection: RawHttp2, kind: str) -> None:
-    """The subtype and parameters make no difference."""
     connection.call(1, b"", LIVE, content_type=kind)
     assert connection.reply(1).status == 0
 
@@ -454,7 +444,6 @@ def test_a_first_frame_that_is_not_settings(fake_server: Server) -> None:
 
 
 def test_a_stream_number_that_goes_backwards(connection: RawHttp2) -> None:
-    """Streams only count up."""
     connection.call(5, b"", LIVE)
     connection.reply(5)
     connection.call(3, b"", LIVE)

@@ -28,7 +28,6 @@ _REPLY = re.compile(rb"HTTP/1\.1 (\d+) [^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
 
 
 def request(text: str, *, path: str = "/embed", method: str = "POST", headers: str = "", last: bool = False) -> bytes:
-    """A whole request for one text."""
     body = json.dumps({"inputs": text}).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
@@ -61,7 +60,6 @@ def exchange(server: Server, *sent: bytes, then_end: bool = False) -> list[tuple
 
 
 def statuses(server: Server, *sent: bytes, then_end: bool = False) -> list[int]:
-    """The statuses of what the server answers."""
     return [status for status, _, _ in exchange(server, *sent, then_end=then_end)]
 
 
@@ -93,7 +91,6 @@ def test_a_refusal_comes_after_the_answers_that_are_due(fake_server: Server) -> 
 
 
 def test_a_request_in_single_bytes_is_read(fake_server: Server, models: Path) -> None:
-    """However the network cuts it."""
     data = request("slowly but surely", last=True)
     found = exchange(fake_server, *[data[at : at + 1] for at in range(len(data))])
     assert [status for status, _, _ in found] == [200]

@@ -193,8 +193,6 @@ def stopped_engine(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tup
 
 
 class Asking(threading.Thread):
-    """One request whose outcome is kept."""
-
     def __init__(self, transport: type[Transport], server: Server) -> None:
         super().__init__()
         self._transport = transport
@@ -211,7 +209,6 @@ class Asking(threading.Thread):
 
 
 def ask_all(server: Server) -> list[Asking]:
-    """One request over each wire, sent and admitted."""
     asking = [Asking(transport, server) for transport in BOTH]
     for thread in asking:
         thread.start()
@@ -337,7 +334,6 @@ def test_row_59_server_killed(serve: Callable[..., Server]) -> None:
 
 @pytest.mark.long
 def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
-    """The same when it ends properly."""
     server = serve(*FAKE)
     engine = server.engine_pid()
     assert engine is not None
@@ -370,7 +366,6 @@ def test_row_61_address_that_is_not_ours(models: Path) -> None:
 
 
 def test_ready_state_over_every_probe(fake_server: Server, models: Path) -> None:
-    """A server that is ready says so everywhere."""
     for address in (fake_server.http, fake_server.metrics):
         assert get(address, "/livez").status == get(address, "/readyz").status == 200
     assert get(fake_server.http, "/v2/health/ready").status == 200

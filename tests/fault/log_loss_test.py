@@ -30,7 +30,6 @@ def serve_some(server: Server) -> None:
 
 
 def lost(server: Server) -> float:
-    """Lines of the log that could not be written."""
     return metric(server, "bertserve_log_lines_lost_total")
 
 

@@ -83,27 +83,23 @@ def test_no_two_modules_share_the_name_of_a_test() -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The server's and its clients'."""
     return Certificates(tmp_path_factory.mktemp("certificates"), mutual=True)
 
 
 @pytest.fixture(scope="module")
 def fake_server(models: Path, certificates: Certificates) -> Iterator[Server]:
-    """As the plain one."""
     with Server(models, *FAKE, tls=certificates) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def impatient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
-    """As the plain one."""
     with Server(models, *IMPATIENT, tls=certificates) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def patient_server(models: Path, certificates: Certificates) -> Iterator[Server]:
-    """As the plain one."""
     with Server(models, *FAKE, "--threads", "1", tls=certificates) as server:
         yield server
 
@@ -113,6 +109,5 @@ faulty_server = patient_server
 
 @pytest.fixture
 def serve(models: Path, certificates: Certificates) -> Iterator[Callable[..., Server]]:
-    """As the plain one."""
     with contextlib.ExitStack() as stack:
         yield lambda *options, **more: stack.enter_context(Server(models, *options, tls=certificates, **more))

@@ -65,7 +65,6 @@ class HttpClient:
         self._connection = HttpConnection(address)
 
     def __call__(self) -> None:
-        """Asks, and takes nothing but an answer."""
         reply = self._connection.call("POST", "/embed", b'{"inputs": "small"}', {"Content-Type": "application/json"})
         assert reply.status == 200, reply.body
 
@@ -169,13 +168,11 @@ def test_row_55_connections_that_wait_to_be_accepted(models: Path, tmp_path: Pat
             message = client.request(["small"]).SerializeToString()
 
         def ask_http(opened: socket.socket) -> int:
-            """The status of a reply."""
             with RawConnection(server.http, opened=opened) as connection:
                 connection.send(ASKED)
                 return connection.status()
 
         def ask_grpc(opened: socket.socket) -> int | None:
-            """The status of a call."""
             with RawHttp2(server.grpc, opened=opened) as connection:
                 connection.call(1, message)
                 return connection.reply(1).status

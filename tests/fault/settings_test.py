@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_row_67_wrong_settings(models: Path, case: str) -> None:
-    """What is wrong is listed all at once."""
     options, variables, words = REFUSED[case]
     told = problems(["--models", str(models), *options], variables)
     assert [word for word in words if word not in told] == []
@@ -187,7 +186,6 @@ def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"]])
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists every setting and ends with 0."""
     with pytest.raises(SystemExit) as ended:
         Settings.load(words, {})
     assert ended.value.code == 0

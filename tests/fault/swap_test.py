@@ -128,19 +128,16 @@ def test_a_version_that_is_being_copied_is_left_alone(own_shelf: Shelf) -> None:
 
 
 def flip(place: Path) -> None:
-    """Changes a byte of the model's weights."""
     data = bytearray((place / FP32).read_bytes())
     data[len(data) // 2] ^= 1
     (place / FP32).write_bytes(data)
 
 
 def cut(place: Path) -> None:
-    """Cuts the model's file."""
     (place / FP32).write_bytes((place / FP32).read_bytes()[:-7])
 
 
 def other_task(place: Path) -> None:
-    """Makes it a model of another task, honestly."""
     edit_manifest(place, lambda manifest: manifest.update(task="classify", labels=["a", "b", "c", "d"], pooling=None))
     edit_manifest(place, lambda manifest: manifest["outputs"][0].update(name="logits"))
 

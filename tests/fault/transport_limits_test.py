@@ -92,7 +92,6 @@ def in_chunks(body: bytes, size: int) -> bytes:
 
 
 def with_lines(count: int) -> bytes:
-    """A good request with so many header lines."""
     padding = b"".join(b"X-%d: y\r\n" % number for number in range(count - 4))
     return LAST + padding + b"Content-Length: %d\r\n\r\n" % len(SMALL) + SMALL
 

@@ -45,8 +45,6 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds since 1970, as a test says."""
-
     def __init__(self) -> None:
         self.now = 1_000_000.0
         self.looks = 0
@@ -57,8 +55,6 @@ class Clock:
 
 
 class Line:
-    """A line that is answered by `work`."""
-
     texts = 1
 
     def __init__(self, body: dict[str, Any], work: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
@@ -99,18 +95,15 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> Job:
-    """A new job."""
     times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
     return Job(id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
 
 
 def some_lines(count: int) -> bytes:
-    """An input file of so many lines."""
     return lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)])
 
 
 async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
-    """The id of a file of so many lines."""
     async with Upload(jobs) as upload:
         upload.write(some_lines(count))
         return (await upload.accept(owner, "input", None)).id
@@ -136,7 +129,6 @@ async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Call
 
 
 def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
-    """The lines of a file."""
     path = jobs.store.path(file_id)
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
@@ -513,7 +505,6 @@ def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: st
     ],
 )
 def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:
-    """The operator is told why."""
     held = prepare(tmp_path)
     with pytest.raises(StartupError, match=said):
         Store(tmp_path, LIMITS)

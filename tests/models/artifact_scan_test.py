@@ -27,18 +27,15 @@ OPSET, GRAPH, TRAINING, FUNCTION = 8, 7, 20, 25
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where to put a model."""
     return tmp_path_factory.mktemp("onnx") / "model.onnx"
 
 
 def check(file: Path, model: onnx.ModelProto | bytes) -> Interface:
-    """Scans a model."""
     file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     return check_model_file(file)
 
 
 def refusal(file: Path, model: onnx.ModelProto | bytes) -> str:
-    """Why a model is refused."""
     with pytest.raises(UnsafeArtifactError) as refused:
         check(file, model)
     return str(refused.value)
@@ -59,7 +56,6 @@ def with_list(operator: str, **values: Any) -> onnx.ModelProto:
 
 
 def with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    """A model with an initialiser more."""
     model = tiny_model()
     model.graph.initializer.append(tensor)
     return model
@@ -73,7 +69,6 @@ def external() -> onnx.TensorProto:
 
 
 def twice() -> onnx.FunctionProto:
-    """A function that a model brings along."""
     body = [helper.make_node("Add", ["x", "x"], ["y"])]
     return helper.make_function("com.microsoft", "Twice", ["x"], ["y"], body, [helper.make_opsetid("", 17)])
 
@@ -139,13 +134,11 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_refused_is_named(file: Path, case: str) -> None:
-    """The operator learns what was found."""
     make, sentence = CASES[case]
     assert sentence in refusal(file, make())
 
 
 def test_a_plain_model_passes(file: Path) -> None:
-    """A graph of known operators is let through."""
     check(file, tiny_model())
 
 
@@ -314,7 +307,6 @@ def test_any_damage_to_what_lies_beside(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_sparse_giant_is_not_read(file: Path) -> None:
-    """A file of 2 GiB or more is refused by its size."""
     with file.open("wb") as handle:
         handle.truncate(2**31)
     with pytest.raises(UnsafeArtifactError, match="2 GiB"):
@@ -440,7 +432,6 @@ def split(message: bytes) -> list[tuple[int, bytes]]:
 
 
 def number(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
     value = shift = 0
     while True:
         value |= (message[at] & 0x7F) << shift

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bundle(models: Path, tmp_path: Path) -> Path:
-    """A small honest bundle."""
     return tiny_bundle(models, tmp_path / "models")
 
 
@@ -75,7 +74,6 @@ def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(bundle: Path, ca
 
 
 def test_digests(bundle: Path) -> None:
-    """An entry describes its file."""
     entry = file_entry(bundle / FP32)
     assert (entry.file, entry.sha256, entry.size_bytes) == (FP32, digest(bundle / FP32), (bundle / FP32).stat().st_size)
 

@@ -26,7 +26,6 @@ LONGEST = 8
 
 
 def small_tokenizer() -> Tokenizer:
-    """A tokenizer of a few words."""
     made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106  no secret
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(
@@ -75,7 +74,6 @@ def small_manifest() -> dict[str, Any]:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A small honest bundle."""
     made = tmp_path / "models" / "small" / "1"
     made.mkdir(parents=True)
     (made / MODEL).write_bytes(tiny_model().SerializeToString())
@@ -86,7 +84,6 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def refusal(bundle: Path) -> str:
-    """Why a bundle is refused; the sentence names it."""
     with pytest.raises(BundleError) as refused:
         open_bundle(bundle)
     assert str(bundle) in str(refused.value)
@@ -99,12 +96,10 @@ def test_an_honest_bundle_opens(bundle: Path) -> None:
 
 
 def put(name: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """A change of one field."""
     return lambda manifest: manifest.update({name: value})
 
 
 def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """A change of one field of a file's entry."""
     return lambda manifest: manifest["files"][0].update({name: value})
 
 
@@ -227,7 +222,6 @@ UNREADABLE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_a_manifest_that_is_none_is_refused(bundle: Path, case: str) -> None:
-    """With the one error."""
     (bundle / "manifest.json").write_bytes(UNREADABLE[case])
     assert "is not a manifest" in refusal(bundle)
 
@@ -236,7 +230,6 @@ def test_a_manifest_that_is_none_is_refused(bundle: Path, case: str) -> None:
     "change", [put("more", 1), put("task", "dance"), put("hidden_size", "4"), put("prompts", {"a": 1})]
 )
 def test_a_manifest_of_another_shape_is_refused(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Unknown fields, unknown tasks, other types."""
     edit_manifest(bundle, change)
     assert "is not a manifest" in refusal(bundle)
 
@@ -259,7 +252,6 @@ def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> No
 
 
 def opened(bundle: Path) -> Manifest:
-    """A bundle's manifest."""
     return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
 
 
@@ -315,7 +307,6 @@ def test_a_bundle_that_would_be_refused_is_not_published(bundle: Path, tmp_path:
 
 
 def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
-    """Only what it made itself is removed."""
     with BundleWriter(bundle.parents[1], "small") as writer:
         (writer.path / MODEL).write_bytes(b"half")
         assert writer.version == 2
@@ -324,7 +315,6 @@ def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
 
 
 def test_leftovers_with_a_name_of_another_form_are_swept_too(bundle: Path) -> None:
-    """They can be nobody's who is still at work."""
     (bundle.parent / ".staging-old").mkdir()
     with BundleWriter(bundle.parents[1], "small"):
         assert not (bundle.parent / ".staging-old").exists()

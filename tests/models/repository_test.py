@@ -19,7 +19,6 @@ PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Two models for tags and one for questions."""
     root = tmp_path_factory.mktemp("models")
     tagger = tiny_model("tag")
     for name in ("tag-a", "tag-b"):

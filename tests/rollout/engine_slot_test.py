@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 class Life:
-    """An engine process that is none."""
-
     apart, devices, lost = False, 1, ()
     lanes = (LaneKind.WIDE,)
 
@@ -51,21 +49,17 @@ class Life:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
         return self._ended.is_set()
 
     def end(self) -> None:
-        """The process dies."""
         self._ended.set()
         self.on_end()
 
     async def wait(self) -> int:
-        """Waits for the end."""
         await self._ended.wait()
         return 1
 
     async def close(self) -> None:
-        """Ends it, which is not reported."""
         self.closed = True
         self._ended.set()
 
@@ -106,17 +100,14 @@ class Bench:
         return self.lives[-1]
 
     async def until(self, state: SlotState) -> None:
-        """Waits for a state."""
         await until(lambda: self.slot.state is state, f"the state {state}")
 
     async def serve(self) -> Life:
-        """Starts the slot and waits until it serves."""
         self.slot.start()
         await self.until(SlotState.SERVING)
         return self.lives[-1]
 
     async def switch(self) -> Life:
-        """Another engine of the same models takes over."""
         slot = self.slot
         async with slot.turn(), slot.beside(slot.load) as engine:
             slot.switch(EngineGeneration(engine, slot.load, list(slot.models), slot.choice))
@@ -125,7 +116,6 @@ class Bench:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A repository of one model."""
     write_bundle(tmp_path, tiny_model("embed"), "embed")
     return tmp_path
 
@@ -156,8 +146,6 @@ def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
 
 
 def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
-    """Its memory is needed."""
-
     async def main() -> None:
         bench = Bench(models, keep_version_s=0)
         first = await bench.serve()
@@ -192,8 +180,6 @@ def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, draine
 
 
 def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
-    """The one that serves does not notice."""
-
     async def main() -> None:
         bench = Bench(models)
         first = await bench.serve()
@@ -208,8 +194,6 @@ def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
 
 
 def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
-    """The server is warming meanwhile."""
-
     async def main() -> None:
         bench = Bench(models)
         up: list[int] = []
@@ -225,8 +209,6 @@ def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
 
 
 def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
-    """Where the settings allow no other kind."""
-
     async def main() -> None:
         bench = Bench(models)
         bench.refuse = True

@@ -143,7 +143,6 @@ async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
 
 
 def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
-    """And then learns by itself."""
     old, new = model_costs(constant(100)), model_costs(constant(100))
     for _ in range(500):
         old.observe(0, 8, 1, 300, 350)
@@ -156,7 +155,6 @@ def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing for long."""
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
         yield process
         process.kill()

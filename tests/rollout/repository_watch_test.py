@@ -33,8 +33,6 @@ def test_a_look_that_fails_is_not_the_last(
         third.set()
 
     class Always(RepositoryWatch):
-        """One for which there always is a newer version."""
-
         def look(self, name: str, served: int) -> int | None:
             return served + len(name)
 

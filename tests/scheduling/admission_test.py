@@ -26,7 +26,6 @@ def bound(capacity: int) -> Admission:
 def admit(
     admission: Admission, size: int = 40, inputs: int = 1, timeout_ms: float | None = None, longest: int | None = 512
 ) -> Permit:
-    """A permit for a request that arrived at 7 s."""
     return admission.admit(
         *(FIRST, [size // inputs] * inputs),
         longest=longest,
@@ -97,7 +96,6 @@ def test_an_estimate_is_a_quarter_of_the_bytes_and_two_tokens_an_input() -> None
 
 
 def test_a_permit_holds_its_tokens_until_its_block_ends() -> None:
-    """What was taken is given back."""
     admission = bound(100)
     with admission.reserve(60, 0.0) as permit:
         assert (admission.online.in_flight, permit.tokens) == (60, 60)
@@ -105,7 +103,6 @@ def test_a_permit_holds_its_tokens_until_its_block_ends() -> None:
 
 
 def test_a_permit_is_given_back_when_its_block_fails() -> None:
-    """An error on the way leaves nothing behind."""
     admission = bound(100)
     with contextlib.suppress(RuntimeError), admission.reserve(60, 0.0):
         raise RuntimeError
@@ -113,7 +110,6 @@ def test_a_permit_is_given_back_when_its_block_fails() -> None:
 
 
 def test_the_last_token_is_given_and_not_one_more() -> None:
-    """The bound is exact."""
     admission = bound(100)
     with admission.reserve(60, 0.0), admission.reserve(40, 0.0):
         with pytest.raises(Overloaded):

@@ -23,7 +23,6 @@ IDLE = [0, 0, 0]
 
 
 def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
-    """A queue that holds texts of these lengths."""
     items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths]
     queue = WorkQueue()
     queue.push(items)
@@ -334,7 +333,6 @@ def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCos
 
 
 def check(situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]]) -> None:
-    """A choice keeps every rule, and changes nothing."""
     queue, lanes, policy, known = situation
     waiting, head = queue.items, queue.head()
     found = choose(queue, lanes, policy, known, 0.0)
@@ -390,5 +388,4 @@ def test_every_choice_keeps_every_rule(situation: tuple[WorkQueue, Lanes, Policy
 def test_every_choice_keeps_every_rule_at_full_size(
     situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]],
 ) -> None:
-    """The same over a hundred thousand."""
     check(situation)

@@ -36,7 +36,6 @@ def scheduler(
     limits: AdmissionLimits | None = None,
     **options: Any,
 ) -> Scheduler:
-    """A scheduler of one batch-invariant model."""
     policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, **options)
     made = kind(policy, limits or AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     made.engine_up(lanes, [model_costs(cost, narrow, narrow_lanes=lanes - 1, group_tokens=64)])
@@ -46,7 +45,6 @@ def scheduler(
 def submit(
     into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
 ) -> list[WorkItem]:
-    """Queues a request."""
     items, _ = start(into, *lengths, priority=priority, now=now, timeout=timeout)
     return items
 
@@ -54,7 +52,6 @@ def submit(
 def start(
     into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
 ) -> tuple[list[WorkItem], Assignment | None]:
-    """Queues a request, or starts its only text."""
     texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
     items = [WorkItem(MODEL, text, len(text.ids), None, index) for index, text in enumerate(texts)]
     permit = Permit(into.admission, MODEL, priority, now + timeout)
@@ -347,7 +344,6 @@ def test_bulk_work_has_its_share_of_a_device_that_never_rests(seed: int, lanes: 
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
 @settings(derandomize=True, max_examples=FULL, deadline=None)
 def test_bulk_work_has_its_share_of_a_device_that_never_rests_at_full_size(seed: int, lanes: int, share: float) -> None:
-    """The same over four hundred schedules."""
     check_shares(seed, lanes, share)
 
 
@@ -404,8 +400,6 @@ Decisions = list[tuple[float, int, list[int], float]]
 
 
 class _Recording(Scheduler):
-    """Keeps what it decides."""
-
     decided: Decisions
 
     def next(self, now: float) -> Assignment | None:

@@ -31,13 +31,11 @@ points = st.lists(
 
 @pytest.mark.parametrize(("tokens", "batch", "us"), POINTS)
 def test_what_was_measured_costs_what_was_measured(tokens: int, batch: int, us: float) -> None:
-    """The table passes through its points."""
     assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
 
 
 @pytest.mark.parametrize(("tokens", "batch", "us"), [(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)])
 def test_between_points_the_cost_is_linear(tokens: int, batch: int, us: float) -> None:
-    """In length and in size."""
     assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
 
 
@@ -143,7 +141,6 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
 
 
 def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
-    """Whatever there is beside it."""
     costs = model_costs(per_token(10), per_token(18))
     assert costs.alone_us(64) == costs.least_us(64) == 640
     assert costs.busy_us(64) == 18 * 64
@@ -193,7 +190,6 @@ def test_a_length_whose_warm_up_was_disturbed_is_corrected_by_itself() -> None:
 
 
 def test_a_machine_that_became_faster_is_believed() -> None:
-    """What cannot be done even so never can be."""
     costs = model_costs(per_token(10))
     for _ in range(1000):
         costs.observe(0, 64, 1, 320.0, 320.0)
@@ -213,7 +209,6 @@ def test_how_much_batches_vary_is_learned_and_how_long_that_lasts(in_a_row: int,
 
 
 def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
-    """It begins with what is known of the device."""
     before, after = model_costs(per_token(10)), model_costs(per_token(10))
     for number in range(500):
         before.observe(0, 64, 1, 1000.0 + number % 2, 1500.0)
@@ -272,7 +267,6 @@ def test_buckets_go_on_doubling_beyond_the_table(tokens: int, bucket: int) -> No
 
 
 def test_the_shortest_inputs_share_a_bucket() -> None:
-    """Everything up to 16 tokens is together."""
     assert {bucket_for(tokens) for tokens in range(1, 17)} == {16}
 
 

@@ -14,7 +14,6 @@ from serving.scheduling.queue import Backlog, WorkItem, WorkQueue
 
 
 def item(tokens: int, model: int = 0, *, key: float = 0.0, priority: int = 2, work_us: int = 1) -> WorkItem:
-    """A text of so many tokens."""
     text = EncodedText(array("i", range(tokens)))
     return WorkItem(ModelIndex(model), text, tokens, None, 0, key=key, priority=priority, work_us=work_us)
 
@@ -103,7 +102,6 @@ def test_no_item_is_lost_doubled_or_overtaken() -> None:
 
 @pytest.mark.endurance
 def test_no_item_is_lost_doubled_or_overtaken_at_full_size() -> None:
-    """The same, for longer."""
     full = settings(derandomize=True, max_examples=3000, stateful_step_count=100, deadline=None)
     run_state_machine_as_test(_QueueBesideAList, settings=full)
 

@@ -29,7 +29,6 @@ TEN_MS = constant(10_000)
 
 
 def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
-    """Texts of these lengths, of one request."""
     return [
         WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, owner, index)
         for index, tokens in enumerate(lengths)
@@ -55,14 +54,12 @@ def start(
 def submit(
     scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
 ) -> list[WorkItem]:
-    """Queues a request."""
     request = items(*lengths)
     start(scheduler, request, priority, now + timeout, now)
     return request
 
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
-    """On the wide lane, without a turn in the queue."""
     scheduler = one_lane()
     started = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
     assert started is not None
@@ -109,7 +106,6 @@ def test_a_near_deadline_goes_before_a_far_one() -> None:
 
 
 def test_an_earlier_class_goes_first() -> None:
-    """However much waits in the others."""
     scheduler = one_lane()
     submit(scheduler, 8)
     submit(scheduler, 8)
@@ -132,7 +128,6 @@ def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error:
 
 
 def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
-    """Before any work."""
     scheduler = one_lane()
     with pytest.raises(DeadlineExceeded, match=r"about 10\.0 ms for this request, and 5\.0 ms are left"):
         submit(scheduler, 8, timeout=0.005)
@@ -163,7 +158,6 @@ def test_those_who_are_refused_together_come_back_apart() -> None:
 
 
 def test_an_earlier_class_does_not_wait_for_the_later_ones() -> None:
-    """Neither in the queue nor in the prediction."""
     scheduler = one_lane(per_token(125))
     for _ in range(50):
         submit(scheduler, 64)
@@ -219,7 +213,6 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
 
 
 def test_what_is_cancelled_is_gone_at_once() -> None:
-    """With its tokens and its work."""
     scheduler = one_lane()
     submit(scheduler, 8)
     request = submit(scheduler, 8, 9, 10)
@@ -302,8 +295,6 @@ def test_a_deadline_ends_the_waiting() -> None:
 
 
 class Arrival(NamedTuple):
-    """A request of a generated schedule."""
-
     at_ms: int
     lengths: tuple[int, ...]
     model: int
@@ -358,7 +349,6 @@ class Replay:
         self.check()
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Something happens at a time."""
         heapq.heappush(self.events, (when, next(self.serial), event))
 
     def arrive(self, number: int) -> None:
@@ -382,7 +372,6 @@ class Replay:
             self.at(self.now + arrival.cancel_after_ms / 1e3, lambda: self.cancel(number))
 
     def cancel(self, number: int) -> None:
-        """Its client goes."""
         for item in self.accepted[number]:
             if item.waits:
                 self.settle(item, "cancelled")
@@ -395,7 +384,6 @@ class Replay:
         self.settle(item, "late")
 
     def start(self) -> None:
-        """Starts what can start."""
         while (assignment := self.scheduler.next(self.now)) is not None:
             self.begin(assignment)
         if self.scheduler.wake_at is not None:
@@ -405,7 +393,6 @@ class Replay:
             assert any(self.scheduler.lanes.load), "something waits and nothing runs"
 
     def begin(self, assignment: Assignment) -> None:
-        """A batch runs; it keeps every rule."""
         batch = list(assignment.items)
         first = batch[0]
         own = [item for item in batch if item.priority == first.priority]
@@ -425,7 +412,6 @@ class Replay:
         self.at(self.now + predicted_us * self.slowness / 1e6, lambda: self.end(assignment, predicted_us))
 
     def end(self, assignment: Assignment, predicted_us: float) -> None:
-        """A batch ends."""
         self.scheduler.learn(assignment, predicted_us * self.slowness, self.scheduler.done(assignment, self.now))
 
     def settle(self, item: WorkItem, fate: str) -> None:
@@ -460,7 +446,6 @@ def schedules(draw: st.DrawFn) -> tuple[list[Arrival], int, int]:
 
 
 def replay(schedule: tuple[list[Arrival], int, int]) -> None:
-    """Plays a schedule."""
     arrivals, seed, lanes = schedule
     Replay(arrivals, seed, lanes=lanes).run()
 
@@ -481,5 +466,4 @@ def test_no_item_is_lost_doubled_or_started_against_the_rules(schedule: tuple[li
 def test_no_item_is_lost_doubled_or_started_against_the_rules_at_full_size(
     schedule: tuple[list[Arrival], int, int],
 ) -> None:
-    """The same over a hundred thousand."""
     replay(schedule)

@@ -35,7 +35,6 @@ def outcome(texts: int, *, truncated: int = 0) -> Outcome:
 
 
 def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> Assignment:
-    """A batch of so many texts."""
     items = [WorkItem(ModelIndex(0), EncodedText(array("i", [1])), 1, None, 0) for _ in range(texts)]
     return Assignment(0, items, texts, 1, padding, 0.0, predicted_us)
 
@@ -83,7 +82,6 @@ def test_buckets_are_narrow_near_two_milliseconds() -> None:
 
 
 def test_refusals_are_counted_by_their_reason() -> None:
-    """One line for each."""
     metrics = Metrics()
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
         metrics.refused(reason, "http", "m")
@@ -104,7 +102,6 @@ def test_a_refused_request_has_no_times() -> None:
 
 
 def test_batches_are_counted_by_size() -> None:
-    """Each with the number of its texts."""
     metrics = Metrics()
     for size in (1, 8, 8):
         metrics.batch_started(assignment(size))
@@ -117,7 +114,6 @@ def test_batches_are_counted_by_size() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_exactly_one_state_is_shown(state: State) -> None:
-    """The last one that was told."""
     metrics = Metrics()
     metrics.state(State.STARTING)
     metrics.state(state)
@@ -126,14 +122,12 @@ def test_exactly_one_state_is_shown(state: State) -> None:
 
 
 def test_deaths_of_the_engine_are_counted() -> None:
-    """So that somebody notices."""
     metrics = Metrics()
     metrics.engine_died()
     assert samples(metrics)["bertserve_engine_restarts_total"] == 1
 
 
 def test_padding_is_counted_beside_the_tokens() -> None:
-    """So that its share can be seen."""
     metrics = Metrics()
     metrics.batch_started(assignment(4, padding=5))
     metrics.batch_started(assignment(4, padding=2))

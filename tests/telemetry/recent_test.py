@@ -13,24 +13,19 @@ from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 
     def read(self) -> float:
-        """The time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock."""
     return Clock()
 
 
 def answered(metrics: Metrics, count: int, total_ms: float, texts: int = 1) -> None:
-    """So many requests, each of which took so long."""
     timings = Timings(tokenize_us=50.0, queue_us=0.0, compute_us=total_ms * 500, total_us=total_ms * 1e3)
     for _ in range(count):
         metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0), "http")
@@ -90,7 +85,6 @@ def test_each_step_has_its_own_figures(clock: Clock) -> None:
 
 
 def test_errors_are_told_by_reason(clock: Clock) -> None:
-    """And deaths of the engine beside them."""
     metrics = Metrics()
     recent = Recent(metrics, clock.read)
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
@@ -119,7 +113,6 @@ def test_few_requests_have_exact_quantiles(clock: Clock) -> None:
 
 
 def test_a_step_has_the_exact_quantile_of_its_own_requests(clock: Clock) -> None:
-    """Those before it are in the same memory."""
     metrics = Metrics()
     recent = Recent(metrics, clock.read)
     for total_ms in (80.0, 14.2):
