@@ -25,7 +25,7 @@ SHORT = {
     *("test_a_request_in_single_bytes_is_read", "test_a_client_that_waits_for_leave_gets_it"),
     *("test_rows_04_to_09_sizes_and_lengths", "test_row_08_who_is_slow_or_silent_is_cut_off"),
     "test_row_13_http_client_vanishes_while_queued",
-    *("test_a_call", "test_a_call_in_single_bytes", "test_calls_side_by_side", "test_large_calls_side_by_side"),
+    *("test_a_call", "test_ways_to_send_a_call", "test_calls_side_by_side", "test_large_calls_side_by_side"),
     *("test_a_reply_larger_than_the_window", "test_row_55_requests_under_way_are_finished"),
 }
 LEFT_OUT = {
