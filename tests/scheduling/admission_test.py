@@ -78,7 +78,7 @@ def test_one_long_text_does_not_count_for_the_short_ones_beside_it() -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=300), st.integers(8, 8192), st.integers(16, 1 << 20))
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_idle_server_never_asks_to_come_back_later(sizes: list[int], longest: int, capacity: int) -> None:
     """What is refused there would be refused for ever: it is told so, and nothing that the model would cut counts."""
     admission = bound(capacity)
@@ -166,7 +166,7 @@ steps = st.lists(st.tuples(st.sampled_from(["take", "resize", "free"]), st.integ
 
 
 @given(steps)
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_in_flight_is_what_the_permits_hold(steps: list[tuple[str, int, int]]) -> None:
     """Over any sequence of requests, never more than the capacity and never a token lost."""
     admission = bound(10)

@@ -375,17 +375,7 @@ def assert_no_deadline_is_broken(
 FULL = 100_000
 
 
-@given(situations())
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_every_choice_keeps_every_rule(situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]]) -> None:
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_every_choice_keeps_every_rule(examples: int) -> None:
     """The head first, one bucket, the budget, loners alone, lanes free, and no deadline broken for a larger batch."""
-    check(situation)
-
-
-@pytest.mark.endurance
-@given(situations())
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_every_choice_keeps_every_rule_at_full_size(
-    situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]],
-) -> None:
-    check(situation)
+    settings(max_examples=examples)(given(situations())(check))()

@@ -333,18 +333,11 @@ def check_shares(seed: int, lanes: int, share: float) -> None:
     assert all(share - 0.015 < one < share + 0.03 for one in found), found
 
 
-@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_bulk_work_has_its_share_of_a_device_that_never_rests(seed: int, lanes: int, share: float) -> None:
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_bulk_work_has_its_share_of_a_device_that_never_rests(examples: int) -> None:
     """In every window of two hundred batches, and hardly more."""
-    check_shares(seed, lanes, share)
-
-
-@pytest.mark.endurance
-@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_bulk_work_has_its_share_of_a_device_that_never_rests_at_full_size(seed: int, lanes: int, share: float) -> None:
-    check_shares(seed, lanes, share)
+    given_any = given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
+    settings(max_examples=examples)(given_any(check_shares))()
 
 
 def device(cost: Callable[[int, int], float], narrow: Callable[[int, int], float] | None = None) -> Device:

@@ -71,7 +71,7 @@ def test_a_noisy_measurement_never_makes_more_work_cheaper() -> None:
 @given(
     points, st.tuples(st.integers(1, 5000), st.integers(1, 200)), st.tuples(st.integers(1, 5000), st.integers(1, 200))
 )
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_the_cost_never_falls(
     measured: list[tuple[int, int, float]], one: tuple[int, int], other: tuple[int, int]
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), *[st.floats(0, 1e9)] * 3), max_size=200))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float, float]]) -> None:
     """Whatever the clock of a machine that stood still makes of a batch."""
     correction = Correction()

@@ -94,16 +94,11 @@ class _QueueBesideAList(RuleBasedStateMachine):
         assert sorted(self.queue.heads(), key=place) == sorted((peers[0] for peers in groups), key=place)
 
 
-def test_no_item_is_lost_doubled_or_overtaken() -> None:
+@pytest.mark.parametrize(("examples", "steps"), [(100, 30), pytest.param(3000, 100, marks=pytest.mark.endurance)])
+def test_no_item_is_lost_doubled_or_overtaken(examples: int, steps: int) -> None:
     """Over random sequences of pushes, removals and returns, the queue agrees with a list."""
-    short = settings(derandomize=True, max_examples=100, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(_QueueBesideAList, settings=short)
-
-
-@pytest.mark.endurance
-def test_no_item_is_lost_doubled_or_overtaken_at_full_size() -> None:
-    full = settings(derandomize=True, max_examples=3000, stateful_step_count=100, deadline=None)
-    run_state_machine_as_test(_QueueBesideAList, settings=full)
+    size = settings(max_examples=examples, stateful_step_count=steps)
+    run_state_machine_as_test(_QueueBesideAList, settings=size)
 
 
 keys = st.floats(0, 50) | st.floats(0, 1e4)
@@ -111,7 +106,7 @@ works = st.lists(st.tuples(keys, st.integers(1, 1000), st.sampled_from(PRIORITIE
 
 
 @given(works, keys, st.data())
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_work_ahead_is_that_of_smaller_keys_and_earlier_classes(
     added: list[tuple[float, int, int]], key: float, data: st.DataObject
 ) -> None:

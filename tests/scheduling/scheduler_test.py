@@ -453,17 +453,7 @@ def replay(schedule: tuple[list[Arrival], int, int]) -> None:
 FULL = 100_000
 
 
-@given(schedules())
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_no_item_is_lost_doubled_or_started_against_the_rules(schedule: tuple[list[Arrival], int, int]) -> None:
-    """Over five thousand schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
-    replay(schedule)
-
-
-@pytest.mark.endurance
-@given(schedules())
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_no_item_is_lost_doubled_or_started_against_the_rules_at_full_size(
-    schedule: tuple[list[Arrival], int, int],
-) -> None:
-    replay(schedule)
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_no_item_is_lost_doubled_or_started_against_the_rules(examples: int) -> None:
+    """Over thousands of schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
+    settings(max_examples=examples)(given(schedules())(replay))()
