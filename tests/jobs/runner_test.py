@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -30,11 +31,12 @@ from serving.jobs.service import Jobs, Upload
 from serving.jobs.store import Store, StoreLimits
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
+from tests.support.engine_processes import asynchronous
 from tests.support.no_room import no_room
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from serving.errors import BertserveError
     from serving.jobs.runner import Retry
@@ -133,27 +135,24 @@ def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def run(folder: Path, clock: Clock, work: Callable[[Jobs], Awaitable[None]], limits: StoreLimits = LIMITS) -> None:
-    """Runs a test over a folder."""
-
-    async def main() -> None:
-        jobs = Jobs(Store(folder, limits, clock), 1 << 20)
-        try:
-            await work(jobs)
-        finally:
-            jobs.close()
-
-    asyncio.run(main())
+@contextlib.contextmanager
+def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[Jobs]:
+    """Those that a folder holds."""
+    jobs = Jobs(Store(folder, limits, clock), 1 << 20)
+    try:
+        yield jobs
+    finally:
+        jobs.close()
 
 
 async def at_once(_: dict[str, Any]) -> None:
     """Lets every line pass."""
 
 
-def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
     """What is done by then is its output; every other line says why it is not."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 50), clock))
 
         async def some(body: dict[str, Any]) -> None:
@@ -170,10 +169,9 @@ def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
         assert {line["error"]["code"] for line in errors} == {"batch_expired"}
         assert (job.completed, job.failed) == (len(output), len(errors))
 
-    run(tmp_path, clock, work)
 
-
-def test_a_line_that_ends_engines_is_named_in_the_log(
+@asynchronous
+async def test_a_line_that_ends_engines_is_named_in_the_log(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it is the line's answer, and others with the same text are refused without a word."""
@@ -182,18 +180,17 @@ def test_a_line_that_ends_engines_is_named_in_the_log(
         if body["n"]:
             raise EngineFault("ended two", news=body["n"] == 1)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 3), clock))
         job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
         errors = [line["response"] for line in read(jobs, job.error_id)]
         assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
-
-    run(tmp_path, clock, work)
     (record,) = [record for record in caplog.records if "ended two engine processes" in record.getMessage()]
     assert record.__dict__["fields"]["request_id"] == "batch_req_a_2"
 
 
-def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     """Overload and restarts are no line's answer; other errors and bugs are, and a line that kills the engine twice."""
     asked: dict[int, int] = {}
 
@@ -211,7 +208,7 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         if n == 5:
             raise ValueError("a bug")
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 7), clock))
         job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
         assert job.state is JobState.COMPLETED
@@ -224,10 +221,9 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         ]
         assert (asked[2], asked[4]) == (2, 10)
 
-    run(tmp_path, clock, work)
 
-
-def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, clock: Clock) -> None:
     """What is settled is not asked again; what was written and not settled is cut off, and computed once more."""
     asked: list[int] = []
     stuck = 30
@@ -237,51 +233,45 @@ def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
             raise NotReady("not now")
         asked.append(body["n"])
 
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 60), clock))
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.completed == stuck)
         with jobs.store.path(job.output_id).open("ab") as file:
             file.write(b'{"a line that the server was writing when it was ki')
         (tmp_path / "files" / "file-of-nobody").write_text("left by a crash")
         (tmp_path / "incoming" / "half").write_text("the same")
-
-    async def second(jobs: Jobs) -> None:
+    stuck = 60
+    with jobs_in(tmp_path, clock) as jobs:
         assert {path.name for path in (tmp_path / "files").iterdir()} & {"file-of-nobody"} == set()
         assert list((tmp_path / "incoming").iterdir()) == []
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.ended)
         assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(60)]
         assert sorted(asked) == list(range(60))
 
-    run(tmp_path, clock, first)
-    stuck = 60
-    run(tmp_path, clock, second)
-
 
 @pytest.mark.parametrize("settled", [0, 5])
-def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
+@asynchronous
+async def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
     """Where an operator or a restored backup has lost it: the job ends and says so, what is computed stays."""
 
     async def some(body: dict[str, Any]) -> None:
         if body["n"] >= settled:
             raise NotReady("not now")
 
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
         job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == settled)
         jobs.store.path(job.input_file_id).unlink()
-
-    async def second(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert (job.state, [problem.code for problem in job.problems]) == (JobState.FAILED, ["missing_input_file"])
         assert len(read(jobs, job.output_id)) == job.completed == settled
         with pytest.raises(ObjectNotFound):
             await jobs.run(lambda store: store.file("me", job.input_file_id))
 
-    run(tmp_path, clock, first)
-    run(tmp_path, clock, second)
 
-
-def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) -> None:
     """All of them: a part would not be known from the whole."""
     stuck = 10
 
@@ -289,21 +279,18 @@ def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) 
         if body["n"] >= stuck:
             raise NotReady("not now")
 
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 20), clock))
         job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == stuck)
         jobs.store.path(job.output_id).unlink()
-
-    async def second(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(20)]
         assert (job.completed, job.failed) == (20, 0)
 
-    run(tmp_path, clock, first)
-    run(tmp_path, clock, second)
 
-
-def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that were written in part are cut off and written again; uploads are refused and leave nothing."""
     writes = os.write
     left = 3
@@ -316,7 +303,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
             raise OSError(errno.ENOSPC, "No space left on device")
         return writes(handle, data)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 30), clock))
         monkeypatch.setattr(os, "write", full)
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
@@ -331,13 +318,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
             await uploaded(jobs, 3)
         assert list((tmp_path / "incoming").iterdir()) == []
 
-    run(tmp_path, clock, work)
 
-
-def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
     """A file that cannot be listed does not stay, and one that is deleted makes its room free all the same."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 3)
         path = jobs.store.path(file_id)
         upload = tmp_path / "incoming" / "whole"
@@ -351,18 +336,14 @@ def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> N
             with no_room(), pytest.raises(StorageFull):
                 attempt()
         assert list((tmp_path / "files").iterdir()) == []
-
-    async def after_a_restart(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
 
-    run(tmp_path, clock, work)
-    run(tmp_path, clock, after_a_restart)
 
-
-def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
     """Who is cancelled while a thread works with a file waits for it: the file's number may be another's at once."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         begun, end = threading.Event(), threading.Event()
 
         def write() -> None:
@@ -379,15 +360,16 @@ def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(tmp_path, clock, work)
 
-
-def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_server_that_fails_ends_without_room(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job with results for which there is no room does not keep it."""
     monkeypatch.setattr(runner_module, "_SETTLE_S", 1000.0)
     limits = StoreLimits(bytes=len(some_lines(9)), files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         looks: list[int] = []
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
         assert jobs.store.full
@@ -404,14 +386,13 @@ def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, mon
         ended, _ = await asyncio.wait({running}, timeout=10)
         assert ended
 
-    run(tmp_path, clock, work, limits)
 
-
-def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+@asynchronous
+async def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """A batch whose results fill them waits until one is deleted; uploads on their way count, too."""
     limits = StoreLimits(bytes=14_000, files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         spare = await uploaded(jobs, 50)
         file_id = await uploaded(jobs, 60)
         with pytest.raises(StorageFull):
@@ -432,13 +413,11 @@ def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pyte
         await deleted
         assert (job.state, job.completed) == (JobState.COMPLETED, 60)
 
-    run(tmp_path, clock, work, limits)
 
-
-def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
     """From the disk as from the lists; an input that a job still reads stays until it has ended."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 3)
         await jobs.create(job_of(file_id, clock))
         clock.now += LIMITS.keep_s + 1
@@ -454,13 +433,11 @@ def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock)
         with pytest.raises(ObjectNotFound):
             await jobs.run(lambda store: store.job("me", job.id))
 
-    run(tmp_path, clock, work)
 
-
-def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
     """One of its owner's rather than another's; where none has ended it is refused."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 1)
         others = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(others, clock, "batch_o", "other"))
@@ -477,14 +454,12 @@ def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, c
             assert (listed[0].id, listed[-1].id, more) == (name, "batch_c", False)
             assert [job.id for job in kept] == (["batch_o"] if name == "batch_d" else [])
 
-    run(tmp_path, clock, work)
-
 
 @pytest.mark.parametrize("state", ["validating", "in progress"])
-def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
+@asynchronous
+async def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
     """Ends as cancelled, also where the server ended between the two."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 4), clock))
         if state == "in progress":
             await jobs.run(lambda store: store.begin_job("batch_a", 4))
@@ -492,8 +467,6 @@ def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: st
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert (job.state, job.completed) == (JobState.CANCELLED, 0)
         assert len(read(jobs, job.error_id)) == (4 if state == "in progress" else 0)
-
-    run(tmp_path, clock, work)
 
 
 @pytest.mark.parametrize(
@@ -513,25 +486,26 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], 
         Store(tmp_path, LIMITS).close()
 
 
-def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
     """Also where the operator has made it for all to read."""
-    tmp_path.chmod(0o755)
-
-    async def work(jobs: Jobs) -> None:
+    tmp_path.chmod(0o755)  # noqa: ASYNC240  nothing waits yet
+    with jobs_in(tmp_path, clock) as jobs:
         await uploaded(jobs, 1)
         entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
         assert entries == dict.fromkeys(
             ("files", "incoming", "lock", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"), 0
         )
 
-    run(tmp_path, clock, work)
 
-
-def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_clock_that_is_set_ends_what_is_stuck(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Set forward, a job's time is over though nothing of it moves; set back, a new job is the latest all the same."""
     monkeypatch.setattr(runner_module, "_HOUSEKEEPING_S", 0.01)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=10 * DAY_S)) as jobs:
         file_id = await uploaded(jobs, 2)
         await jobs.create(job_of(file_id, clock))
 
@@ -548,14 +522,13 @@ def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, mo
         listed, _ = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
         assert [job.id for job in listed] == ["batch_b", "batch_a"]
 
-    run(tmp_path, clock, work, StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=10 * DAY_S))
 
-
-def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
     """Many jobs of one do not keep another's waiting, and one that is cancelled or too old waits for none of them."""
     limits = StoreLimits(bytes=1 << 20, files=20, jobs=20, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
@@ -582,5 +555,3 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         await running
         cancelled, expired = await jobs.run(lambda store: [store.job("me", name) for name in ended])
         assert (cancelled.state, expired.state) == (JobState.CANCELLED, JobState.EXPIRED)
-
-    run(tmp_path, clock, work, limits)
