@@ -8,12 +8,12 @@ import os
 import resource
 import signal
 import socket
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
@@ -36,39 +36,6 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-class Polite:
-    """A client of one connection that asks again and again while the block runs; none of its requests may fail."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._end = threading.Event()
-        self.answered = 0
-        self.refused: list[int] = []
-        self.broken: list[str] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        wait_for(lambda: self.answered > 0, "the first answer")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with HttpConnection(self._server.http) as connection:
-                while not self._end.wait(0.01):
-                    reply = connection.call("POST", "/embed", EMBED, JSON)
-                    assert "connection" not in reply.headers  # the next one goes on the same connection
-                    if reply.status != 200:
-                        self.refused.append(reply.status)
-                    self.answered += 1
-        except (OSError, http.client.HTTPException, AssertionError) as error:
-            self.broken.append(repr(error))
 
 
 def flood(address: str, connections: int, first: bytes, held: contextlib.ExitStack) -> None:
@@ -110,7 +77,8 @@ def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, 
     with (
         Server(models, *FAKE, files=(1024, 1024)) as server,
         contextlib.ExitStack() as held,
-        Polite(server) as polite,
+        HttpConnection(server.http) as connection,
+        asking(lambda: connection.call("POST", "/embed", EMBED, JSON), rest_s=0.01) as polite,
     ):
         flood(getattr(server, port), 1500, first, held)
         assert get(server.metrics, "/livez").status == 200
@@ -120,15 +88,15 @@ def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, 
         wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
         server.wait_state()
         flood(getattr(server, port), 100, first, held)
-        before = polite.answered
-        wait_for(lambda: polite.answered > before + 10, "more answers")
+        wait_for_more(polite, 10)
         assert get(server.metrics, "/readyz").status == 200
         wait_live(server.http)
         assert open_files(server.pid) < 1024
         displaced = metric(server, "bertserve_connections_displaced_total", ports="clients")
     assert displaced > 0
-    assert not polite.broken
-    assert set(polite.refused) <= {503}  # while there was no engine
+    assert failures(polite) == []
+    assert {reply.status for reply in polite[0].answers} <= {200, 503}  # while there was no engine
+    assert not any("connection" in reply.headers for reply in polite[0].answers)  # all of them on the same connection
     assert "all places are taken" in server.log
     assert "exception that nobody caught" not in server.log
 

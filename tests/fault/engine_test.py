@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,13 +10,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 import pytest
 
 from loadtest.generator.scenario import Phase, Scenario
+from tests.support.asking import asking, failures, numbered_texts, wait_for_more
 from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
 from tests.support.expected import fake_answers, tokenizer
@@ -252,50 +254,6 @@ def test_row_44_engine_raises(faulty_server: Server, models: Path) -> None:
     sing(faulty_server, models)
 
 
-class Load:
-    """Clients that ask one after another until told to stop, over HTTP and gRPC; every outcome is kept."""
-
-    def __init__(self, server: Server, clients: int = 6) -> None:
-        self._server = server
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self.answered: list[tuple[str, np.ndarray]] = []
-        self.refused: list[Refused] = []
-        self.lost: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(BOTH[number % 2], number)) for number in range(clients)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        wait_for(lambda: len(self.answered) >= len(self._threads), "load")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, transport: type[Transport], number: int) -> None:
-        with transport(self._server) as client:
-            turn = 0
-            while not self._stop.is_set():
-                turn += 1
-                text = f"client {number} asks for the {turn}. time"
-                try:
-                    vector = client.embed([text]).vectors[0]
-                except Refused as refused:
-                    with self._lock:
-                        self.refused.append(refused)
-                except Exception as error:  # noqa: BLE001  whatever else happens is a lost request
-                    with self._lock:
-                        self.lost.append(error)
-                else:
-                    with self._lock:
-                        self.answered.append((text, vector))
-
-
 def ready(server: Server) -> bool:
     return get(server.metrics, "/readyz").status == 200
 
@@ -312,16 +270,19 @@ def test_row_45_engine_killed_under_load(
     server = serve(*FAKE, "--fake-ms", "20", "--default-timeout-ms", "60000")
     engine = server.engine_pid()
     assert engine is not None
-    with Load(server) as load:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(BOTH[number % 2](server)) for number in range(6)]
+        askers = stack.enter_context(asking(*map(numbered_texts, clients, range(6))))
         os.kill(engine, signal.SIGKILL)
         killed = time.monotonic()
         wait_replaced(server, engine)
         record_property("ready_again_s", elapsed(killed))
-        answered = len(load.answered)
-        wait_for(lambda: len(load.answered) > answered + 10, "answers from the new engine")
-    assert (load.lost, load.refused) == ([], [])
-    texts = [text for text, _ in load.answered]
-    np.testing.assert_allclose([vector for _, vector in load.answered], fake_answers(models, texts), atol=1e-5)
+        wait_for_more(askers, 2)
+    assert failures(askers) == []
+    assert [refused for asker in askers for refused in asker.refused] == []
+    answers = dict(answer for asker in askers for answer in asker.answers)
+    vectors = [answer.vectors[0] for answer in answers.values()]
+    np.testing.assert_allclose(vectors, fake_answers(models, list(answers)), atol=1e-5)
     assert metric(server, "bertserve_engine_restarts_total") == 1
 
 
