@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -64,6 +65,16 @@ class Case(NamedTuple):
     word: str
 
 
+def then(*steps: Spoil) -> Spoil:
+    """One step after another."""
+
+    def spoil(bundle: Path) -> None:
+        for step in steps:
+            step(bundle)
+
+    return spoil
+
+
 # What is done to files.
 
 
@@ -94,19 +105,13 @@ def hard_link(name: str) -> Spoil:
     return lambda bundle: (bundle.parents[2] / "elsewhere").hardlink_to(bundle / name)
 
 
+def unlink(name: str) -> Spoil:
+    return lambda bundle: (bundle / name).unlink()
+
+
 def pipe(name: str) -> Spoil:
     """Replaces a file by a named pipe, which would be waited on for ever."""
-
-    def spoil(bundle: Path) -> None:
-        (bundle / name).unlink()
-        os.mkfifo(bundle / name)
-
-    return spoil
-
-
-def socket_file(bundle: Path) -> None:
-    (bundle / FP32).unlink()
-    os.mknod(bundle / FP32, 0o140600)
+    return then(unlink(name), lambda bundle: os.mkfifo(bundle / name))
 
 
 def linked_version(bundle: Path) -> None:
@@ -142,12 +147,11 @@ def claim(task: str, outputs: list[dict[str, object]], **values: object) -> Spoi
 
 
 def graph(make: Callable[[], onnx.ModelProto | bytes]) -> Spoil:
-    def spoil(bundle: Path) -> None:
+    def write(bundle: Path) -> None:
         model = make()
         (bundle / FP32).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-        sign(bundle)
 
-    return spoil
+    return then(write, sign)
 
 
 def with_node(operator: str, domain: str = "", **attributes: object) -> Spoil:
@@ -199,27 +203,21 @@ def second(edit: Callable[[onnx.TensorProto], object]) -> Spoil:
     return beside(lambda model, _entry: edit(model.graph.initializer[1]))
 
 
-def sealed(spoil: Spoil) -> Spoil:
-    """An honest bundle with a file beside its graph, which is spoiled then and not signed again."""
+def honest_beside(bundle: Path) -> None:
+    """Keeps two tensors beside the graph as it should be."""
+    beside(lambda _model, _entry: None)(bundle)
 
-    def both(bundle: Path) -> None:
-        beside(lambda _model, _entry: None)(bundle)
-        spoil(bundle)
 
-    return both
+sealed = partial(then, honest_beside)
+"""Spoils such a bundle, which is not signed again."""
 
 
 def shared_data(bundle: Path) -> None:
     """Lets a second artifact name the file of the first one's weights."""
-    beside(lambda _model, _entry: None)(bundle)
-    other = "model.int8.onnx"
-    shutil.copyfile(bundle / FP32, bundle / other)
-
-    def change(manifest: dict[str, Any]) -> None:
-        first = manifest["artifacts"][0]
-        manifest["artifacts"].append({**first, "file": other, "precision": "int8"})
-
-    edit_manifest(bundle, change)
+    honest_beside(bundle)
+    other = {"file": "model.int8.onnx", "precision": "int8"}
+    shutil.copyfile(bundle / FP32, bundle / other["file"])
+    edit_manifest(bundle, lambda manifest: manifest["artifacts"].append(manifest["artifacts"][0] | other))
 
 
 def data_of_an_engine(bundle: Path) -> None:
@@ -271,30 +269,20 @@ def answers_a_sequence(model: onnx.ModelProto) -> None:
 
 def engine(data: bytes) -> Spoil:
     """Adds an engine of other bytes, with the right digest."""
-    return lambda bundle: add_engine(bundle, data)
+    return partial(add_engine, data=data)
+
+
+engine_after = partial(then, add_engine)
+"""Adds an engine and spoils the bundle then, so that digests are no longer right."""
 
 
 def engine_entry(edit: Callable[[dict[str, Any]], object]) -> Spoil:
-    def spoil(bundle: Path) -> None:
-        add_engine(bundle)
-        edit_manifest(bundle, lambda manifest: edit(manifest["artifacts"][1]))
-
-    return spoil
+    return then(add_engine, alter(lambda manifest: edit(manifest["artifacts"][1])))
 
 
 def engine_build(**values: object) -> Spoil:
     """Adds an engine and alters what it is said to be tied to."""
     return engine_entry(lambda entry: entry["engine"].update(values))
-
-
-def engine_after(spoil: Spoil) -> Spoil:
-    """Adds an engine and spoils the bundle then, so that digests are no longer right."""
-
-    def both(bundle: Path) -> None:
-        add_engine(bundle)
-        spoil(bundle)
-
-    return both
 
 
 # What is in the tokenizer.
@@ -303,23 +291,17 @@ def engine_after(spoil: Spoil) -> Spoil:
 def tokenizer(edit: Callable[[dict[str, Any]], object]) -> Spoil:
     """Alters the decoded tokenizer; its digest is made right."""
 
-    def spoil(bundle: Path) -> None:
-        document = json.loads((bundle / TOKENIZER).read_bytes())
+    def edited(data: bytes) -> bytes:
+        document = json.loads(data)
         edit(document)
-        (bundle / TOKENIZER).write_text(json.dumps(document), encoding="utf-8")
-        sign(bundle)
+        return json.dumps(document).encode()
 
-    return spoil
+    return then(change(TOKENIZER, edited), sign)
 
 
 def no_tokenizer(data: bytes) -> Spoil:
     """Replaces the tokenizer by other bytes; the digest is made right."""
-
-    def spoil(bundle: Path) -> None:
-        (bundle / TOKENIZER).write_bytes(data)
-        sign(bundle)
-
-    return spoil
+    return then(rewrite(TOKENIZER, data), sign)
 
 
 CUTS = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
@@ -339,15 +321,15 @@ FILES: dict[str, Case] = {
     "model-truncated": Case(change(FP32, lambda data: data[:-1]), "bytes"),
     "model-grown": Case(change(FP32, lambda data: data + b"x"), "bytes"),
     "model-empty": Case(rewrite(FP32, b""), "bytes"),
-    "model-missing": Case(lambda b: (b / FP32).unlink(), f"{FP32} is listed in the manifest and missing"),
-    "tokenizer-missing": Case(lambda bundle: (bundle / TOKENIZER).unlink(), "missing"),
-    "manifest-missing": Case(lambda bundle: (bundle / MANIFEST).unlink(), "missing"),
+    "model-missing": Case(unlink(FP32), f"{FP32} is listed in the manifest and missing"),
+    "tokenizer-missing": Case(unlink(TOKENIZER), "missing"),
+    "manifest-missing": Case(unlink(MANIFEST), "missing"),
     "extra-file": Case(rewrite("extra.bin", b"x"), "'extra.bin' is not listed"),
     "hidden-extra-file": Case(rewrite(".hidden", b"x"), ".hidden"),
     "extra-directory": Case(lambda bundle: (bundle / "more").mkdir(), "more"),
     "extra-python": Case(rewrite("sitecustomize.py", b"raise SystemExit"), "sitecustomize.py"),
-    "model-is-a-directory": Case(lambda b: ((b / FP32).unlink(), (b / FP32).mkdir()), "plain file"),
-    "model-is-a-socket": Case(socket_file, "plain file"),
+    "model-is-a-directory": Case(then(unlink(FP32), lambda bundle: (bundle / FP32).mkdir()), "plain file"),
+    "model-is-a-socket": Case(then(unlink(FP32), lambda bundle: os.mknod(bundle / FP32, 0o140600)), "plain file"),
     "version-is-a-link": Case(linked_version, "holds no model"),
     **{f"symbolic-link-{name}": Case(symbolic_link(name), "link") for name in (FP32, TOKENIZER, MANIFEST)},
     **{f"hard-link-{name}": Case(hard_link(name), "hard link") for name in (FP32, TOKENIZER, MANIFEST)},
@@ -428,7 +410,7 @@ BESIDE: dict[str, Case] = {
     "listed-by-an-engine": Case(data_of_an_engine, "an artifact's data is none"),
     "listed-upwards": Case(beside(lambda _model, entry: entry.update(file=f"../{DATA}")), "plain name"),
     "listed-by-another-name": Case(beside(lambda _model, entry: entry.update(file=TOKENIZER)), "listed twice"),
-    "missing": Case(sealed(lambda bundle: (bundle / DATA).unlink()), f"{DATA} is listed"),
+    "missing": Case(sealed(unlink(DATA)), f"{DATA} is listed"),
     "cut": Case(sealed(change(DATA, lambda data: data[:-1])), "bytes"),
     "grown": Case(sealed(change(DATA, lambda data: data + b"x")), "bytes"),
     "bit-flipped": Case(sealed(change(DATA, flip(7))), "SHA-256"),
@@ -524,7 +506,7 @@ def test_an_honest_bundle_passes_the_gate(gate: Gate, bundle: Path) -> None:
     assert gate.refusal(bundle.parents[1]) is None
     add_engine(bundle)
     assert gate.refusal(bundle.parents[1]) is None
-    beside(lambda _model, _entry: None)(bundle)
+    honest_beside(bundle)
     assert gate.refusal(bundle.parents[1]) is None
 
 
