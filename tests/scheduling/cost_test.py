@@ -29,30 +29,22 @@ points = st.lists(
 )
 
 
-@pytest.mark.parametrize(("tokens", "batch", "us"), POINTS)
-def test_what_was_measured_costs_what_was_measured(tokens: int, batch: int, us: float) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "batch", "us"),
+    [
+        *POINTS,
+        # Between points the cost is linear, in length and in size.
+        *[(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)],
+        # Half way between the two lengths for that size, of which one is in proportion to its last.
+        (12, 3, (650.0 + 3 * 600.0) / 2),
+        # Beyond the last point it grows in proportion.
+        *[(128, 1, 4800.0), (8, 8, 1600.0), (128, 2, 9600.0)],
+        # What a run costs at least, a text of one token costs too.
+        (1, 1, 400.0),
+    ],
+)
+def test_what_a_batch_costs(tokens: int, batch: int, us: float) -> None:
     assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-@pytest.mark.parametrize(("tokens", "batch", "us"), [(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)])
-def test_between_points_the_cost_is_linear(tokens: int, batch: int, us: float) -> None:
-    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-def test_between_lengths_and_sizes_at_once() -> None:
-    """Half way between the two lengths for that size, of which one is in proportion to its last."""
-    assert CostTable(POINTS).batch_us(12, 3) == pytest.approx((650.0 + 3 * 600.0) / 2)
-
-
-@pytest.mark.parametrize(("tokens", "batch", "us"), [(128, 1, 4800.0), (8, 8, 1600.0), (128, 2, 9600.0)])
-def test_beyond_the_last_point_the_cost_grows_in_proportion(tokens: int, batch: int, us: float) -> None:
-    """Twice the longest length costs twice as much, and so does twice the largest batch."""
-    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-def test_below_the_shortest_nothing_gets_cheaper() -> None:
-    """What a run costs at least, a text of one token costs too."""
-    assert CostTable(POINTS).batch_us(1, 1) == 400.0
 
 
 def test_the_order_of_points_does_not_matter() -> None:

@@ -51,6 +51,20 @@ def start(
     return scheduler.submit(request, permit, now)
 
 
+def began(scheduler: Scheduler, now: float) -> Assignment:
+    """The batch that starts now."""
+    batch = scheduler.next(now)
+    assert batch is not None
+    return batch
+
+
+def start_one(scheduler: Scheduler, timeout: float = 1.0) -> Assignment:
+    """A text that starts at once, at the time 0."""
+    batch = start(scheduler, items(8), DEFAULT_PRIORITY, timeout, 0.0)
+    assert batch is not None
+    return batch
+
+
 def submit(
     scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
 ) -> list[WorkItem]:
@@ -61,8 +75,7 @@ def submit(
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
     scheduler = one_lane()
-    started = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
-    assert started is not None
+    started = start_one(scheduler)
     assert (started.lane, started.tokens, started.predicted_us) == (WIDE, 8, 10_000)
     assert (scheduler.queue.items, scheduler.lanes.load) == (0, [8])
     assert scheduler.next(0.0) is None
@@ -73,13 +86,11 @@ def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
 def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     """Three requests in one batch, once the engine is free."""
     scheduler = one_lane()
-    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start_one(scheduler)
     waiting = [text for _ in range(3) for text in submit(scheduler, 8)]
-    assert first is not None
     assert scheduler.next(0.001) is None
     scheduler.done(first, 0.01)
-    batch = scheduler.next(0.01)
-    assert batch is not None
+    batch = began(scheduler, 0.01)
     assert batch.items == waiting
     assert scheduler.queue.items == 0
 
@@ -203,12 +214,10 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     dropped: list[WorkItem] = []
     scheduler = Scheduler(ONE_LANE, AdmissionLimits(1 << 20), dropped.append)
     scheduler.engine_up(1, [model_costs(per_token(1000))])
-    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start_one(scheduler)
     (late,), (fine,) = submit(scheduler, 8, timeout=0.02), submit(scheduler, 9)
-    assert first is not None
     scheduler.done(first, 0.013)
-    batch = scheduler.next(0.013)
-    assert batch is not None
+    batch = began(scheduler, 0.013)
     assert (dropped, list(batch.items)) == ([late], [fine])
 
 
@@ -237,8 +246,7 @@ def test_slow_batches_never_lock_everybody_out() -> None:
     scheduler = one_lane()
     for _ in range(1000):
         scheduler.costs[0].observe(0, 8, 1, 40_000, 60_000)
-    started = start(scheduler, items(8), DEFAULT_PRIORITY, 0.012, 0.0)
-    assert started is not None
+    started = start_one(scheduler, 0.012)
     assert started.predicted_us > 50_000
 
 
@@ -270,8 +278,7 @@ def test_a_batch_may_wait_for_company() -> None:
     request = submit(scheduler, 8) + submit(scheduler, 8, now=0.04)
     assert scheduler.next(0.04) is None
     assert scheduler.wake_at == pytest.approx(0.05)
-    batch = scheduler.next(0.05)
-    assert batch is not None
+    batch = began(scheduler, 0.05)
     assert list(batch.items) == request
     assert scheduler.wake_at is None
 
@@ -280,8 +287,7 @@ def test_a_full_batch_does_not_wait() -> None:
     """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
     scheduler = delayed()
     submit(scheduler, *[8] * 9)
-    batch = scheduler.next(0.0)
-    assert batch is not None
+    batch = began(scheduler, 0.0)
     assert len(batch.items) == 8
 
 
