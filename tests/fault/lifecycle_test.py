@@ -103,10 +103,13 @@ def test_row_54_bad_input_before_ready(warming_server: Server) -> None:
 
 
 def test_a_cold_start(models: Path) -> None:
-    """A server that a shell starts, all of its imports included, gets ready, answers, and ends with 0 on SIGTERM."""
+    """A server that a shell starts, imports included, gets ready, answers, ends with 0, and its engine with it."""
     with Server(models, *FAKE, cold=True) as server:
         sing(server, models)
+        engine = server.engine_pid()
+        assert engine is not None
         assert server.stop() == 0
+        assert not is_running(engine)
 
 
 def test_row_55_sigterm_under_load(serve: Callable[..., Server], models: Path) -> None:
@@ -230,22 +233,6 @@ def test_row_57_a_client_that_does_not_read(serve: Callable[..., Server]) -> Non
     assert "Traceback" not in server.log
 
 
-def test_row_58_second_signal_ends_the_lame_duck(serve: Callable[..., Server]) -> None:
-    """A second SIGTERM skips the rest of the lame duck."""
-    server = serve(*FAKE, "--lame-duck-s", "60")
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    server.signal(signal.SIGTERM)
-    assert server.wait(PROMPTLY_S) == 0
-
-
-def test_row_58_sigint_has_no_lame_duck(serve: Callable[..., Server]) -> None:
-    """Control-C drains at once."""
-    server = serve(*FAKE, "--lame-duck-s", "60")
-    server.signal(signal.SIGINT)
-    assert server.wait(PROMPTLY_S) == 0
-
-
 @pytest.mark.long
 def test_row_58_second_signal_ends_the_drain(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
     """A second signal during the drain does not make it longer than its limit."""
@@ -259,11 +246,17 @@ def test_row_58_second_signal_ends_the_drain(stopped_engine: tuple[Server, Calla
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_row_58_signal_during_start(serve: Callable[..., Server], number: signal.Signals) -> None:
-    """A signal during warm-up ends the server promptly: nobody can be using it yet."""
-    server = serve(*FAKE, *LONG_WARM_UP, "--lame-duck-s", "60", wait_ready=False)
+@pytest.mark.parametrize("warming", [False, True])
+def test_row_58_signals_end_the_server_promptly(
+    serve: Callable[..., Server], number: signal.Signals, *, warming: bool
+) -> None:
+    """Nobody uses it while it warms up, control-C drains at once, and a second SIGTERM skips the lame duck."""
+    server = serve(*FAKE, *(LONG_WARM_UP if warming else ()), "--lame-duck-s", "60", wait_ready=not warming)
     server.wait_logged("state: warming")
     server.signal(number)
+    if number is signal.SIGTERM and not warming:
+        server.wait_logged("state: draining")
+        server.signal(number)
     assert server.wait(PROMPTLY_S) == 0
 
 
@@ -275,15 +268,6 @@ def test_row_59_server_killed(serve: Callable[..., Server]) -> None:
     server.signal(signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     wait_for(lambda: not is_running(engine), "the engine to end", PROMPTLY_S)
-
-
-@pytest.mark.long
-def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
-    server = serve(*FAKE)
-    engine = server.engine_pid()
-    assert engine is not None
-    assert server.stop() == 0
-    assert not is_running(engine)
 
 
 @pytest.mark.sampled(1)
