@@ -312,22 +312,6 @@ def test_row_21_malformed_protobuf(fake_server: Server, group: bytes) -> None:
     assert "Error" not in refused.value.text
 
 
-def test_row_22_errors_do_not_repeat_what_was_received(fake_server: Server) -> None:
-    """An error names the field and the limit, never the text."""
-    for body in (
-        b'{"inputs": {"secret-word": 1}}',
-        b'{"secret-word": 1}',
-        b'{"inputs": "x", "truncate": "secret-word"}',
-    ):
-        assert b"secret-word" not in post_json(fake_server.http, "/embed", body).body
-
-
-def test_row_23_duplicate_keys(fake_server: Server, models: Path) -> None:
-    """Of duplicate keys the last wins."""
-    reply = post_json(fake_server.http, "/embed", b'{"inputs": "first", "inputs": "last"}')
-    np.testing.assert_allclose(reply.json(), fake_answers(models, ["last"]), atol=1e-5)
-
-
 @each_transport
 def test_row_24_no_inputs(fake_server: Server, transport: type[Transport]) -> None:
     with transport(fake_server) as client, pytest.raises(Refused) as refused:
