@@ -16,6 +16,7 @@ import pytest
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
+from tests.support.engines import engine_of, kill_engine
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
@@ -82,9 +83,7 @@ def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, 
     ):
         flood(getattr(server, port), 1500, first, held)
         assert get(server.metrics, "/livez").status == 200
-        engine = server.engine_pid()
-        assert engine is not None
-        os.kill(engine, signal.SIGKILL)
+        engine = kill_engine(server)
         wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
         server.wait_state()
         flood(getattr(server, port), 100, first, held)
@@ -224,8 +223,7 @@ def test_an_engine_that_cannot_be_started_for_lack_of_descriptors_is_started_lat
     """The server lives on and says why it waits; when there are descriptors again, it serves."""
     with Server(models, *FAKE) as server, HttpConnection(server.metrics) as probe:
         assert probe.call("GET", "/livez").status == 200
-        engine = server.engine_pid()
-        assert engine is not None
+        engine = engine_of(server)
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (8, before[1]))
         os.kill(engine, signal.SIGKILL)

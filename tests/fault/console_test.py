@@ -14,6 +14,7 @@ import pytest
 from tests.support.clients import post_json
 from tests.support.console import TEXT, answered, visit
 from tests.support.credentials import FIRST, SECOND, WRONG, write_keys
+from tests.support.engines import engine_of
 from tests.support.server import ONE_AT_A_TIME, Server, free_port
 from tests.support.stopping import stop
 
@@ -166,8 +167,7 @@ def test_a_slow_request_can_be_cancelled(models: Path, page: Page) -> None:
     """After a moment the page says that it waits; cancelled, nobody waits for an answer any more."""
     with Server(models, "--engine", "fake", "--default-timeout-ms", "60000", "--engine-hang-s", "600") as server:
         visit(page, server).fill("#texts", TEXT)
-        engine = server.engine_pid()
-        assert engine is not None
+        engine = engine_of(server)
         stop(engine)
         page.click("#run")
         page.wait("!document.getElementById('cancel').hidden", "the wait")

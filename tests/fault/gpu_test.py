@@ -13,6 +13,7 @@ import pytest
 
 from serving.records import ON_A_GPU
 from tests.support.clients import get, metric, post_json
+from tests.support.engines import engine_of, kill_engine
 from tests.support.gpus import without_gpu
 from tests.support.server import Server, is_running, measured, refused_start
 from tests.support.simulated_gpus import environment, write_gpu_bundle
@@ -277,8 +278,7 @@ LOST = ("the device is lost: cuStreamSynchronize: CUDA_ERROR_", "ended with stat
 )
 def test_a_card_that_is_lost_costs_its_engine_process(faulty: Faulty, fault: str, words: tuple[str, ...]) -> None:
     """A process that has forgotten what happened takes over, and answers the request."""
-    before = faulty.server.engine_pid()
-    assert before is not None
+    before = engine_of(faulty.server)
     assert faulty.provoke(fault) == 200
     wait_for(lambda: not is_running(before), "the process to end")
     faulty.wait_again(before)
@@ -334,9 +334,7 @@ def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.n
         status = get(server.http, "/status").json()
         assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
         assert [gpu["name"] for gpu in status["choice"]["cards"]] == ["Tesla T4", "Tesla T4"]
-        before = server.engine_pid()
-        assert before is not None
-        os.kill(before, signal.SIGKILL)
+        kill_engine(server)
         server.wait_logged("has no engine, 1 of 2 work")
         assert np.allclose(vectors(server), expected, atol=1e-5)
         assert get(server.metrics, "/readyz").status == 200

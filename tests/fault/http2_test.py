@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import ssl
 import struct
@@ -21,11 +19,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.support import http2
 from tests.support.certificates import open_channel
 from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor, metric
+from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, elapsed
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -66,16 +64,6 @@ def assert_lives(connection: RawHttp2, stream: int = 3) -> None:
     """A call on the same connection is answered, whatever came of those before."""
     connection.call(stream, b"", LIVE)
     assert connection.reply(stream).status == 0
-
-
-@contextlib.contextmanager
-def stopped_engine(server: Server) -> Iterator[None]:
-    """Holds the server's engine still while the block runs: what it is sent is under way as long."""
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
-    yield
-    os.kill(engine, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.support.clients import RawConnection, metric
+from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -118,14 +116,11 @@ def test_a_body_that_is_too_large_gets_no_leave(fake_server: Server) -> None:
 def test_leave_is_given_behind_a_reply_that_is_due(serve: Callable[..., Server]) -> None:
     """It comes after that reply, and the time for the body begins with it."""
     server = serve(*FAKE, "--body-timeout-s", "0.5")
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
     head, _, body = request("second", headers="Expect: 100-continue\r\n", last=True).partition(b"\r\n\r\n")
     with RawConnection(server.http) as connection:
-        connection.send(request("first") + head + b"\r\n\r\n")
-        time.sleep(0.7)  # longer than a body may take
-        os.kill(engine, signal.SIGCONT)
+        with stopped_engine(server):
+            connection.send(request("first") + head + b"\r\n\r\n")
+            time.sleep(0.7)  # longer than a body may take
         first = read_until(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         assert [status for status, _, _ in replies(first[: first.rindex(b"HTTP/1.1")])] == [200]
         connection.send(body)
@@ -212,25 +207,22 @@ def test_a_client_that_ends_in_the_middle_is_let_go(fake_server: Server) -> None
 def test_a_client_that_has_left_is_told_from_one_that_has_said_all(serve: Callable[..., Server]) -> None:
     """Both send the same; one reads an interim reply and its answer, nothing computes for the other."""
     server = serve(*FAKE, "--threads", "1", "--max-batch-tokens", "16")
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
     with (
         RawConnection(server.http) as waiting,
         RawConnection(server.http) as leaving,
         RawConnection(server.http) as old,
     ):
-        waiting.send(request("waiting"))
-        waiting.end()
-        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "its text")
-        leaving.send(request("leaving"))
-        old.send(request("old").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        old.end()
-        wait_for(lambda: metric(server, "bertserve_queue_texts") == 2, "those behind it")
-        leaving.socket.close()
-        wait_for(lambda: metric(server, "bertserve_requests_total", reason="client_gone") == 1, "its end")
-        assert metric(server, "bertserve_queue_texts") == 1
-        os.kill(engine, signal.SIGCONT)
+        with stopped_engine(server):
+            waiting.send(request("waiting"))
+            waiting.end()
+            wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "its text")
+            leaving.send(request("leaving"))
+            old.send(request("old").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            old.end()
+            wait_for(lambda: metric(server, "bertserve_queue_texts") == 2, "those behind it")
+            leaving.socket.close()
+            wait_for(lambda: metric(server, "bertserve_requests_total", reason="client_gone") == 1, "its end")
+            assert metric(server, "bertserve_queue_texts") == 1
         *interim, (status, _, _) = replies(waiting.read_to_end())
         assert status == 200
         assert {said[0] for said in interim} <= {100}

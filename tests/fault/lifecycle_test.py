@@ -30,9 +30,9 @@ from tests.support.clients import (
     metric,
     post_json,
 )
+from tests.support.engines import engine_of, stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE, Server, elapsed, is_running, listening, refused_start
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def test_a_cold_start(models: Path) -> None:
     """A server that a shell starts, imports included, gets ready, answers, ends with 0, and its engine with it."""
     with Server(models, *FAKE, cold=True) as server:
         sing(server, models)
-        engine = server.engine_pid()
-        assert engine is not None
+        engine = engine_of(server)
         assert server.stop() == 0
         assert not is_running(engine)
 
@@ -151,15 +150,11 @@ def test_row_55_keep_alive_ends_in_the_lame_duck(serve: Callable[..., Server]) -
 
 
 @pytest.fixture
-def stopped_engine(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
+def held_server(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
     """A server whose engine stands still until the second element is called."""
     server = serve(*FAKE, "--drain-s", "1", "--batch-dir", str(tmp_path))
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
-    yield server, lambda: os.kill(engine, signal.SIGCONT)
-    if is_running(engine):
-        os.kill(engine, signal.SIGCONT)
+    with stopped_engine(server) as engine:
+        yield server, lambda: os.kill(engine, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -171,11 +166,9 @@ def both_asked(server: Server) -> Iterator[list[Future[Answer]]]:
         yield asked
 
 
-def test_row_55_requests_under_way_are_finished(
-    stopped_engine: tuple[Server, Callable[[], None]], models: Path
-) -> None:
+def test_row_55_requests_under_way_are_finished(held_server: tuple[Server, Callable[[], None]], models: Path) -> None:
     """What was admitted before the drain is answered within its limit."""
-    server, go_on = stopped_engine
+    server, go_on = held_server
     with both_asked(server) as asked:
         server.signal(signal.SIGTERM)
         server.wait_logged("state: draining")
@@ -185,9 +178,9 @@ def test_row_55_requests_under_way_are_finished(
     assert server.wait() == 0
 
 
-def test_row_56_new_connections_while_draining(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
+def test_row_56_new_connections_while_draining(held_server: tuple[Server, Callable[[], None]]) -> None:
     """Once the drain has begun, new connections are refused; the probes still answer."""
-    server, go_on = stopped_engine
+    server, go_on = held_server
     with both_asked(server):
         server.signal(signal.SIGTERM)
         server.wait_logged("state: draining")
@@ -198,11 +191,9 @@ def test_row_56_new_connections_while_draining(stopped_engine: tuple[Server, Cal
     assert server.wait() == 0
 
 
-def test_row_57_requests_past_the_drain_limit(
-    stopped_engine: tuple[Server, Callable[[], None]], tmp_path: Path
-) -> None:
+def test_row_57_requests_past_the_drain_limit(held_server: tuple[Server, Callable[[], None]], tmp_path: Path) -> None:
     """What cannot be finished within the limit is refused with 503 / UNAVAILABLE, not cut off; the exit code is 0."""
-    server, _ = stopped_engine
+    server, _ = held_server
     incoming = tmp_path / "incoming"
     with both_asked(server) as asked, RawConnection(server.http) as upload:
         upload.send(UPLOAD % b"" + b"x" * 400)
@@ -234,9 +225,9 @@ def test_row_57_a_client_that_does_not_read(serve: Callable[..., Server]) -> Non
 
 
 @pytest.mark.long
-def test_row_58_second_signal_ends_the_drain(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
+def test_row_58_second_signal_ends_the_drain(held_server: tuple[Server, Callable[[], None]]) -> None:
     """A second signal during the drain does not make it longer than its limit."""
-    server, _ = stopped_engine
+    server, _ = held_server
     with both_asked(server) as asked:
         server.signal(signal.SIGINT)
         server.wait_logged("state: draining")
@@ -263,8 +254,7 @@ def test_row_58_signals_end_the_server_promptly(
 def test_row_59_server_killed(serve: Callable[..., Server]) -> None:
     """When the server is killed, its engine process ends by itself."""
     server = serve(*FAKE)
-    engine = server.engine_pid()
-    assert engine is not None
+    engine = engine_of(server)
     server.signal(signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     wait_for(lambda: not is_running(engine), "the engine to end", PROMPTLY_S)

@@ -44,7 +44,7 @@ PARTS: dict[ModuleType, tuple[str, ...]] = {
 
 connection = http2_test.connection
 hurried = http2_test.hurried
-stopped_engine = lifecycle_test.stopped_engine
+held_server = lifecycle_test.held_server
 
 
 def _again(test: Callable[..., None]) -> Callable[..., None]:
