@@ -149,6 +149,16 @@ async def at_once(_: dict[str, Any]) -> None:
     """Lets every line pass."""
 
 
+def only(count: int) -> Callable[[dict[str, Any]], Awaitable[None]]:
+    """Lets so many lines pass; the others are tried again."""
+
+    async def some(body: dict[str, Any]) -> None:
+        if body["n"] >= count:
+            raise NotReady("not now")
+
+    return some
+
+
 @asynchronous
 async def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
     """What is done by then is its output; every other line says why it is not."""
@@ -253,14 +263,9 @@ async def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: 
 @asynchronous
 async def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
     """Where an operator or a restored backup has lost it: the job ends and says so, what is computed stays."""
-
-    async def some(body: dict[str, Any]) -> None:
-        if body["n"] >= settled:
-            raise NotReady("not now")
-
     with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
-        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == settled)
+        job = await worked_off(jobs, Endpoint(only(settled)), clock, lambda job: job.completed == settled)
         jobs.store.path(job.input_file_id).unlink()
     with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
@@ -275,13 +280,9 @@ async def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: C
     """All of them: a part would not be known from the whole."""
     stuck = 10
 
-    async def some(body: dict[str, Any]) -> None:
-        if body["n"] >= stuck:
-            raise NotReady("not now")
-
     with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 20), clock))
-        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == stuck)
+        job = await worked_off(jobs, Endpoint(only(stuck)), clock, lambda job: job.completed == stuck)
         jobs.store.path(job.output_id).unlink()
     with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
@@ -532,11 +533,7 @@ async def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
-
-        async def never(_: dict[str, Any]) -> None:
-            raise NotReady("not now")
-
-        runner = Runner(jobs, Endpoint(never), Settings(), clock)
+        runner = Runner(jobs, Endpoint(only(0)), Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))
