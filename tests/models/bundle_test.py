@@ -223,21 +223,6 @@ def test_repository_of_one_model(bundle: Path) -> None:
     assert repository.find(None) is repository.find(NAME, "") is repository.find(NAME, "1")
 
 
-@pytest.mark.parametrize(("precision", "served"), [("auto", "int8"), ("int8", "int8"), ("fp32", "fp32")])
-def test_precision(models: Path, precision: str, served: str) -> None:
-    """`auto` prefers INT8 on a CPU; a precision that is named is served."""
-    (model,) = Repository.open(models, precision).models
-    assert model.artifact.precision == served
-    assert model.spec().sha256 == model.artifact.sha256
-
-
-def test_precision_that_is_missing(bundle: Path) -> None:
-    """A precision that the bundle lacks is refused; `auto` takes what there is."""
-    assert Repository.open(bundle.parents[1], "auto").models[0].artifact.precision == "fp32"
-    with pytest.raises(StartupError, match="int8"):
-        Repository.open(bundle.parents[1], "int8")
-
-
 def test_one_bad_model_stops_the_start(bundle: Path, tmp_path: Path) -> None:
     """A repository with one good and one bad model is refused, not served in part."""
     out = tmp_path / "out"
