@@ -71,7 +71,6 @@ class Jobs:
         )
 
     def finish(self, out: Path, code: int = 3, *options: str) -> tuple[str, str]:
-        """Runs it to the end: what it says."""
         process = self.start(out, *options)
         said = process.communicate(timeout=LIMIT_S)
         assert process.returncode == code, said
@@ -79,7 +78,6 @@ class Jobs:
 
 
 def finished(out: Path) -> int:
-    """Parts that stand."""
     folder = out / ".job" / "parts"
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
@@ -144,7 +142,6 @@ def test_the_pages_example_for_ray_runs(cluster: RayNode, docs: Path, tasks_repo
 
 
 def run_example(what: str, folder: Path, docs: Path, repository: Path, **extra: str) -> None:
-    """Runs the page's example of something."""
     page = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if what in block)
     models = folder / "models" / "embed"
@@ -215,7 +212,6 @@ def test_a_kill_loses_nothing(
 
 
 def kill(process: subprocess.Popen[str], tree: list[psutil.Process], victim: str) -> None:
-    """SIGKILL for a part of a job's processes."""
     if victim == "actor":
         (actor,) = (child for child in tree if "MapWorker" in name_of(child))
         actor.kill()

@@ -24,7 +24,6 @@ CLOSE = 1e-5
 
 @pytest.fixture(scope="module")
 def predictor(tasks_repository: Path) -> Predictor:
-    """The tiny model of the task `embed`."""
     return Predictor(Model(tasks_repository, "embed", threads=2))
 
 
@@ -74,7 +73,6 @@ def same(found: Any, expected: Any) -> None:
 
 
 def test_rows_without_an_answer_say_why(predictor: Predictor) -> None:
-    """And the rows around them are answered."""
     found = predictor.predict(["a text", None, 5, "server " * 100, "\ud800"])
     assert [bool(each.reason) for each in found] == [False, True, True, True, True]
     assert [each.reason for each in found[1:3]] == ["null", "not a string but int"]
@@ -133,7 +131,6 @@ def test_ray_gets_columns_with_nulls_for_what_is_rejected(tasks_repository: Path
     ],
 )
 def test_what_a_model_cannot_do_is_said(wrong: dict[str, Any], message: str, tasks_repository: Path) -> None:
-    """Before an engine is loaded."""
     with pytest.raises(BatchError, match=message):
         Model(tasks_repository, **({"task": "embed"} | wrong))
     kept = Model(

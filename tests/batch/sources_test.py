@@ -62,7 +62,6 @@ def test_progress_ends_at_one(kind: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_json_that_hold_no_text_say_why(tmp_path: Path) -> None:
-    """No line ends the reading."""
     path = tmp_path / "docs.jsonl"
     lines = ['{"id": 7, "text": "good"}', '{"id": 8, "text": null}', '{"id": 9, "text": 5}', '{"id": 10}', "[1]", "{"]
     path.write_bytes("\n".join([*lines, '{"id": "x", "text": "bad id"}']).encode() + b'\n{"text": "\xff"}')
@@ -119,7 +118,6 @@ def test_pairs_are_read_from_two_columns(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_cannot_be_read_are_named(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    """Before anything begins."""
     (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -128,7 +126,6 @@ def test_files_that_cannot_be_read_are_named(name: str, content: bytes | None, m
 
 
 def test_a_file_that_changes_ends_the_job(tmp_path: Path) -> None:
-    """Its parts would not be those of before."""
     (file,) = find([write(tmp_path / "docs.csv", ROWS)], COLUMNS)
     write(tmp_path / "docs.csv", ROWS[:-1])
     with pytest.raises(BatchError, match="has changed since the job began"):

@@ -26,12 +26,10 @@ PART = Part(2, 6, [Row("a", 60, "", 0.7), Row(None, 70, "null", 0.8), Row("b", 8
 
 @pytest.fixture(scope="module")
 def column(tasks_repository: Path) -> AnswerColumn:
-    """That of 32 dimensions."""
     return Model(tasks_repository, "embed").column
 
 
 def predictions() -> list[Prediction]:
-    """Of `PART`."""
     first, last = np.arange(32, dtype=np.float32), np.ones(32, np.float32)
     return [Prediction(first, tokens=3), Prediction(reason="null"), Prediction(last, tokens=4)]
 

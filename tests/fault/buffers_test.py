@@ -32,7 +32,6 @@ def narrow_server(models: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def connections(narrow_server: Server) -> Iterator[list[RawConnection]]:
-    """Five, of which nothing is left behind."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(RawConnection(narrow_server.http)) for _ in range(5)]
     wait_for(lambda: held(narrow_server) == 0, "the end of all connections to give back what they held")

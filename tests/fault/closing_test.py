@@ -27,7 +27,6 @@ LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer %b\r
 
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def server(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that is watched closely."""
     folder = tmp_path_factory.mktemp("keys")
     keys = write_keys(folder / "keys", FIRST)
     options = ("--access-log", "true", "--api-keys-file", str(keys), "--cors-origins", PAGE, "--load-reports", "always")
@@ -74,7 +73,6 @@ REFUSED = {
 
 
 def counted(server: Server) -> dict[str, float]:
-    """Requests by what came of them."""
     return {name: value for name, value in metrics(server).items() if name.startswith("bertserve_requests_total")}
 
 
@@ -118,7 +116,6 @@ def test_a_refusal_of_every_layer_is_a_reply_like_any(server: Server, name: str)
 
 
 def test_a_browsers_question_before_a_request_has_a_line_too(server: Server) -> None:
-    """Preflights are replies like any."""
     asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "X-Request-Id": "preflight"}
     reply = http_call(server.http, "OPTIONS", "/embed", headers=asked)
     assert (reply.status, reply.headers["x-request-id"]) == (200, "preflight")
@@ -126,7 +123,6 @@ def test_a_browsers_question_before_a_request_has_a_line_too(server: Server) -> 
 
 
 def test_an_answer_is_one_line_and_one_count(server: Server) -> None:
-    """As a refusal is."""
     before = counted(server)
     reply = http_call(
         *(server.http, "POST", "/embed", b'{"inputs": "a"}'),
@@ -143,7 +139,6 @@ class Stuck(Wire):
     """A transport whose client takes nothing of what is in its buffer."""
 
     def get_extra_info(self, name: str, default: object = None) -> object:  # noqa: ARG002  asyncio's
-        """Nothing is known of a socket."""
         return default
 
 

@@ -8,14 +8,15 @@ import os
 import resource
 import signal
 import socket
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
+from tests.support.engines import engine_of, kill_engine
 from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
@@ -36,39 +37,6 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-class Polite:
-    """A client of one connection that asks again and again while the block runs; none of its requests may fail."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._end = threading.Event()
-        self.answered = 0
-        self.refused: list[int] = []
-        self.broken: list[str] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        wait_for(lambda: self.answered > 0, "the first answer")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with HttpConnection(self._server.http) as connection:
-                while not self._end.wait(0.01):
-                    reply = connection.call("POST", "/embed", EMBED, JSON)
-                    assert "connection" not in reply.headers  # the next one goes on the same connection
-                    if reply.status != 200:
-                        self.refused.append(reply.status)
-                    self.answered += 1
-        except (OSError, http.client.HTTPException, AssertionError) as error:
-            self.broken.append(repr(error))
 
 
 def flood(address: str, connections: int, first: bytes, held: contextlib.ExitStack) -> None:
@@ -93,7 +61,6 @@ def wait_live(address: str) -> None:
 
 
 def open_files(pid: int) -> int:
-    """Descriptors that a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
@@ -111,25 +78,24 @@ def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, 
     with (
         Server(models, *FAKE, files=(1024, 1024)) as server,
         contextlib.ExitStack() as held,
-        Polite(server) as polite,
+        HttpConnection(server.http) as connection,
+        asking(lambda: connection.call("POST", "/embed", EMBED, JSON), rest_s=0.01) as polite,
     ):
         flood(getattr(server, port), 1500, first, held)
         assert get(server.metrics, "/livez").status == 200
-        engine = server.engine_pid()
-        assert engine is not None
-        os.kill(engine, signal.SIGKILL)
+        engine = kill_engine(server)
         wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
         server.wait_state()
         flood(getattr(server, port), 100, first, held)
-        before = polite.answered
-        wait_for(lambda: polite.answered > before + 10, "more answers")
+        wait_for_more(polite, 10)
         assert get(server.metrics, "/readyz").status == 200
         wait_live(server.http)
         assert open_files(server.pid) < 1024
         displaced = metric(server, "bertserve_connections_displaced_total", ports="clients")
     assert displaced > 0
-    assert not polite.broken
-    assert set(polite.refused) <= {503}  # while there was no engine
+    assert failures(polite) == []
+    assert {reply.status for reply in polite[0].answers} <= {200, 503}  # while there was no engine
+    assert not any("connection" in reply.headers for reply in polite[0].answers)  # all of them on the same connection
     assert "all places are taken" in server.log
     assert "exception that nobody caught" not in server.log
 
@@ -232,7 +198,6 @@ def test_one_address_may_have_so_many(models: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The server's and its clients'."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -258,8 +223,7 @@ def test_an_engine_that_cannot_be_started_for_lack_of_descriptors_is_started_lat
     """The server lives on and says why it waits; when there are descriptors again, it serves."""
     with Server(models, *FAKE) as server, HttpConnection(server.metrics) as probe:
         assert probe.call("GET", "/livez").status == 200
-        engine = server.engine_pid()
-        assert engine is not None
+        engine = engine_of(server)
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (8, before[1]))
         os.kill(engine, signal.SIGKILL)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.clients import post_json
 from tests.support.console import TEXT, answered, visit
 from tests.support.credentials import FIRST, SECOND, WRONG, write_keys
+from tests.support.engines import engine_of
 from tests.support.server import ONE_AT_A_TIME, Server, free_port
 from tests.support.stopping import stop
 
@@ -81,7 +82,6 @@ def next_poll_ms(page: Page) -> float:
 
 
 def ring(page: Page) -> None:
-    """Lets that time come."""
     page.run(f"(() => {{ const [name, {{ work }}] = {_POLLS}[0]; timers.delete(name); work(); }})()")
 
 
@@ -104,7 +104,6 @@ def test_an_unreachable_server_is_asked_less_and_less(fake_server: Server, page:
 
 
 def test_a_hidden_tab_asks_nothing(fake_server: Server, page: Page) -> None:
-    """And asks at once when it is looked at again."""
     page.call("Page.addScriptToEvaluateOnNewDocument", source=HELD_CLOCK)
     visit(page, fake_server)
     next_poll_ms(page)
@@ -160,7 +159,6 @@ def test_a_key_is_asked_for(serve: Callable[..., Server], page: Page, tmp_path: 
 
 
 def give_key(page: Page, key: str) -> None:
-    """Types a key and sends it off."""
     page.fill("#key", key)
     page.click("#key-form button")
 
@@ -169,8 +167,7 @@ def test_a_slow_request_can_be_cancelled(models: Path, page: Page) -> None:
     """After a moment the page says that it waits; cancelled, nobody waits for an answer any more."""
     with Server(models, "--engine", "fake", "--default-timeout-ms", "60000", "--engine-hang-s", "600") as server:
         visit(page, server).fill("#texts", TEXT)
-        engine = server.engine_pid()
-        assert engine is not None
+        engine = engine_of(server)
         stop(engine)
         page.click("#run")
         page.wait("!document.getElementById('cancel').hidden", "the wait")

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import signal
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from serving.models.bundle import open_bundle
 from serving.models.node_cache import open_entry
 from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.upgrade import BUILDING
+from tests.support.asking import asking, wait_for_more
 from tests.support.clients import get, metric, post_json
 from tests.support.models import ROOT, cache_key, kept
 from tests.support.poison import edit_manifest, sign
@@ -28,6 +28,9 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.asking import Asker
+    from tests.support.clients import HttpReply
+
 MACHINE = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
 """With TensorRT for RTX alone, which builds without a GPU: the builder is the real one."""
 BODY = b'{"inputs": ["the server", "a text of it"]}'
@@ -36,7 +39,6 @@ BUILD_LIMIT_S = 60.0
 
 
 def export(folder: Path, seed: int = 0) -> None:
-    """Exports a small model into `folder / "models"`."""
     # PyTorch is slow to import, and nothing else here needs it.
     from export.cli.export import main  # noqa: PLC0415
     from tests.support.checkpoints import write_checkpoint  # noqa: PLC0415
@@ -55,7 +57,6 @@ def exported() -> Path:
 
 @pytest.fixture
 def models(exported: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(exported, tmp_path / "models")
 
 
@@ -73,18 +74,15 @@ def building(models: Path, cache: Path, *options: str) -> Server:
 
 
 def choice(server: Server) -> dict[str, Any]:
-    """What `/status` says of engines."""
     found: dict[str, Any] = get(server.http, "/status").json()["choice"]
     return found
 
 
 def state(server: Server) -> str:
-    """What the server is."""
     return str(get(server.http, "/status").json()["state"])
 
 
 def wait_tensorrt(server: Server) -> None:
-    """Waits until the engine that was built serves."""
     wait_for(lambda: choice(server)["engine"] == "tensorrt", "the engine that was built", BUILD_LIMIT_S)
 
 
@@ -103,61 +101,31 @@ def builds(server: Server) -> list[int]:
     return found
 
 
-class Asker:
-    """Asks a server again and again in a `with` block.
-
-    Attributes:
-        replies: Status and vectors of each.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.replies: list[tuple[int, Any]] = []
-
-    def __enter__(self) -> Self:
-        """Begins."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.005):
-            reply = post_json(self._server.http, "/embed", BODY)
-            self.replies.append((reply.status, reply.json()))
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node's cache."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def upgraded(exported: Path, cache: Path) -> Iterator[tuple[Server, Asker]]:
+def upgraded(exported: Path, cache: Path) -> Iterator[tuple[Server, Asker[HttpReply]]]:
     """A server with an empty cache that has been asked from its start to its change-over, and on."""
     with building(exported, cache) as server:
-        with Asker(server) as asker:
+        with asking(lambda: post_json(server.http, "/embed", BODY), rest_s=0.005) as [asker]:
             wait_for(lambda: BUILDING in str(choice(server)["rejected"]), "the reason")
             assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
             assert metric(server, "bertserve_engine_rejected", engine="tensorrt") == 1
             assert BUILDING in get(server.http, "/v2/models/small/config").body.decode()
             wait_tensorrt(server)
-            before = len(asker.replies)
-            wait_for(lambda: len(asker.replies) > before + 3, "replies of the engine that was built")
+            wait_for_more([asker], 4)
         yield server, asker
 
 
-def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[Server, Asker]) -> None:
+def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[Server, Asker[HttpReply]]) -> None:
     """From degraded on the CPU to ready on the GPU: every request is answered, and with the same vectors."""
     server, asker = upgraded
-    assert {status for status, _ in asker.replies} == {200}
-    vectors = np.array([vectors for _, vectors in asker.replies])
+    assert asker.failure is None
+    assert {reply.status for reply in asker.answers} == {200}
+    vectors = np.array([reply.json() for reply in asker.answers])
     assert np.allclose(vectors, vectors[0], atol=2e-3)
     assert not np.array_equal(vectors[-1], vectors[0])
     assert state(server) == "ready"
@@ -167,13 +135,13 @@ def test_a_first_start_serves_while_it_builds_and_changes_over(upgraded: tuple[S
     assert metric(server, "bertserve_engine_rejected", engine="tensorrt") == 0
     assert metric(server, "bertserve_gpus", state="working") == 1
     # Batches of both engines.
-    assert get(server.http, "/v2/models/small/stats").json()["model_stats"][0]["execution_count"] >= len(asker.replies)
+    assert get(server.http, "/v2/models/small/stats").json()["model_stats"][0]["execution_count"] >= len(asker.answers)
     wait_for(lambda: metric(server, "nv_gpu_power_limit", gpu_uuid=choice(server)["cards"][0]["uuid"]) == 70, "the GPU")
     assert f"comparing {ENGINE} with PyTorch" in server.log
 
 
 def test_what_was_built_is_proven_and_serves_the_next_start(
-    upgraded: tuple[Server, Asker], exported: Path, cache: Path
+    upgraded: tuple[Server, Asker[HttpReply]], exported: Path, cache: Path
 ) -> None:
     """It lies in the node's cache with its proof, and nothing is built again."""
     assert upgraded
@@ -186,7 +154,7 @@ def test_what_was_built_is_proven_and_serves_the_next_start(
         assert "building a TensorRT engine" not in server.log
 
 
-def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tuple[Server, Asker]) -> None:
+def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tuple[Server, Asker[HttpReply]]) -> None:
     """Nothing is refused after it; state, record and metric are those of the engine that serves again."""
     server, _ = upgraded
     served = get(server.http, "/status").json()["engine"]["name"]
@@ -204,7 +172,6 @@ def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tu
 
 
 def _serving(server: Server) -> int:
-    """The process that serves: the later one."""
     return max(server.engine_pids())
 
 

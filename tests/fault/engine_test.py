@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,15 +10,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 import pytest
 
 from loadtest.generator.scenario import Phase, Scenario
+from tests.support.asking import asking, failures, numbered_texts, wait_for_more
 from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json
+from tests.support.engines import engine_of, kill_engine, stopped_engine
 from tests.support.expected import fake_answers, tokenizer
 from tests.support.open_loop import measured as open_loop
 from tests.support.open_loop import target_of
@@ -67,12 +70,10 @@ def patient_server(models: Path) -> Iterator[Server]:
 
 
 def batches(server: Server) -> int:
-    """Batches that have started so far."""
     return int(metric(server, "bertserve_batch_size_count"))
 
 
 def batched_texts(server: Server) -> int:
-    """Texts that have been sent to the engine so far."""
     return int(metric(server, "bertserve_batch_size_sum"))
 
 
@@ -90,37 +91,22 @@ def outcomes(transport: type[Transport], server: Server, texts: Sequence[str]) -
         return list(pool.map(ask, texts))
 
 
-class Busy:
+@contextlib.contextmanager
+def busy(server: Server) -> Iterator[None]:
     """Holds a server's only lane with one batch while the block runs."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def __enter__(self) -> None:
-        wait_for(lambda: idle(self._server), "an idle server")
-        before = batches(self._server)
-        engine = self._server.engine_pid()
-        assert engine is not None
-        self._engine = engine
-        stop(engine)
-        self._thread = threading.Thread(
-            target=post_json, args=(self._server.http, "/embed", b'{"inputs": "the first in the queue"}')
-        )
-        self._thread.start()
-        wait_for(lambda: batches(self._server) > before, "the first batch")
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self._engine, signal.SIGCONT)
-        self._thread.join()
+    wait_for(lambda: idle(server), "an idle server")
+    before = batches(server)
+    with ThreadPoolExecutor(1) as pool, stopped_engine(server):
+        pool.submit(post_json, server.http, "/embed", b'{"inputs": "the first in the queue"}')
+        wait_for(lambda: batches(server) > before, "the first batch")
+        yield
 
 
 def idle(server: Server) -> bool:
-    """Whether nothing is admitted or queued."""
     return metric(server, "bertserve_admitted_tokens") == 0 == metric(server, "bertserve_queue_texts")
 
 
 def http_request_bytes(text: str) -> bytes:
-    """A whole HTTP request."""
     body = json.dumps({"inputs": text}).encode()
     return b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
         len(body),
@@ -131,7 +117,7 @@ def http_request_bytes(text: str) -> bytes:
 def test_row_13_http_client_vanishes_while_queued(patient_server: Server) -> None:
     """A closed connection takes its request out of the queue: the engine never sees it and its permit is free."""
     before = batched_texts(patient_server)
-    with Busy(patient_server):
+    with busy(patient_server):
         connections = [RawConnection(patient_server.http) for _ in range(5)]
         for connection in connections:
             connection.send(http_request_bytes("abandoned"))
@@ -146,7 +132,7 @@ def test_row_13_http_client_vanishes_while_queued(patient_server: Server) -> Non
 def test_row_13_grpc_call_is_cancelled_while_queued(patient_server: Server) -> None:
     """The same of a cancelled gRPC call, which ends with CANCELLED."""
     before = batched_texts(patient_server)
-    with Grpc(patient_server) as client, Busy(patient_server):
+    with Grpc(patient_server) as client, busy(patient_server):
         calls = [client.infer.future(client.request(["abandoned"])) for _ in range(5)]
         wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 5, "five queued texts")
         for call in calls:
@@ -160,7 +146,7 @@ def test_row_13_grpc_call_is_cancelled_while_queued(patient_server: Server) -> N
 def test_row_13_neighbours_of_a_vanished_client(patient_server: Server, models: Path) -> None:
     """Those who wait beside a client that vanishes get their answers."""
     texts = [f"patient {number}" for number in range(4)]
-    with ThreadPoolExecutor(1) as pool, Busy(patient_server), RawConnection(patient_server.http) as leaver:
+    with ThreadPoolExecutor(1) as pool, busy(patient_server), RawConnection(patient_server.http) as leaver:
         leaver.send(http_request_bytes("abandoned"))
         found = pool.submit(outcomes, Tei, patient_server, texts)
         wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == 5, "five queued texts")
@@ -172,14 +158,11 @@ def test_row_14_client_vanishes_while_computing(faulty_server: Server) -> None:
     """What is computed for a client that has gone is thrown away without a line in the log."""
     wait_for(lambda: idle(faulty_server), "an idle server")
     before, lines = batches(faulty_server), faulty_server.log
-    engine = faulty_server.engine_pid()
-    assert engine is not None
-    stop(engine)
-    with RawConnection(faulty_server.http) as connection:
-        connection.send(http_request_bytes("abandoned"))
-        wait_for(lambda: batches(faulty_server) > before, "its batch")
-    wait_for(lambda: metric(faulty_server, "bertserve_admitted_tokens") == 0, "the permit to be free")
-    os.kill(engine, signal.SIGCONT)
+    with stopped_engine(faulty_server):
+        with RawConnection(faulty_server.http) as connection:
+            connection.send(http_request_bytes("abandoned"))
+            wait_for(lambda: batches(faulty_server) > before, "its batch")
+        wait_for(lambda: metric(faulty_server, "bertserve_admitted_tokens") == 0, "the permit to be free")
     wait_for(lambda: idle(faulty_server), "an idle server")
     assert faulty_server.log == lines
 
@@ -194,7 +177,7 @@ def full_server(models: Path) -> Iterator[Server]:
 @both
 def test_row_35_queue_full(full_server: Server, transport: type[Transport]) -> None:
     """When as many tokens are in flight as may be, the next request is refused at once and told when to come again."""
-    with Busy(full_server), transport(full_server) as client:
+    with busy(full_server), transport(full_server) as client:
         with pytest.raises(Refused) as refused:
             client.embed(["one more text than there is room for"])
         with pytest.raises(Refused) as hopeless:
@@ -210,7 +193,7 @@ def test_row_37_deadline_passes_in_the_queue(patient_server: Server, transport: 
     """A request whose deadline passes while it waits is answered so, and never computed."""
     wait_for(lambda: idle(patient_server), "an idle server")
     before = batched_texts(patient_server)
-    with Busy(patient_server), transport(patient_server) as client, pytest.raises(Refused) as refused:
+    with busy(patient_server), transport(patient_server) as client, pytest.raises(Refused) as refused:
         client.embed(["too late"], timeout_ms=50)
     assert refused.value.status == STATUS["too late"][client.family]
     wait_for(lambda: idle(patient_server), "an idle server")
@@ -226,7 +209,7 @@ def test_row_43_one_bad_item_in_a_batch(
     texts = [f"good text number {number}" for number in range(7)]
     texts.insert(3, f"a {word} in between")
     started = batches(patient_server)
-    with ThreadPoolExecutor(1) as pool, Busy(patient_server):
+    with ThreadPoolExecutor(1) as pool, busy(patient_server):
         found = pool.submit(outcomes, transport, patient_server, texts)
         wait_for(lambda: metric(patient_server, "bertserve_queue_texts") == len(texts), "all texts in the queue")
     results = found.result()
@@ -256,52 +239,7 @@ def test_row_44_engine_raises(faulty_server: Server, models: Path) -> None:
     sing(faulty_server, models)
 
 
-class Load:
-    """Clients that ask one after another until told to stop, over HTTP and gRPC; every outcome is kept."""
-
-    def __init__(self, server: Server, clients: int = 6) -> None:
-        self._server = server
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self.answered: list[tuple[str, np.ndarray]] = []
-        self.refused: list[Refused] = []
-        self.lost: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, args=(BOTH[number % 2], number)) for number in range(clients)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        wait_for(lambda: len(self.answered) >= len(self._threads), "load")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self, transport: type[Transport], number: int) -> None:
-        with transport(self._server) as client:
-            turn = 0
-            while not self._stop.is_set():
-                turn += 1
-                text = f"client {number} asks for the {turn}. time"
-                try:
-                    vector = client.embed([text]).vectors[0]
-                except Refused as refused:
-                    with self._lock:
-                        self.refused.append(refused)
-                except Exception as error:  # noqa: BLE001  whatever else happens is a lost request
-                    with self._lock:
-                        self.lost.append(error)
-                else:
-                    with self._lock:
-                        self.answered.append((text, vector))
-
-
 def ready(server: Server) -> bool:
-    """What the readiness probe says."""
     return get(server.metrics, "/readyz").status == 200
 
 
@@ -315,26 +253,27 @@ def test_row_45_engine_killed_under_load(
 ) -> None:
     """When the engine is killed, every request under way, or that comes meanwhile, is answered by the next one."""
     server = serve(*FAKE, "--fake-ms", "20", "--default-timeout-ms", "60000")
-    engine = server.engine_pid()
-    assert engine is not None
-    with Load(server) as load:
+    engine = engine_of(server)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(BOTH[number % 2](server)) for number in range(6)]
+        askers = stack.enter_context(asking(*map(numbered_texts, clients, range(6))))
         os.kill(engine, signal.SIGKILL)
         killed = time.monotonic()
         wait_replaced(server, engine)
         record_property("ready_again_s", elapsed(killed))
-        answered = len(load.answered)
-        wait_for(lambda: len(load.answered) > answered + 10, "answers from the new engine")
-    assert (load.lost, load.refused) == ([], [])
-    texts = [text for text, _ in load.answered]
-    np.testing.assert_allclose([vector for _, vector in load.answered], fake_answers(models, texts), atol=1e-5)
+        wait_for_more(askers, 2)
+    assert failures(askers) == []
+    assert [refused for asker in askers for refused in asker.refused] == []
+    answers = dict(answer for asker in askers for answer in asker.answers)
+    vectors = [answer.vectors[0] for answer in answers.values()]
+    np.testing.assert_allclose(vectors, fake_answers(models, list(answers)), atol=1e-5)
     assert metric(server, "bertserve_engine_restarts_total") == 1
 
 
 def test_row_45_engine_killed_at_a_rate(serve: Callable[..., Server]) -> None:
     """At 100 requests a second with a deadline of 2 s none is told to try again; only what was too late is told so."""
     server = serve(*FAKE, "--fake-ms", "2")
-    engine = server.engine_pid()
-    assert engine is not None
+    engine = engine_of(server)
     steady = Scenario("killed", "", (Phase(4.0, 1, 1),), {8: 1.0}, rate=100.0, arrivals="constant")
     kill = threading.Timer(2.0, os.kill, (engine, signal.SIGKILL))
     kill.start()
@@ -353,9 +292,7 @@ def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
     server = serve("--precision", "int8", *MEASURED)
     with Tei(server) as client:
         before = client.embed(["the same before and after"]).vectors
-        engine = server.engine_pid()
-        assert engine is not None
-        os.kill(engine, signal.SIGKILL)
+        engine = kill_engine(server)
         killed = time.monotonic()
         wait_replaced(server, engine)
         assert elapsed(killed) < 2 * READY_AGAIN_S
@@ -365,9 +302,7 @@ def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
 def test_row_45_requests_while_the_engine_restarts(serve: Callable[..., Server], models: Path) -> None:
     """Meanwhile the server lives and is not ready, and requests wait for the engine."""
     server = serve(*FAKE, env=SLOW_ENGINES, cold=True)
-    engine = server.engine_pid()
-    assert engine is not None
-    os.kill(engine, signal.SIGKILL)
+    engine = kill_engine(server)
     again = wait_for(lambda: next(iter(set(server.engine_pids()) - {engine}), None), "another engine process")
     os.kill(again, signal.SIGSTOP)
     wait_for(lambda: not ready(server), "readiness to fall")
@@ -384,8 +319,7 @@ def test_row_45_requests_while_the_engine_restarts(serve: Callable[..., Server],
 def test_row_45_a_deadline_before_the_next_engine(serve: Callable[..., Server]) -> None:
     """What cannot wait for as long as a start takes is refused at once, and told that nothing was computed."""
     server = serve(*FAKE, env=SLOW_ENGINES, cold=True)
-    engine = server.engine_pid()
-    assert engine is not None
+    engine = engine_of(server)
     with Grpc(server) as client:
         client.embed(["connected"])
         os.kill(engine, signal.SIGKILL)
@@ -403,7 +337,7 @@ def test_row_45_engine_dies_of_a_text(serve: Callable[..., Server], models: Path
     """A text that ends the engine twice is refused from then on and logged by its request's id; all others go on."""
     server = serve(*FAKE, "--fake-faults", fake_faults(models), "--default-timeout-ms", "60000")
     texts = [f"good text number {number}" for number in range(7)]
-    with ThreadPoolExecutor(1) as pool, Busy(server):
+    with ThreadPoolExecutor(1) as pool, busy(server):
         found = pool.submit(outcomes, transport, server, [*texts, "a volcano"])
         wait_for(lambda: metric(server, "bertserve_queue_texts") == 8, "all texts in the queue")
     *results, bad = found.result()
@@ -433,8 +367,7 @@ def test_row_46_engine_hangs(faulty_server: Server, models: Path, transport: typ
 
 def test_row_46_engine_is_stopped(faulty_server: Server, models: Path) -> None:
     """An engine process that is stopped from outside is noticed as well, killed and replaced: the next one answers."""
-    engine = faulty_server.engine_pid()
-    assert engine is not None
+    engine = engine_of(faulty_server)
     stop(engine)
     with Tei(faulty_server) as client:
         vectors = client.embed(["hello?"], timeout_ms=60_000).vectors
@@ -485,9 +418,7 @@ def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own
 def test_an_engine_that_hangs_while_it_is_started_again_ends_the_server(models: Path) -> None:
     """It is warming and alive for as long as a start may take; then one line says why, and it exits for another one."""
     with faulty(models, "--engine-start-s", "8") as server:
-        first = server.engine_pid()
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
+        first = kill_engine(server)
         second = wait_for(lambda: next(iter(set(server.engine_pids()) - {first}), None), "another engine process")
         os.kill(second, signal.SIGSTOP)
         wait_for(lambda: get(server.metrics, "/readyz").status == 503, "the state warming")

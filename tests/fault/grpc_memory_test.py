@@ -75,8 +75,6 @@ RESET = CANCEL.to_bytes(4, "big")
 
 
 class Client(RawHttp2):
-    """One connection, with one call at a time."""
-
     stream = -1
     window = 0
 
@@ -116,8 +114,6 @@ class Client(RawHttp2):
 
 
 def refused(message: bytes, status: int, path: str = MODEL_INFER, **fields: str) -> Callable[[Server, int], None]:
-    """Calls that are answered with an error."""
-
     def run(server: Server, count: int) -> None:
         with Client(server.grpc) as client:
             for _ in range(count):

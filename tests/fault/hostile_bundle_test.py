@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -64,21 +65,28 @@ class Case(NamedTuple):
     word: str
 
 
+def then(*steps: Spoil) -> Spoil:
+    """One step after another."""
+
+    def spoil(bundle: Path) -> None:
+        for step in steps:
+            step(bundle)
+
+    return spoil
+
+
 # What is done to files.
 
 
 def rewrite(name: str, data: bytes) -> Spoil:
-    """Replaces a file's bytes, or adds a file."""
     return lambda bundle: (bundle / name).write_bytes(data)
 
 
 def change(name: str, edit: Callable[[bytes], bytes]) -> Spoil:
-    """Alters a file's bytes."""
     return lambda bundle: (bundle / name).write_bytes(edit((bundle / name).read_bytes()))
 
 
 def flip(at: int) -> Callable[[bytes], bytes]:
-    """Changes one bit."""
     return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
@@ -94,28 +102,19 @@ def symbolic_link(name: str) -> Spoil:
 
 
 def hard_link(name: str) -> Spoil:
-    """Gives a file another name elsewhere."""
     return lambda bundle: (bundle.parents[2] / "elsewhere").hardlink_to(bundle / name)
+
+
+def unlink(name: str) -> Spoil:
+    return lambda bundle: (bundle / name).unlink()
 
 
 def pipe(name: str) -> Spoil:
     """Replaces a file by a named pipe, which would be waited on for ever."""
-
-    def spoil(bundle: Path) -> None:
-        (bundle / name).unlink()
-        os.mkfifo(bundle / name)
-
-    return spoil
-
-
-def socket_file(bundle: Path) -> None:
-    """Replaces the model by the file of a socket."""
-    (bundle / FP32).unlink()
-    os.mknod(bundle / FP32, 0o140600)
+    return then(unlink(name), lambda bundle: os.mkfifo(bundle / name))
 
 
 def linked_version(bundle: Path) -> None:
-    """Moves the version away and leaves a link to it."""
     moved = bundle.rename(bundle.parents[2] / "moved")
     bundle.symlink_to(moved)
 
@@ -124,22 +123,18 @@ def linked_version(bundle: Path) -> None:
 
 
 def put(**values: object) -> Spoil:
-    """Sets fields of the manifest."""
     return lambda bundle: edit_manifest(bundle, lambda manifest: manifest.update(values))
 
 
 def put_artifact(**values: object) -> Spoil:
-    """Sets fields of the only artifact."""
     return lambda bundle: edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(values))
 
 
 def alter(edit: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Lets `edit` alter the manifest."""
     return lambda bundle: edit_manifest(bundle, edit)
 
 
 def tensors(*named: tuple[str, list[int]]) -> list[dict[str, object]]:
-    """Outputs as manifests write them."""
     return [{"name": name, "dtype": "float32", "shape": shape} for name, shape in named]
 
 
@@ -152,52 +147,16 @@ def claim(task: str, outputs: list[dict[str, object]], **values: object) -> Spoi
 
 
 def graph(make: Callable[[], onnx.ModelProto | bytes]) -> Spoil:
-    """Replaces the model, with the right digest."""
-
-    def spoil(bundle: Path) -> None:
+    def write(bundle: Path) -> None:
         model = make()
         (bundle / FP32).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-        sign(bundle)
 
-    return spoil
+    return then(write, sign)
 
 
 def with_node(operator: str, domain: str = "", **attributes: object) -> Spoil:
     """Puts a node before the others."""
     return graph(lambda: tiny_model(before=[make_node(operator, [], ["x"], domain=domain, **attributes)]))
-
-
-def with_tensor(edit: Callable[[onnx.TensorProto], object]) -> Spoil:
-    """Adds an initialiser of four numbers, altered."""
-
-    def make() -> onnx.ModelProto:
-        model = tiny_model()
-        tensor = helper.make_tensor("more", TensorProto.FLOAT, [4], np.ones(4, np.float32).tobytes(), raw=True)
-        edit(tensor)
-        model.graph.initializer.append(tensor)
-        return model
-
-    return graph(make)
-
-
-def dimensions(*sizes: int) -> Spoil:
-    """Lets four numbers claim to be a tensor of these sizes."""
-
-    def edit(tensor: onnx.TensorProto) -> None:
-        del tensor.dims[:]
-        tensor.dims.extend(sizes)
-
-    return with_tensor(edit)
-
-
-def external(location: str) -> Spoil:
-    """Keeps a tensor's data in another file."""
-
-    def edit(tensor: onnx.TensorProto) -> None:
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=location)
-
-    return with_tensor(edit)
 
 
 def beside(edit: Callable[[onnx.ModelProto, dict[str, Any]], object], size: int = 32) -> Spoil:
@@ -244,31 +203,24 @@ def second(edit: Callable[[onnx.TensorProto], object]) -> Spoil:
     return beside(lambda model, _entry: edit(model.graph.initializer[1]))
 
 
-def sealed(spoil: Spoil) -> Spoil:
-    """An honest bundle with a file beside its graph, which is spoiled then and not signed again."""
+def honest_beside(bundle: Path) -> None:
+    """Keeps two tensors beside the graph as it should be."""
+    beside(lambda _model, _entry: None)(bundle)
 
-    def both(bundle: Path) -> None:
-        beside(lambda _model, _entry: None)(bundle)
-        spoil(bundle)
 
-    return both
+sealed = partial(then, honest_beside)
+"""Spoils such a bundle, which is not signed again."""
 
 
 def shared_data(bundle: Path) -> None:
     """Lets a second artifact name the file of the first one's weights."""
-    beside(lambda _model, _entry: None)(bundle)
-    other = "model.int8.onnx"
-    shutil.copyfile(bundle / FP32, bundle / other)
-
-    def change(manifest: dict[str, Any]) -> None:
-        first = manifest["artifacts"][0]
-        manifest["artifacts"].append({**first, "file": other, "precision": "int8"})
-
-    edit_manifest(bundle, change)
+    honest_beside(bundle)
+    other = {"file": "model.int8.onnx", "precision": "int8"}
+    shutil.copyfile(bundle / FP32, bundle / other["file"])
+    edit_manifest(bundle, lambda manifest: manifest["artifacts"].append(manifest["artifacts"][0] | other))
 
 
 def data_of_an_engine(bundle: Path) -> None:
-    """Lets an engine have weights beside it."""
     add_engine(bundle)
     (bundle / f"{ENGINE}.data").write_bytes(bytes(32))
     entry = {**SIGNATURE, "file": f"{ENGINE}.data"}
@@ -277,62 +229,12 @@ def data_of_an_engine(bundle: Path) -> None:
 
 
 def edited(edit: Callable[[onnx.ModelProto], object]) -> Spoil:
-    """Alters the model."""
-
     def make() -> onnx.ModelProto:
         model = tiny_model()
         edit(model)
         return model
 
     return graph(make)
-
-
-def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
-    """A graph for an attribute of a node."""
-    return helper.make_graph(nodes, "branch", [], [])
-
-
-def deep() -> onnx.ModelProto:
-    """A graph within a graph, very often."""
-    node = make_node("Identity", ["a"], ["b"])
-    for _ in range(30):
-        node = make_node("If", ["choice"], ["x"], then_branch=branch(node))
-    return tiny_model(before=[node])
-
-
-def external_inside() -> onnx.ModelProto:
-    """External data inside the branch of an `If`."""
-    tensor = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
-    tensor.external_data.add(key="location", value="x")
-    inner = branch(make_node("Constant", [], ["inner"], value=tensor))
-    return tiny_model(before=[make_node("If", ["choice"], ["x"], then_branch=inner, else_branch=inner)])
-
-
-def constant(edit: Callable[[onnx.TensorProto], object]) -> onnx.ModelProto:
-    """A tensor in an attribute, altered."""
-    tensor = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
-    edit(tensor)
-    return tiny_model(before=[make_node("Constant", [], ["x"], value=tensor)])
-
-
-def sparse(model: onnx.ModelProto) -> None:
-    """Adds a sparse initialiser."""
-    values = helper.make_tensor("sparse", TensorProto.FLOAT, [1], [1.0])
-    indices = helper.make_tensor("indices", TensorProto.INT64, [1], [2])
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1 << 40]))
-
-
-def function() -> onnx.ModelProto:
-    """A function that the model brings along, in a domain that is on the list."""
-    body = [make_node("Identity", ["x"], ["y"])]
-    return tiny_model(
-        functions=[helper.make_function("ai.onnx", "Twin", ["x"], ["y"], body, [helper.make_opsetid("", 17)])]
-    )
-
-
-def foreign_opset() -> onnx.ModelProto:
-    """An operator set of somebody else's, which no node uses yet."""
-    return tiny_model(opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)])
 
 
 def fewer_words(model: onnx.ModelProto) -> None:
@@ -342,28 +244,23 @@ def fewer_words(model: onnx.ModelProto) -> None:
 
 
 def one_more_input(model: onnx.ModelProto) -> None:
-    """Needs an input that nobody sends."""
     model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.INT32, ["B", "S"]))
 
 
 def narrower(model: onnx.ModelProto) -> None:
-    """Answers vectors of three."""
     del model.graph.node[-1].input[0]
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = TINY_SIZE - 1
 
 
 def other_output(model: onnx.ModelProto) -> None:
-    """Answers under another name."""
     model.graph.node[-1].output[0] = model.graph.output[0].name = "something"
 
 
 def answers_integers(model: onnx.ModelProto) -> None:
-    """Answers numbers of another type."""
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
 
 
 def answers_a_sequence(model: onnx.ModelProto) -> None:
-    """Answers a list of tensors."""
     model.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
 
 
@@ -372,32 +269,20 @@ def answers_a_sequence(model: onnx.ModelProto) -> None:
 
 def engine(data: bytes) -> Spoil:
     """Adds an engine of other bytes, with the right digest."""
-    return lambda bundle: add_engine(bundle, data)
+    return partial(add_engine, data=data)
+
+
+engine_after = partial(then, add_engine)
+"""Adds an engine and spoils the bundle then, so that digests are no longer right."""
 
 
 def engine_entry(edit: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Adds an engine and alters its entry."""
-
-    def spoil(bundle: Path) -> None:
-        add_engine(bundle)
-        edit_manifest(bundle, lambda manifest: edit(manifest["artifacts"][1]))
-
-    return spoil
+    return then(add_engine, alter(lambda manifest: edit(manifest["artifacts"][1])))
 
 
 def engine_build(**values: object) -> Spoil:
     """Adds an engine and alters what it is said to be tied to."""
     return engine_entry(lambda entry: entry["engine"].update(values))
-
-
-def engine_after(spoil: Spoil) -> Spoil:
-    """Adds an engine and spoils the bundle then, so that digests are no longer right."""
-
-    def both(bundle: Path) -> None:
-        add_engine(bundle)
-        spoil(bundle)
-
-    return both
 
 
 # What is in the tokenizer.
@@ -406,23 +291,17 @@ def engine_after(spoil: Spoil) -> Spoil:
 def tokenizer(edit: Callable[[dict[str, Any]], object]) -> Spoil:
     """Alters the decoded tokenizer; its digest is made right."""
 
-    def spoil(bundle: Path) -> None:
-        document = json.loads((bundle / TOKENIZER).read_bytes())
+    def edited(data: bytes) -> bytes:
+        document = json.loads(data)
         edit(document)
-        (bundle / TOKENIZER).write_text(json.dumps(document), encoding="utf-8")
-        sign(bundle)
+        return json.dumps(document).encode()
 
-    return spoil
+    return then(change(TOKENIZER, edited), sign)
 
 
 def no_tokenizer(data: bytes) -> Spoil:
     """Replaces the tokenizer by other bytes; the digest is made right."""
-
-    def spoil(bundle: Path) -> None:
-        (bundle / TOKENIZER).write_bytes(data)
-        sign(bundle)
-
-    return spoil
+    return then(rewrite(TOKENIZER, data), sign)
 
 
 CUTS = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
@@ -437,72 +316,36 @@ PADS = {
 PROFILE = {"min": [1, 256], "opt": [4, 256], "max": [32, 256]}
 
 FILES: dict[str, Case] = {
-    "model-bit-flipped": Case(change(FP32, flip(40)), "SHA-256"),
+    "model-bit-flipped": Case(change(FP32, flip(40)), f"{FP32} does not match its SHA-256"),
     "tokenizer-bit-flipped": Case(change(TOKENIZER, flip(1000)), "SHA-256"),
     "model-truncated": Case(change(FP32, lambda data: data[:-1]), "bytes"),
     "model-grown": Case(change(FP32, lambda data: data + b"x"), "bytes"),
     "model-empty": Case(rewrite(FP32, b""), "bytes"),
-    "model-missing": Case(lambda bundle: (bundle / FP32).unlink(), "missing"),
-    "tokenizer-missing": Case(lambda bundle: (bundle / TOKENIZER).unlink(), "missing"),
-    "manifest-missing": Case(lambda bundle: (bundle / MANIFEST).unlink(), "missing"),
-    "extra-file": Case(rewrite("extra.bin", b"x"), "extra.bin"),
+    "model-missing": Case(unlink(FP32), f"{FP32} is listed in the manifest and missing"),
+    "tokenizer-missing": Case(unlink(TOKENIZER), "missing"),
+    "manifest-missing": Case(unlink(MANIFEST), "missing"),
+    "extra-file": Case(rewrite("extra.bin", b"x"), "'extra.bin' is not listed"),
     "hidden-extra-file": Case(rewrite(".hidden", b"x"), ".hidden"),
     "extra-directory": Case(lambda bundle: (bundle / "more").mkdir(), "more"),
     "extra-python": Case(rewrite("sitecustomize.py", b"raise SystemExit"), "sitecustomize.py"),
-    "model-is-a-directory": Case(lambda b: ((b / FP32).unlink(), (b / FP32).mkdir()), "plain file"),
-    "model-is-a-socket": Case(socket_file, "plain file"),
+    "model-is-a-directory": Case(then(unlink(FP32), lambda bundle: (bundle / FP32).mkdir()), "plain file"),
+    "model-is-a-socket": Case(then(unlink(FP32), lambda bundle: os.mknod(bundle / FP32, 0o140600)), "plain file"),
     "version-is-a-link": Case(linked_version, "holds no model"),
     **{f"symbolic-link-{name}": Case(symbolic_link(name), "link") for name in (FP32, TOKENIZER, MANIFEST)},
     **{f"hard-link-{name}": Case(hard_link(name), "hard link") for name in (FP32, TOKENIZER, MANIFEST)},
     **{f"named-pipe-{name}": Case(pipe(name), "plain file") for name in (FP32, TOKENIZER, MANIFEST)},
 }
 
-NAMES = ["../x.onnx", "/etc/passwd", "a/../b.onnx", "a/b.onnx", "..", ".", "", "~/a", "a\\b", "a\x00b", "a\n", MANIFEST]
-
-MANIFESTS: dict[str, Case] = {
-    "no-bytes": Case(rewrite(MANIFEST, b""), MANIFEST),
-    "no-json": Case(rewrite(MANIFEST, b"{"), MANIFEST),
-    "no-utf8": Case(rewrite(MANIFEST, b'{"schema_version": "\xff"}'), MANIFEST),
-    "a-list": Case(rewrite(MANIFEST, b"[]"), MANIFEST),
-    "deep": Case(rewrite(MANIFEST, b"[" * 100_000), MANIFEST),
-    "too-large": Case(rewrite(MANIFEST, b" " * (1 << 21)), "allowed"),
-    "schema-version": Case(put(schema_version=99), "export again"),
-    "unknown-field": Case(put(run="rm -rf /"), "unknown field"),
-    "other-name": Case(put(model="other"), "name differs"),
-    "other-version": Case(put(version=2), "version differs"),
-    "no-artifacts": Case(put(artifacts=[]), "no artifact"),
-    "no-tokenizer": Case(put(files=[]), "not listed"),
-    "listed-twice": Case(alter(lambda m: m["files"].append(m["files"][0])), "twice"),
-    "same-role-twice": Case(
-        alter(lambda m: m["artifacts"].append({**m["artifacts"][0], "file": "b.onnx"})), "same precision"
-    ),
-    "digest-too-short": Case(put_artifact(sha256="00"), "64 hexadecimal"),
-    "digest-in-capitals": Case(alter(lambda m: m["artifacts"][0].update(sha256="A" * 64)), "64 hexadecimal"),
-    "digest-of-something-else": Case(put_artifact(sha256="0" * 64), "SHA-256"),
-    "size-of-something-else": Case(put_artifact(size_bytes=1), "bytes"),
-    "invariant-without-proof": Case(put_artifact(invariance=None), "without proof"),
-    "invariant-and-unproven": Case(put_artifact(parity=None), "not with PyTorch"),
-    "negative-size": Case(put(hidden_size=-4), "hidden_size"),
-    "zero-length": Case(put(max_length=0), "max_length"),
-    "huge-length": Case(put(max_length=1 << 40), "max_length"),
-    "special-id-outside": Case(put(special_ids={"cls": 1 << 20}), "special token"),
-    "negative-special-id": Case(put(special_ids={"pad": -1}), "special token"),
-    **{f"name-{name!r}": Case(put_artifact(file=name), "plain name") for name in NAMES},
-}
-
+# What else manifests and graphs may not hold: tests/models/manifest_test.py, tests/models/artifact_scan_test.py.
 LIES: dict[str, Case] = {
-    "other-task": Case(put(task="classify"), "pooling"),
-    "output-too-many": Case(alter(lambda m: m["outputs"].append(m["outputs"][0])), "outputs"),
-    "input-missing": Case(alter(lambda m: m["inputs"].pop(0)), "inputs"),
+    "unknown-field": Case(put(run="rm -rf /"), "unknown field"),
     "no-segments": Case(alter(lambda m: m["inputs"].pop()), "inputs"),
     "wider": Case(put(hidden_size=8, outputs=tensors(("pooled", [-1, 8]))), "outputs"),
     "oversized": Case(put(hidden_size=1 << 20, outputs=tensors(("pooled", [-1, 1 << 20]))), "outputs"),
     "labels": Case(claim("classify", tensors(("logits", [-1, 2])), labels=["a", "b"]), "outputs"),
     "tags": Case(claim("tag", tensors(("logits", [-1, -1, 2])), labels=["a", "b"]), "outputs"),
-    "labels-elsewhere": Case(put(labels=["a"]), "labels"),
     "score": Case(claim("rerank", tensors(("logits", [-1, 1]))), "outputs"),
     "answers": Case(claim("answer", tensors(("start_logits", [-1, -1]), ("end_logits", [-1, -1]))), "outputs"),
-    "candidates-elsewhere": Case(put(candidates=5), "candidates"),
     "candidates-beyond-words": Case(put(task="fill_mask", pooling=None, candidates=1 << 30), "candidates"),
     "graph-narrower": Case(edited(narrower), "other outputs"),
     "graph-output-elsewhere": Case(edited(other_output), "other outputs"),
@@ -514,49 +357,12 @@ LIES: dict[str, Case] = {
 }
 
 GRAPHS: dict[str, Case] = {
-    "external-data": Case(external("weights.bin"), "external"),
-    "external-data-upwards": Case(external("../../outside"), "external"),
-    "external-data-absolute": Case(external("/etc/passwd"), "external"),
-    "external-location-only": Case(
-        with_tensor(lambda tensor: setattr(tensor, "data_location", TensorProto.EXTERNAL)), "external"
+    "external-data": Case(
+        edited(lambda m: m.graph.initializer.add(dims=[1], data_type=1, data_location=TensorProto.EXTERNAL)), "external"
     ),
-    "external-in-attribute": Case(
-        graph(lambda: constant(lambda tensor: tensor.external_data.add(key="location", value="x"))), "external"
-    ),
-    "external-in-subgraph": Case(graph(external_inside), "subgraph"),
-    "compiled-code": Case(with_node("EPContext", "com.microsoft", embed_mode=0), "EPContext"),
-    "python-code": Case(with_node("PythonOp", "com.microsoft"), "PythonOp"),
-    "torch-code": Case(with_node("ATen"), "ATen"),
     "custom-operator": Case(with_node("Shell", DOMAIN), "domain"),
-    "custom-operator-of-openvino": Case(with_node("Shell", "org.openvinotoolkit"), "domain"),
-    "custom-plugin-of-tensorrt": Case(with_node("Shell", "trt.plugins"), "domain"),
-    "custom-opset": Case(graph(foreign_opset), "domain"),
-    "sparse-initialiser": Case(edited(sparse), "sparse"),
-    "sparse-attribute": Case(with_node("Constant", sparse_value=onnx.SparseTensorProto(dims=[4])), "sparse"),
-    "function": Case(graph(function), "function"),
-    "training": Case(edited(lambda model: model.training_info.add()), "training"),
-    "branch": Case(with_node("If", then_branch=branch()), "subgraph"),
-    "endless-loop": Case(with_node("Loop", body=branch(make_node("Identity", ["a"], ["b"]))), "subgraph"),
-    "list-of-subgraphs": Case(
-        graph(
-            lambda: tiny_model(before=[onnx.NodeProto(op_type="Loop", attribute=[{"name": "b", "graphs": [branch()]}])])
-        ),
-        "subgraph",
-    ),
-    "nested-very-deep": Case(graph(deep), "subgraph"),
-    "dimensions-beyond-the-file": Case(dimensions(1 << 30), "dimensions"),
-    "dimensions-whose-product-wraps": Case(dimensions(1 << 32, 1 << 32), "dimensions"),
-    "dimensions-that-cancel": Case(dimensions(1 << 62, 0), "dimensions"),
-    "dimensions-below-zero": Case(dimensions(-4), "dimensions"),
-    "dimensions-below-the-data": Case(dimensions(3), "dimensions"),
-    "dimensions-without-data": Case(with_tensor(lambda tensor: tensor.ClearField("raw_data")), "dimensions"),
-    "dimensions-in-attribute": Case(graph(lambda: constant(lambda tensor: tensor.dims.append(9))), "dimensions"),
-    "tensor-of-text": Case(with_tensor(lambda t: setattr(t, "data_type", TensorProto.STRING)), "type"),
-    "tensor-of-no-type": Case(with_tensor(lambda t: t.ClearField("data_type")), "type"),
     "cut": Case(graph(lambda: tiny_model().SerializeToString()[:-3]), FP32),
     "prose": Case(graph(lambda: b"this is not a model at all, only a few words"), FP32),
-    "no-graph": Case(graph(lambda: onnx.ModelProto(ir_version=8)), "no graph"),
-    "endless-number": Case(graph(lambda: b"\xff" * 64), "does not end"),
     "pickle": Case(graph(lambda: b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94."), FP32),
     "an-engine": Case(graph(lambda: ENGINE_BYTES), FP32),
     "bits-without-end": Case(graph(lambda: b"\x08\x08" * (1 << 18) + tiny_model().SerializeToString()), "parts"),
@@ -604,7 +410,7 @@ BESIDE: dict[str, Case] = {
     "listed-by-an-engine": Case(data_of_an_engine, "an artifact's data is none"),
     "listed-upwards": Case(beside(lambda _model, entry: entry.update(file=f"../{DATA}")), "plain name"),
     "listed-by-another-name": Case(beside(lambda _model, entry: entry.update(file=TOKENIZER)), "listed twice"),
-    "missing": Case(sealed(lambda bundle: (bundle / DATA).unlink()), f"{DATA} is listed"),
+    "missing": Case(sealed(unlink(DATA)), f"{DATA} is listed"),
     "cut": Case(sealed(change(DATA, lambda data: data[:-1])), "bytes"),
     "grown": Case(sealed(change(DATA, lambda data: data + b"x")), "bytes"),
     "bit-flipped": Case(sealed(change(DATA, flip(7))), "SHA-256"),
@@ -656,7 +462,6 @@ CASES = {
     f"{group}/{name}": case
     for group, cases in {
         "62-63-files": FILES,
-        "62-63-manifest": MANIFESTS,
         "62-lies": LIES,
         "64-graph": GRAPHS,
         "64-beside": BESIDE,
@@ -676,17 +481,15 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture(scope="module")
 def honest(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the cases are spoiled from."""
     return tiny_bundle(models, tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture
 def bundle(honest: Path, tmp_path: Path) -> Path:
-    """An honest bundle to spoil."""
     return shutil.copytree(honest, tmp_path / "models" / NAME / "1")
 
 
-@pytest.mark.sampled(45)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: Path, case: str) -> None:
     """One line names what is wrong, in a process that has no engine to run it with."""
@@ -698,22 +501,16 @@ def test_a_hostile_bundle_is_refused_before_any_engine_runs(gate: Gate, bundle: 
     assert "\n" not in refused
 
 
-def test_the_table_is_as_long_as_it_was_promised() -> None:
-    """At least forty, none of them by itself what another is."""
-    assert len(CASES) >= 40
-
-
 def test_an_honest_bundle_passes_the_gate(gate: Gate, bundle: Path) -> None:
     """With an engine or without, and with weights beside its graph: the refusals above are of what is wrong."""
     assert gate.refusal(bundle.parents[1]) is None
     add_engine(bundle)
     assert gate.refusal(bundle.parents[1]) is None
-    beside(lambda _model, _entry: None)(bundle)
+    honest_beside(bundle)
     assert gate.refusal(bundle.parents[1]) is None
 
 
 def test_an_honest_bundle_is_served(serve: Callable[..., Server], bundle: Path) -> None:
-    """What all the cases are spoiled from answers."""
     server = serve(repository=bundle.parents[1])
     reply = post_json(server.http, "/embed", b'{"inputs": [[101, 102]]}')
     np.testing.assert_allclose(reply.json(), [[TINY_SIZE**-0.5] * TINY_SIZE], rtol=1e-6)

@@ -39,13 +39,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def rewrite(name: str, data: bytes) -> Spoil:
-    """Replaces a file's bytes, or adds a file."""
     return lambda entry: (entry / name).write_bytes(data)
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Alters the decoded manifest."""
-
     def spoil(entry: Path) -> None:
         derived = json.loads((entry / DERIVED).read_bytes())
         change(derived)

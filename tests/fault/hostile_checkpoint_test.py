@@ -28,8 +28,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -71,7 +69,6 @@ def listed(name: str) -> Spoil:
 
 
 def header(size: int, content: bytes) -> Spoil:
-    """A file of safetensors that begins so."""
     return lambda folder, _canary: (folder / WEIGHTS).write_bytes(struct.pack("<Q", size) + content)
 
 

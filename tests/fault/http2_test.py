@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import ssl
 import struct
@@ -21,11 +19,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.support import http2
 from tests.support.certificates import open_channel
 from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor, metric
+from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, elapsed
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ INVALID_ARGUMENT, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL
 
 
 def infer(texts: list[str]) -> bytes:
-    """A message of ModelInfer."""
     request = pb.ModelInferRequest(model_name=NAME)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -49,43 +46,34 @@ def infer(texts: list[str]) -> bytes:
 
 
 def vectors(message: bytes) -> np.ndarray:
-    """The answer of ModelInfer."""
     reply = pb.ModelInferResponse.FromString(message)
     return np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
 
 
 def headers(connection: RawHttp2, stream: int, flags: int = 0, path: str = MODEL_INFER, **changes: str | None) -> bytes:
-    """HEADERS of a call."""
     return frame(HEADERS, END_HEADERS | flags, stream, connection.block(request_fields(path, **changes)))
 
 
 def serves(server: Server) -> bool:
-    """Whether a good client is answered."""
     with RawHttp2(server.grpc) as connection:
         connection.call(1, b"", LIVE)
         return connection.reply(1).status == 0
 
 
-@contextlib.contextmanager
-def stopped_engine(server: Server) -> Iterator[None]:
-    """Holds the server's engine still while the block runs: what it is sent is under way as long."""
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
-    yield
-    os.kill(engine, signal.SIGCONT)
+def assert_lives(connection: RawHttp2, stream: int = 3) -> None:
+    """A call on the same connection is answered, whatever came of those before."""
+    connection.call(stream, b"", LIVE)
+    assert connection.reply(stream).status == 0
 
 
 @pytest.fixture
 def connection(fake_server: Server) -> Iterator[RawHttp2]:
-    """A new connection."""
     with RawHttp2(fake_server.grpc) as opened:
         yield opened
 
 
 @pytest.fixture
 def hurried(impatient_server: Server) -> Iterator[RawHttp2]:
-    """The same to a server that waits only briefly."""
     with RawHttp2(impatient_server.grpc) as opened:
         yield opened
 
@@ -106,14 +94,6 @@ def test_the_server_says_what_it_takes(connection: RawHttp2) -> None:
     """SETTINGS: streams at a time, and the size of headers."""
     payload = connection.await_frame(http2.SETTINGS).payload
     assert dict(struct.iter_unpack(">HI", payload)) == {3: 256, 6: 16_384}
-
-
-def test_a_call_in_single_bytes(connection: RawHttp2) -> None:
-    """However the network cuts it."""
-    data = headers(connection, 1) + frame(DATA, END_STREAM, 1, prefixed(infer(["slow"])))
-    for at in range(len(data)):
-        connection.send(data[at : at + 1])
-    assert connection.reply(1).status == 0
 
 
 def test_many_calls_on_one_connection(connection: RawHttp2) -> None:
@@ -141,48 +121,51 @@ def test_large_calls_side_by_side(fake_server: Server) -> None:
         assert all(call.result().outputs for call in calls)
 
 
-def test_a_message_in_frames_with_padding(connection: RawHttp2) -> None:
+def padded(connection: RawHttp2) -> Iterator[bytes]:
     """Padding and priority are no part of what is said."""
-    block = connection.block()
-    connection.send(
-        frame(HEADERS, END_HEADERS | http2.PADDED | http2.PRIORITISED, 1, b"\x07\0\0\0\0\x10" + block + b"\0" * 7)
-    )
+    flags = END_HEADERS | http2.PADDED | http2.PRIORITISED
+    yield frame(HEADERS, flags, 1, b"\x07\0\0\0\0\x10" + connection.block() + b"\0" * 7)
     message = prefixed(infer(["padded " * 20]))
     for at in range(0, len(message), 10):
-        connection.send(frame(DATA, http2.PADDED, 1, b"\xff" + message[at : at + 10] + b"\0" * 255))
-    connection.send(frame(DATA, END_STREAM | http2.PADDED, 1, b"\x02\0\0"))
-    assert connection.reply(1).status == 0
+        yield frame(DATA, http2.PADDED, 1, b"\xff" + message[at : at + 10] + b"\0" * 255)
+    yield frame(DATA, END_STREAM | http2.PADDED, 1, b"\x02\0\0")
 
 
-def test_headers_in_pieces(connection: RawHttp2) -> None:
+def headers_in_pieces(connection: RawHttp2) -> Iterator[bytes]:
     """A header block may go on in CONTINUATION frames."""
     block = connection.block()
-    connection.send(frame(HEADERS, 0, 1, block[:5]) + frame(http2.CONTINUATION, 0, 1, block[5:6]))
-    connection.send(
-        frame(http2.CONTINUATION, END_HEADERS, 1, block[6:]) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
-    )
-    assert connection.reply(1).status == 0
+    yield frame(HEADERS, 0, 1, block[:5]) + frame(http2.CONTINUATION, 0, 1, block[5:6])
+    yield frame(http2.CONTINUATION, END_HEADERS, 1, block[6:]) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
 
 
-def test_trailers_end_a_call(connection: RawHttp2) -> None:
+def trailers(connection: RawHttp2) -> Iterator[bytes]:
     """Headers behind the message are its end, and change nothing."""
-    connection.send(headers(connection, 1) + frame(DATA, 0, 1, prefixed(infer(["x"]))))
-    connection.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, connection.block([("x-late", "yes")])))
-    assert connection.reply(1).status == 0
-    connection.call(3, infer(["x"]))
-    assert connection.reply(3).status == 0
+    yield headers(connection, 1) + frame(DATA, 0, 1, prefixed(infer(["x"])))
+    yield frame(HEADERS, END_HEADERS | END_STREAM, 1, connection.block([("x-late", "yes")]))
 
 
-def test_what_is_unknown_is_ignored(connection: RawHttp2) -> None:
-    """Frames of unknown types, PRIORITY, unknown settings, and a GOAWAY of the client's."""
-    connection.send(frame(0xFA, 0xFF, 77, b"grease") + frame(http2.PRIORITY, 0, 5, b"\0\0\0\0\x10"))
-    connection.send(http2.setting(0xFABA, 7) + frame(http2.GOAWAY, 0, 0, b"\0" * 8))
-    connection.call(1, infer(["x"]))
+def unknown_frames(connection: RawHttp2) -> Iterator[bytes]:
+    """Unknown types, PRIORITY, unknown settings and a GOAWAY of the client's are ignored."""
+    yield frame(0xFA, 0xFF, 77, b"grease") + frame(http2.PRIORITY, 0, 5, b"\0\0\0\0\x10")
+    yield http2.setting(0xFABA, 7) + frame(http2.GOAWAY, 0, 0, b"\0" * 8)
+    yield headers(connection, 1) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
+
+
+def single_bytes(connection: RawHttp2) -> Iterator[bytes]:
+    """However the network cuts it."""
+    data = headers(connection, 1) + frame(DATA, END_STREAM, 1, prefixed(infer(["slow"])))
+    yield from (data[at : at + 1] for at in range(len(data)))
+
+
+@pytest.mark.parametrize("sent", [padded, headers_in_pieces, trailers, unknown_frames, single_bytes])
+def test_ways_to_send_a_call(connection: RawHttp2, sent: Callable[[RawHttp2], Iterator[bytes]]) -> None:
+    for part in sent(connection):
+        connection.send(part)
     assert connection.reply(1).status == 0
+    assert_lives(connection)
 
 
 def test_a_ping_is_answered(connection: RawHttp2) -> None:
-    """With its own bytes."""
     connection.send(frame(http2.PING, 0, 0, b"12345678"))
     assert connection.await_frame(http2.PING) == (http2.PING, http2.ACK, 0, b"12345678")
 
@@ -296,13 +279,11 @@ def test_data_beyond_the_window(connection: RawHttp2) -> None:
     ids=["none", "half a prefix", "cut", "two", "no protobuf", "compressed", "too large"],
 )
 def test_messages_that_are_refused(connection: RawHttp2, data: bytes, status: int) -> None:
-    """Each with its status; the connection lives on."""
     connection.send(headers(connection, 1) + frame(DATA, END_STREAM, 1, data))
     reply = connection.reply(1)
     assert (reply.status, reply.data) == (status, b"")
     assert reply.fields["bertserve-reason"]
-    connection.call(3, b"", LIVE)
-    assert connection.reply(3).status == 0
+    assert_lives(connection)
 
 
 def test_row_05_a_message_too_large_is_refused_before_it_is_sent(connection: RawHttp2) -> None:
@@ -312,8 +293,7 @@ def test_row_05_a_message_too_large_is_refused_before_it_is_sent(connection: Raw
     stop = connection.await_frame(http2.RST_STREAM)
     assert (stop.stream, stop.number()) == (1, http2.NO_ERROR)
     connection.send(frame(DATA, 0, 1, b"\0" * 1000) * 5)  # what was on its way
-    connection.call(3, b"", LIVE)
-    assert connection.reply(3).status == 0
+    assert_lives(connection)
 
 
 def test_row_08_a_message_that_does_not_arrive(hurried: RawHttp2) -> None:
@@ -366,13 +346,11 @@ def test_headers_that_are_refused(
         connection.send(frame(kind, END_HEADERS if part is parts[-1] else 0, 1, part))
     reply = connection.reply(1)
     assert (reply.fields[":status"], reply.status) == (http_status, status)
-    connection.call(3, b"", LIVE)
-    assert connection.reply(3).status == 0
+    assert_lives(connection)
 
 
 @pytest.mark.parametrize("kind", ["application/grpc+proto", "application/grpc;charset=utf-8"])
 def test_content_types_of_grpc(connection: RawHttp2, kind: str) -> None:
-    """The subtype and parameters make no difference."""
     connection.call(1, b"", LIVE, content_type=kind)
     assert connection.reply(1).status == 0
 
@@ -402,8 +380,7 @@ def test_malformed_headers(connection: RawHttp2, fields: list[tuple[str, str]]) 
     """What RFC 9113 calls malformed resets the stream; the connection lives on."""
     connection.send(frame(HEADERS, END_HEADERS, 1, connection.block(fields)))
     assert connection.reply(1).reset == http2.PROTOCOL_ERROR
-    connection.call(3, b"", LIVE)
-    assert connection.reply(3).status == 0
+    assert_lives(connection)
 
 
 # Connections that break the rules.
@@ -454,7 +431,6 @@ def test_a_first_frame_that_is_not_settings(fake_server: Server) -> None:
 
 
 def test_a_stream_number_that_goes_backwards(connection: RawHttp2) -> None:
-    """Streams only count up."""
     connection.call(5, b"", LIVE)
     connection.reply(5)
     connection.call(3, b"", LIVE)
@@ -468,8 +444,7 @@ def test_data_on_a_closed_stream(connection: RawHttp2) -> None:
     connection.send(frame(DATA, 0, 1, b"late"))
     reset = connection.await_frame(http2.RST_STREAM)
     assert (reset.stream, reset.number()) == (1, http2.STREAM_CLOSED)
-    connection.call(3, b"", LIVE)
-    assert connection.reply(3).status == 0
+    assert_lives(connection)
 
 
 # Floods.
@@ -492,20 +467,16 @@ def flood(connection: RawHttp2, data: bytes, times: int) -> int:
         frame(http2.PRIORITY, 0, 1, b"\0\0\0\0\x10"),
         frame(http2.SETTINGS, http2.ACK, 0),
         frame(0xFA, 0, 0, b"grease"),
+        frame(DATA, 0, 1),
+        frame(DATA, 0, 1, b"\0"),
     ],
-    ids=["ping", "settings", "goaway", "window", "priority", "acknowledgement", "unknown"],
+    ids=["ping", "settings", "goaway", "window", "priority", "acknowledgement", "unknown", "no data", "single bytes"],
 )
 def test_row_12_flood(fake_server: Server, connection: RawHttp2, data: bytes) -> None:
-    """Frames that ask for work and bring none end the connection."""
+    """Frames that ask for work and bring none, or next to no data, end the connection."""
+    connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 300_000)))
     assert flood(connection, data, 200_000) == http2.ENHANCE_YOUR_CALM
     assert serves(fake_server)
-
-
-@pytest.mark.parametrize("data", [b"", b"\0"], ids=["empty", "single bytes"])
-def test_row_12_data_flood(connection: RawHttp2, data: bytes) -> None:
-    """Data frames with next to no data are no progress."""
-    connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 60_000)))
-    assert flood(connection, frame(DATA, 0, 1, data), 50_000) == http2.ENHANCE_YOUR_CALM
 
 
 def test_row_12_who_floods_and_comes_back_waits(serve: Callable[..., Server]) -> None:

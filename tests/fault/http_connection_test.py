@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.support.clients import RawConnection, metric
+from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ _REPLY = re.compile(rb"HTTP/1\.1 (\d+) [^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
 
 
 def request(text: str, *, path: str = "/embed", method: str = "POST", headers: str = "", last: bool = False) -> bytes:
-    """A whole request for one text."""
     body = json.dumps({"inputs": text}).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
@@ -60,6 +57,10 @@ def exchange(server: Server, *sent: bytes, then_end: bool = False) -> list[tuple
         return replies(connection.read_to_end())
 
 
+def statuses(server: Server, *sent: bytes, then_end: bool = False) -> list[int]:
+    return [status for status, _, _ in exchange(server, *sent, then_end=then_end)]
+
+
 def read_until(connection: RawConnection, end: bytes) -> bytes:
     """What comes up to an end that is expected."""
     data = b""
@@ -88,7 +89,6 @@ def test_a_refusal_comes_after_the_answers_that_are_due(fake_server: Server) -> 
 
 
 def test_a_request_in_single_bytes_is_read(fake_server: Server, models: Path) -> None:
-    """However the network cuts it."""
     data = request("slowly but surely", last=True)
     found = exchange(fake_server, *[data[at : at + 1] for at in range(len(data))])
     assert [status for status, _, _ in found] == [200]
@@ -116,14 +116,11 @@ def test_a_body_that_is_too_large_gets_no_leave(fake_server: Server) -> None:
 def test_leave_is_given_behind_a_reply_that_is_due(serve: Callable[..., Server]) -> None:
     """It comes after that reply, and the time for the body begins with it."""
     server = serve(*FAKE, "--body-timeout-s", "0.5")
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
     head, _, body = request("second", headers="Expect: 100-continue\r\n", last=True).partition(b"\r\n\r\n")
     with RawConnection(server.http) as connection:
-        connection.send(request("first") + head + b"\r\n\r\n")
-        time.sleep(0.7)  # longer than a body may take
-        os.kill(engine, signal.SIGCONT)
+        with stopped_engine(server):
+            connection.send(request("first") + head + b"\r\n\r\n")
+            time.sleep(0.7)  # longer than a body may take
         first = read_until(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
         assert [status for status, _, _ in replies(first[: first.rindex(b"HTTP/1.1")])] == [200]
         connection.send(body)
@@ -179,7 +176,7 @@ def test_a_limit_holds_behind_an_offer(fake_server: Server) -> None:
     offer = b"POST /embed HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     chunks = b"100000\r\n%b\r\n" % bytes(1 << 20) * 5
     for sent in (b"Content-Length: 5000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n" + chunks):
-        assert [status for status, _, _ in exchange(fake_server, offer + sent)] == [413]
+        assert statuses(fake_server, offer + sent) == [413]
 
 
 def test_a_client_that_has_said_all_is_answered(fake_server: Server, models: Path) -> None:
@@ -196,7 +193,7 @@ def test_a_client_that_has_said_all_is_answered(fake_server: Server, models: Pat
     for unfinished in (b"POST /emb", request("cut")[:-3], _chunked(request("cut"))[:-3]):
         found = exchange(fake_server, data, unfinished, then_end=True)
         assert [status for status, _, _ in found] == [200] * len(texts), "what has no end is not answered"
-    assert [status for status, _, _ in exchange(fake_server, b"GET /\r\n\r\n", then_end=True)] == [400]
+    assert statuses(fake_server, b"GET /\r\n\r\n", then_end=True) == [400]
 
 
 def test_a_client_that_ends_in_the_middle_is_let_go(fake_server: Server) -> None:
@@ -210,25 +207,22 @@ def test_a_client_that_ends_in_the_middle_is_let_go(fake_server: Server) -> None
 def test_a_client_that_has_left_is_told_from_one_that_has_said_all(serve: Callable[..., Server]) -> None:
     """Both send the same; one reads an interim reply and its answer, nothing computes for the other."""
     server = serve(*FAKE, "--threads", "1", "--max-batch-tokens", "16")
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
     with (
         RawConnection(server.http) as waiting,
         RawConnection(server.http) as leaving,
         RawConnection(server.http) as old,
     ):
-        waiting.send(request("waiting"))
-        waiting.end()
-        wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "its text")
-        leaving.send(request("leaving"))
-        old.send(request("old").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        old.end()
-        wait_for(lambda: metric(server, "bertserve_queue_texts") == 2, "those behind it")
-        leaving.socket.close()
-        wait_for(lambda: metric(server, "bertserve_requests_total", reason="client_gone") == 1, "its end")
-        assert metric(server, "bertserve_queue_texts") == 1
-        os.kill(engine, signal.SIGCONT)
+        with stopped_engine(server):
+            waiting.send(request("waiting"))
+            waiting.end()
+            wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "its text")
+            leaving.send(request("leaving"))
+            old.send(request("old").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            old.end()
+            wait_for(lambda: metric(server, "bertserve_queue_texts") == 2, "those behind it")
+            leaving.socket.close()
+            wait_for(lambda: metric(server, "bertserve_requests_total", reason="client_gone") == 1, "its end")
+            assert metric(server, "bertserve_queue_texts") == 1
         *interim, (status, _, _) = replies(waiting.read_to_end())
         assert status == 200
         assert {said[0] for said in interim} <= {100}
@@ -257,92 +251,77 @@ def test_http_1_0_is_answered_and_closed(fake_server: Server) -> None:
     assert all(int(said["content-length"]) == len(body) > 0 for _, said, body in found)
 
 
-@pytest.mark.parametrize("target", ["/embed?x=1", "http://test/embed", "/em%62ed", "/embed#part"])
-def test_targets_that_name_the_path(fake_server: Server, target: str) -> None:
-    """A query, a whole URL, an escape or a fragment lead to the same place."""
-    found = exchange(fake_server, request("here", path=target, last=True))
-    assert [status for status, _, _ in found] == [200]
+_BODY = b'{"inputs": "a"}'
+_CLOSE = b"Connection: close\r\n"
 
 
-@pytest.mark.parametrize("target", ["/embed%0a", "/embed%00", "/v2/models/minilm/infer%0A", "/embed/", "//embed"])
-def test_targets_that_only_look_like_the_path(fake_server: Server, target: str) -> None:
-    """A line's end, a NUL or a slash more is another path."""
-    found = exchange(fake_server, request("there", path=target, last=True))
-    assert [status for status, _, _ in found] == [404]
+def _get(target: bytes) -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: test\r\n%b\r\n" % (target, _CLOSE)
 
 
-@pytest.mark.parametrize(("target", "status"), [("*", 404), ("http://test", 200), ("http://[/", 400)])
-def test_targets_without_a_path(fake_server: Server, target: str, status: int) -> None:
-    """`*` belongs to OPTIONS alone, a bare host means `/`, and half an address is no target."""
-    found = exchange(fake_server, f"GET {target} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
-    assert [status for status, _, _ in found] == [status]
+def _livez(fields: bytes) -> bytes:
+    return b"GET /livez HTTP/1.1\r\n%b%b\r\n" % (_CLOSE, fields)
 
 
-def test_a_connection_that_is_kept_is_used_again(fake_server: Server) -> None:
-    """One connection, many requests, none of which waits for the idle limit."""
-    with RawConnection(fake_server.http) as connection:
-        started = time.monotonic()
-        for _ in range(50):
-            connection.send(request("again"))
-            data = b""
-            while not data.endswith(b"]]"):
-                data += connection.socket.recv(1 << 16)
-            assert data.startswith(b"HTTP/1.1 200")
-        assert time.monotonic() - started < 10
+def _post(fields: bytes, target: bytes = b"/embed", more: bytes = _CLOSE) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" % target
+    return head + fields + more + b"\r\n" + _BODY
 
 
-_OPEN = b"GET /livez HTTP/1.1\r\nConnection: close\r\n"
+def _coded(coding: bytes, version: bytes = b"1.1") -> bytes:
+    head = b"POST /embed HTTP/%b\r\nHost: test\r\nContent-Type: application/json\r\n%b" % (version, _CLOSE)
+    return head + b"Transfer-Encoding: %b\r\n\r\nf\r\n%b\r\n0\r\n\r\n" % (coding, _BODY)
+
+
+_SIZED = b"Content-Length: 15\r\n"
 
 
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"\r\n", 400),
-        (b"Host: a\r\nHost: b\r\n\r\n", 400),
-        (b"Host: a\r\nHost: a\r\n\r\n", 400),
-        (b"Host: a b\r\n\r\n", 400),
-        (b"Host: someone@test\r\n\r\n", 400),
-        (b"Host: \xff\r\n\r\n", 400),
-        (b"Host: test:80:80\r\n\r\n", 400),
-        (b"Host:\r\n\r\n", 200),
-        (b"Host: a_b.example:8000\r\n\r\n", 200),
-        (b"Host: [::1]:8000\r\n\r\n", 200),
-    ],
-)
-def test_a_request_names_one_valid_host(fake_server: Server, sent: bytes, status: int) -> None:
-    """RFC 9112, section 3.2: missing, double or invalid, it is 400."""
-    assert [found for found, _, _ in exchange(fake_server, _OPEN + sent)] == [status]
-
-
-_BODY = b'{"inputs": "a"}'
-
-
-@pytest.mark.parametrize(
-    ("lines", "status"),
-    [
+        # A query, a whole URL, an escape or a fragment lead to the same place.
+        *[(_post(_SIZED, path), 200) for path in (b"/embed?x=1", b"http://test/embed", b"/em%62ed", b"/embed#part")],
+        # A line's end, a NUL or a slash more is another path.
+        *[(_post(_SIZED, path), 404) for path in (b"/embed%0a", b"/embed%00", b"/v2/models/minilm/infer%0A")],
+        *[(_post(_SIZED, path), 404) for path in (b"/embed/", b"//embed")],
+        # `*` belongs to OPTIONS alone, a bare host means `/`, and half an address is no target.
+        *[(_get(b"*"), 404), (_get(b"http://test"), 200), (_get(b"http://[/"), 400)],
+        # RFC 9112, 3.2: a request names one valid host.
+        (_livez(b""), 400),
+        (_livez(b"Host: a\r\nHost: b\r\n"), 400),
+        (_livez(b"Host: a\r\nHost: a\r\n"), 400),
+        (_livez(b"Host: a b\r\n"), 400),
+        (_livez(b"Host: someone@test\r\n"), 400),
+        (_livez(b"Host: \xff\r\n"), 400),
+        (_livez(b"Host: test:80:80\r\n"), 400),
+        (_livez(b"Host:\r\n"), 200),
+        (_livez(b"Host: a_b.example:8000\r\n"), 200),
+        (_livez(b"Host: [::1]:8000\r\n"), 200),
         # RFC 9110, 8.6, and RFC 9112, 6.3: a body has one length, or one framing.
-        (b"Content-Length: 15\r\nContent-Length: 16\r\n", 400),
-        (b"Content-Length: 15, 16\r\n", 400),
-        (b"Content-Length: 15\r\nTransfer-Encoding: chunked\r\n", 400),
-        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", 400),
-        (b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
+        (_post(_SIZED + b"Content-Length: 16\r\n"), 400),
+        (_post(b"Content-Length: 15, 16\r\n"), 400),
+        (_post(_SIZED + b"Transfer-Encoding: chunked\r\n"), 400),
+        (_post(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n"), 400),
+        (_post(b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"), 501),
         # RFC 9110, 5.3: other values that are no lists come once.
-        (b"Content-Length: 15\r\nContent-Type: application/json\r\n", 200),
-        (b"Content-Length: 15\r\nContent-Type: text/plain\r\n", 400),
-        (b"Content-Length: 15\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n", 400),
-        (b"Content-Length: 15\r\nX-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 1\r\n", 400),
-        (b"Content-Length: 15\r\nX-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 5000\r\n", 200),
+        (_post(_SIZED + b"Content-Type: application/json\r\n"), 200),
+        (_post(_SIZED + b"Content-Type: text/plain\r\n"), 400),
+        (_post(_SIZED + b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"), 400),
+        (_post(_SIZED + b"X-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 1\r\n"), 400),
+        (_post(_SIZED + b"X-Request-Timeout-Ms: 5000\r\nX-Request-Timeout-Ms: 5000\r\n"), 200),
         # Lists are joined: both codings count, the second line of `Connection` as well.
-        (b"Content-Length: 15\r\nContent-Encoding: identity\r\nContent-Encoding: br\r\n", 415),
-        (b"Content-Length: 15\r\nConnection: x-none\r\nConnection: close\r\nExpect: y\r\n", 200),
+        (_post(_SIZED + b"Content-Encoding: identity\r\nContent-Encoding: br\r\n"), 415),
+        (_post(_SIZED + b"Connection: x-none\r\nConnection: close\r\nExpect: y\r\n", more=b""), 200),
+        # RFC 9112, 6.1: `chunked` is last and alone, what is not known is 501, and HTTP/1.0 has none.
+        *[(_coded(b"Chunked"), 200), (_coded(b"gzip, chunked"), 501), (_coded(b"identity"), 400)],
+        *[(_coded(b"gzip"), 400), (_coded(b"chunked, gzip"), 400), (_coded(b"chunked, chunked"), 400)],
+        *[(_coded(b"chunked\r\nTransfer-Encoding: chunked"), 400), (_coded(b"chunked", b"1.0"), 400)],
+        # HTTP/1.0 does not know `100 Continue`, whatever its headers say.
+        (request("old", headers="Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
     ],
 )
-def test_a_field_on_several_lines(fake_server: Server, lines: bytes, status: int) -> None:
-    """It is a list, or it comes once, or the request is refused."""
-    head = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-    last = b"" if b"Connection" in lines else b"Connection: close\r\n"
-    found = exchange(fake_server, head + lines + last + b"\r\n" + _BODY)
-    assert [reply[0] for reply in found] == [status], found[0][2]
+def test_targets_fields_and_codings(fake_server: Server, sent: bytes, status: int) -> None:
+    assert statuses(fake_server, sent) == [status]
 
 
 def test_an_expectation_on_the_second_line_counts(fake_server: Server) -> None:
@@ -373,33 +352,6 @@ def test_versions_of_http(fake_server: Server, line: bytes, status: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("coding", "version", "status"),
-    [
-        ("Chunked", "1.1", 200),
-        ("gzip, chunked", "1.1", 501),
-        ("identity", "1.1", 400),
-        ("gzip", "1.1", 400),
-        ("chunked, gzip", "1.1", 400),
-        ("chunked, chunked", "1.1", 400),
-        ("chunked\r\nTransfer-Encoding: chunked", "1.1", 400),
-        ("chunked", "1.0", 400),
-    ],
-)
-def test_transfer_codings(fake_server: Server, coding: str, version: str, status: int) -> None:
-    """RFC 9112, section 6.1: `chunked` is last and alone, what is not known is 501, and HTTP/1.0 has none."""
-    head = f"POST /embed HTTP/{version}\r\nHost: test\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    body = b'14\r\n{"inputs": "a text"}\r\n0\r\n\r\n'
-    found = exchange(fake_server, f"{head}Transfer-Encoding: {coding}\r\n\r\n".encode() + body)
-    assert [reply[0] for reply in found] == [status]
-
-
-def test_no_leave_is_given_to_http_1_0(fake_server: Server) -> None:
-    """It does not know `100 Continue`, whatever its headers say."""
-    data = request("old", headers="Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")
-    assert [status for status, _, _ in exchange(fake_server, data)] == [200]
-
-
-@pytest.mark.parametrize(
     "head", [b"Host: a\r\nHost: b\r\n\r\n", b"Host: test\r\nX: " + b"x" * 20_000], ids=["400", "431"]
 )
 def test_a_refusal_of_head_has_no_body(fake_server: Server, head: bytes) -> None:
@@ -427,12 +379,6 @@ def test_a_head_that_begins_behind_a_request_has_its_own_time(serve: Callable[..
         time.sleep(2)
         connection.send(second[30:])
         assert [status for status, _, _ in replies(connection.read_to_end())] == [200, 200]
-
-
-def test_a_head_that_begins_behind_a_request_and_does_not_end_is_told_so(impatient_server: Server) -> None:
-    """408, as a slow head of its own; not an end without a word."""
-    found = exchange(impatient_server, request("first") + request("second")[:30])
-    assert [status for status, _, _ in found] == [200, 408]
 
 
 def test_a_long_pipeline_is_answered_whole(serve: Callable[..., Server]) -> None:

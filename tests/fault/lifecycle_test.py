@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.asking import asking, failures, numbered_texts, wait_for_more
 from tests.support.canary import CANARY, sing
 from tests.support.certificates import open_channel
 from tests.support.clients import (
@@ -28,16 +30,17 @@ from tests.support.clients import (
     metric,
     post_json,
 )
+from tests.support.engines import engine_of, stopped_engine
 from tests.support.expected import fake_answers
 from tests.support.server import FAKE, Server, elapsed, is_running, listening, refused_start
-from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
-    from tests.support.clients import Transport
+    from tests.support.clients import Answer
 
 SMALL = json.dumps({"inputs": "small"}).encode()
 CANARY_TOKENS = 16
@@ -100,68 +103,34 @@ def test_row_54_bad_input_before_ready(warming_server: Server) -> None:
 
 
 def test_a_cold_start(models: Path) -> None:
-    """A server that a shell starts, all of its imports included, gets ready, answers, and ends with 0 on SIGTERM."""
+    """A server that a shell starts, imports included, gets ready, answers, ends with 0, and its engine with it."""
     with Server(models, *FAKE, cold=True) as server:
         sing(server, models)
+        engine = engine_of(server)
         assert server.stop() == 0
-
-
-class Client(threading.Thread):
-    """Asks until told to stop, as behind a proxy that opens a new connection when told to close the old one."""
-
-    def __init__(self, transport: type[Transport], server: Server, stop: threading.Event, number: int) -> None:
-        super().__init__()
-        self._transport = transport
-        self._server = server
-        self._stop_asking = stop
-        self._number = number
-        self.texts: list[str] = []
-        self.vectors: list[np.ndarray] = []
-        self.failures: list[Exception] = []
-        self.said_close = 0
-
-    def run(self) -> None:
-        """Asks one after another."""
-        with self._transport(self._server) as client:
-            while not self._stop_asking.is_set():
-                text = f"client {self._number}, request {len(self.texts)}"
-                try:
-                    answer = client.embed([text])
-                except Exception as error:  # noqa: BLE001  every failure counts
-                    self.failures.append(error)
-                    return
-                self.texts.append(text)
-                self.vectors.append(answer.vectors[0])
-                self.said_close += answer.headers.get("connection") == "close"
+        assert not is_running(engine)
 
 
 def test_row_55_sigterm_under_load(serve: Callable[..., Server], models: Path) -> None:
     """After SIGTERM: not ready at once, served on in the lame duck, told to close, nothing lost, exit 0."""
     server = serve(*FAKE, "--fake-ms", "2", "--lame-duck-s", "3")
-    stop = threading.Event()
-    clients = [Client(BOTH[number % 2], server, stop, number) for number in range(8)]
-    for client in clients:
-        client.start()
-    wait_for(lambda: all(client.texts for client in clients), "load")
-    server.signal(signal.SIGTERM)
-    signalled = time.monotonic()
-    wait_for(lambda: get(server.metrics, "/readyz").status == 503, "readiness to fall")
-    fell = elapsed(signalled)
-    assert health(server) == NOT_SERVING
-    asked = [len(client.texts) for client in clients]
-    # A load balancer needs a while to notice; all that it still sends is served.
-    wait_for(
-        lambda: all(len(c.texts) > n + 20 for c, n in zip(clients, asked, strict=True)), "answers in the lame duck"
-    )
-    http_clients = clients[0::2]
-    assert all(client.said_close for client in http_clients)
-    stop.set()
-    for client in clients:
-        client.join()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(BOTH[number % 2](server)) for number in range(8)]
+        askers = stack.enter_context(asking(*map(numbered_texts, clients, range(8))))
+        server.signal(signal.SIGTERM)
+        signalled = time.monotonic()
+        wait_for(lambda: get(server.metrics, "/readyz").status == 503, "readiness to fall")
+        fell = elapsed(signalled)
+        assert health(server) == NOT_SERVING
+        wait_for_more(askers, 21)  # a load balancer needs a while to notice; all that it still sends is served
     assert server.wait() == 0
-    assert [client.failures for client in clients] == [[]] * len(clients)
-    for client in clients:
-        np.testing.assert_allclose(client.vectors, fake_answers(models, client.texts), atol=1e-5)
+    assert failures(askers) == []
+    assert [asker.refused for asker in askers] == [[]] * len(askers)
+    for asker in askers[0::2]:  # HTTP
+        assert any(answer.headers.get("connection") == "close" for _, answer in asker.answers)
+    for asker in askers:
+        vectors = [answer.vectors[0] for _, answer in asker.answers]
+        np.testing.assert_allclose(vectors, fake_answers(models, [text for text, _ in asker.answers]), atol=1e-5)
     assert fell < PROMPTLY_S
 
 
@@ -181,91 +150,60 @@ def test_row_55_keep_alive_ends_in_the_lame_duck(serve: Callable[..., Server]) -
 
 
 @pytest.fixture
-def stopped_engine(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
+def held_server(serve: Callable[..., Server], tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
     """A server whose engine stands still until the second element is called."""
     server = serve(*FAKE, "--drain-s", "1", "--batch-dir", str(tmp_path))
-    engine = server.engine_pid()
-    assert engine is not None
-    stop(engine)
-    yield server, lambda: os.kill(engine, signal.SIGCONT)
-    if is_running(engine):
-        os.kill(engine, signal.SIGCONT)
+    with stopped_engine(server) as engine:
+        yield server, lambda: os.kill(engine, signal.SIGCONT)
 
 
-class Asking(threading.Thread):
-    """One request whose outcome is kept."""
-
-    def __init__(self, transport: type[Transport], server: Server) -> None:
-        super().__init__()
-        self._transport = transport
-        self._server = server
-        self.outcome: np.ndarray | Exception | None = None
-
-    def run(self) -> None:
-        """Asks."""
-        with self._transport(self._server) as client:
-            try:
-                self.outcome = client.embed(CANARY).vectors
-            except Exception as error:  # noqa: BLE001  kept for the test to judge
-                self.outcome = error
-
-
-def ask_all(server: Server) -> list[Asking]:
+@contextlib.contextmanager
+def both_asked(server: Server) -> Iterator[list[Future[Answer]]]:
     """One request over each wire, sent and admitted."""
-    asking = [Asking(transport, server) for transport in BOTH]
-    for thread in asking:
-        thread.start()
-    wait_for(lambda: metric(server, "bertserve_admitted_tokens") == len(asking) * CANARY_TOKENS, "both to be admitted")
-    return asking
+    with ThreadPoolExecutor(2) as pool, Tei(server) as tei, Grpc(server) as grpc:
+        asked = [pool.submit(client.embed, CANARY) for client in (tei, grpc)]
+        wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 2 * CANARY_TOKENS, "both to be admitted")
+        yield asked
 
 
-def test_row_55_requests_under_way_are_finished(
-    stopped_engine: tuple[Server, Callable[[], None]], models: Path
-) -> None:
+def test_row_55_requests_under_way_are_finished(held_server: tuple[Server, Callable[[], None]], models: Path) -> None:
     """What was admitted before the drain is answered within its limit."""
-    server, go_on = stopped_engine
-    asking = ask_all(server)
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    go_on()
-    for thread in asking:
-        thread.join()
-        assert isinstance(thread.outcome, np.ndarray), thread.outcome
-        np.testing.assert_allclose(thread.outcome, fake_answers(models, CANARY), atol=1e-5)
+    server, go_on = held_server
+    with both_asked(server) as asked:
+        server.signal(signal.SIGTERM)
+        server.wait_logged("state: draining")
+        go_on()
+        for reply in asked:
+            np.testing.assert_allclose(reply.result().vectors, fake_answers(models, CANARY), atol=1e-5)
     assert server.wait() == 0
 
 
-def test_row_56_new_connections_while_draining(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
+def test_row_56_new_connections_while_draining(held_server: tuple[Server, Callable[[], None]]) -> None:
     """Once the drain has begun, new connections are refused; the probes still answer."""
-    server, go_on = stopped_engine
-    asking = ask_all(server)
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    wait_for(lambda: not listening(server.http), "the HTTP port to close")
-    wait_for(lambda: not listening(server.grpc), "the gRPC port to close")
-    assert get(server.metrics, "/livez").status == 200
-    go_on()
-    for thread in asking:
-        thread.join()
+    server, go_on = held_server
+    with both_asked(server):
+        server.signal(signal.SIGTERM)
+        server.wait_logged("state: draining")
+        wait_for(lambda: not listening(server.http), "the HTTP port to close")
+        wait_for(lambda: not listening(server.grpc), "the gRPC port to close")
+        assert get(server.metrics, "/livez").status == 200
+        go_on()
     assert server.wait() == 0
 
 
-def test_row_57_requests_past_the_drain_limit(
-    stopped_engine: tuple[Server, Callable[[], None]], tmp_path: Path
-) -> None:
+def test_row_57_requests_past_the_drain_limit(held_server: tuple[Server, Callable[[], None]], tmp_path: Path) -> None:
     """What cannot be finished within the limit is refused with 503 / UNAVAILABLE, not cut off; the exit code is 0."""
-    server, _ = stopped_engine
+    server, _ = held_server
     incoming = tmp_path / "incoming"
-    asking = ask_all(server)
-    with RawConnection(server.http) as upload:
+    with both_asked(server) as asked, RawConnection(server.http) as upload:
         upload.send(UPLOAD % b"" + b"x" * 400)
         wait_for(lambda: list(incoming.iterdir()), "the upload")
         server.signal(signal.SIGTERM)
         assert upload.status() == 503
-    for thread, status in zip(asking, (503, "UNAVAILABLE"), strict=True):
-        thread.join()
-        assert isinstance(thread.outcome, Refused), thread.outcome
-        assert thread.outcome.status == status
+        for reply, status in zip(asked, (503, "UNAVAILABLE"), strict=True):
+            with pytest.raises(Refused) as refused:
+                reply.result()
+            assert refused.value.status == status
     assert server.wait() == 0
     assert list(incoming.iterdir()) == []
 
@@ -286,63 +224,40 @@ def test_row_57_a_client_that_does_not_read(serve: Callable[..., Server]) -> Non
     assert "Traceback" not in server.log
 
 
-def test_row_58_second_signal_ends_the_lame_duck(serve: Callable[..., Server]) -> None:
-    """A second SIGTERM skips the rest of the lame duck."""
-    server = serve(*FAKE, "--lame-duck-s", "60")
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    server.signal(signal.SIGTERM)
-    assert server.wait(PROMPTLY_S) == 0
-
-
-def test_row_58_sigint_has_no_lame_duck(serve: Callable[..., Server]) -> None:
-    """Control-C drains at once."""
-    server = serve(*FAKE, "--lame-duck-s", "60")
-    server.signal(signal.SIGINT)
-    assert server.wait(PROMPTLY_S) == 0
-
-
 @pytest.mark.long
-def test_row_58_second_signal_ends_the_drain(stopped_engine: tuple[Server, Callable[[], None]]) -> None:
+def test_row_58_second_signal_ends_the_drain(held_server: tuple[Server, Callable[[], None]]) -> None:
     """A second signal during the drain does not make it longer than its limit."""
-    server, _ = stopped_engine
-    asking = ask_all(server)
-    server.signal(signal.SIGINT)
-    server.wait_logged("state: draining")
-    server.signal(signal.SIGINT)
-    assert server.wait(PROMPTLY_S) == 0
-    for thread in asking:
-        thread.join()
-        assert isinstance(thread.outcome, Refused)
+    server, _ = held_server
+    with both_asked(server) as asked:
+        server.signal(signal.SIGINT)
+        server.wait_logged("state: draining")
+        server.signal(signal.SIGINT)
+        assert server.wait(PROMPTLY_S) == 0
+        assert [type(reply.exception()) for reply in asked] == [Refused, Refused]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_row_58_signal_during_start(serve: Callable[..., Server], number: signal.Signals) -> None:
-    """A signal during warm-up ends the server promptly: nobody can be using it yet."""
-    server = serve(*FAKE, *LONG_WARM_UP, "--lame-duck-s", "60", wait_ready=False)
+@pytest.mark.parametrize("warming", [False, True])
+def test_row_58_signals_end_the_server_promptly(
+    serve: Callable[..., Server], number: signal.Signals, *, warming: bool
+) -> None:
+    """Nobody uses it while it warms up, control-C drains at once, and a second SIGTERM skips the lame duck."""
+    server = serve(*FAKE, *(LONG_WARM_UP if warming else ()), "--lame-duck-s", "60", wait_ready=not warming)
     server.wait_logged("state: warming")
     server.signal(number)
+    if number is signal.SIGTERM and not warming:
+        server.wait_logged("state: draining")
+        server.signal(number)
     assert server.wait(PROMPTLY_S) == 0
 
 
 def test_row_59_server_killed(serve: Callable[..., Server]) -> None:
     """When the server is killed, its engine process ends by itself."""
     server = serve(*FAKE)
-    engine = server.engine_pid()
-    assert engine is not None
+    engine = engine_of(server)
     server.signal(signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     wait_for(lambda: not is_running(engine), "the engine to end", PROMPTLY_S)
-
-
-@pytest.mark.long
-def test_row_59_server_ended(serve: Callable[..., Server]) -> None:
-    """The same when it ends properly."""
-    server = serve(*FAKE)
-    engine = server.engine_pid()
-    assert engine is not None
-    assert server.stop() == 0
-    assert not is_running(engine)
 
 
 @pytest.mark.sampled(1)
@@ -370,7 +285,6 @@ def test_row_61_address_that_is_not_ours(models: Path) -> None:
 
 
 def test_ready_state_over_every_probe(fake_server: Server, models: Path) -> None:
-    """A server that is ready says so everywhere."""
     for address in (fake_server.http, fake_server.metrics):
         assert get(address, "/livez").status == get(address, "/readyz").status == 200
     assert get(fake_server.http, "/v2/health/ready").status == 200

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.clients import RawConnection, Tei, get, metric, post_json
+from tests.support.engines import kill_engine
 from tests.support.server import FAKE, Server, is_running
 from tests.support.waiting import wait_for
 
@@ -30,7 +31,6 @@ def serve_some(server: Server) -> None:
 
 
 def lost(server: Server) -> float:
-    """Lines of the log that could not be written."""
     return metric(server, "bertserve_log_lines_lost_total")
 
 
@@ -86,9 +86,7 @@ def test_row_60_an_engine_dies_while_the_log_is_lost(models: Path) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     with writing_to(models, full) as server:
         os.close(full)
-        engine = server.engine_pid()
-        assert engine is not None
-        os.kill(engine, 9)
+        engine = kill_engine(server)
         wait_for(lambda: not is_running(engine), "its end")
         wait_for(lambda: metric(server, "bertserve_engine_restarts_total") == 1, "it to be noticed")
         server.wait_state()

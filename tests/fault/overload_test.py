@@ -71,7 +71,6 @@ def ask(server: Server, *texts: str, headers: dict[str, str] | None = None) -> i
 
 
 def batched_texts(server: Server) -> int:
-    """Texts that have been sent to the engine so far."""
     return int(metric(server, "bertserve_batch_size_sum"))
 
 
@@ -107,13 +106,11 @@ def test_row_35_a_refusal_says_when_to_come_back(busy_server: Server) -> None:
 
 
 def test_row_35_a_shorter_wait_is_still_taken(busy_server: Server) -> None:
-    """Who has the time waits its turn."""
     with Tei(busy_server) as client:
         assert len(client.embed([TEXT], timeout_ms=60_000).vectors) == 1
 
 
 def test_row_35_nothing_of_a_refused_request_is_computed(busy_server: Server) -> None:
-    """Neither all nor some of its texts."""
     before = accepted_texts(busy_server)
     assert ask(busy_server, *[TEXT] * 8, headers={"X-Request-Timeout-Ms": "900"}) == 429
     assert accepted_texts(busy_server) == before

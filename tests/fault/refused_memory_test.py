@@ -55,15 +55,12 @@ def filled(message: object, size: int = BODY_LIMIT) -> bytes:
 
 
 def request(path: str, body: bytes, *, headers: str = "") -> bytes:
-    """A whole request, the last of its connection."""
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nConnection: close\r\n{headers}"
     framing = "" if "Transfer-Encoding" in headers else f"Content-Length: {len(body)}\r\n"
     return f"{head}{framing}\r\n".encode() + body
 
 
 class Refused(NamedTuple):
-    """A kind of request that is refused."""
-
     status: int
     sent: bytes
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, Grpc, HttpConnection, RawConnection
 from tests.support.delaying_proxy import DelayingProxy
@@ -22,8 +23,10 @@ from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.asking import Asker
 
 ONE_WAY_S = 0.025
 CLIENTS = 12
@@ -37,41 +40,14 @@ ASKED = (
 )
 
 
-class Steady(threading.Thread):
-    """Asks again and again; the first failure ends it."""
-
-    def __init__(self, ask: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
-        self._ask = ask
-        self.stop = False
-        self.answers = 0
-        self.failure: Exception | None = None
-
-    def run(self) -> None:
-        """Asks until told to stop."""
-        while not self.stop:
-            try:
-                self._ask()
-            except Exception as error:  # noqa: BLE001  kept for the test to judge
-                self.failure = error
-                return
-            self.answers += 1
-
-
-class HttpClient:
-    """A client that closes its connection when it is told to, and then opens another."""
-
-    def __init__(self, address: str) -> None:
-        self._connection = HttpConnection(address)
-
-    def __call__(self) -> None:
-        """Asks, and takes nothing but an answer."""
-        reply = self._connection.call("POST", "/embed", b'{"inputs": "small"}', {"Content-Type": "application/json"})
-        assert reply.status == 200, reply.body
+def embed(connection: HttpConnection) -> None:
+    """Asks, and takes nothing but an answer; opens another connection when it was told to close this one."""
+    reply = connection.call("POST", "/embed", b'{"inputs": "small"}', {"Content-Type": "application/json"})
+    assert reply.status == 200, reply.body
 
 
 @pytest.fixture
-def clients(models: Path) -> Iterator[tuple[Server, DelayingProxy, DelayingProxy, list[Steady]]]:
+def clients(models: Path) -> Iterator[tuple[Server, DelayingProxy, DelayingProxy, list[Asker[object]]]]:
     """Clients of a server, each way to it with a delay."""
     with ExitStack() as stack:
         first = stack.enter_context(Server(models, *FAKE))
@@ -82,15 +58,9 @@ def clients(models: Path) -> Iterator[tuple[Server, DelayingProxy, DelayingProxy
         with Grpc(first) as client:
             message = client.request(["small"]).SerializeToString()
         infer = channel.unary_unary(MODEL_INFER)
-        steady = [Steady(lambda: infer(message, timeout=TIMEOUT_S)) for _ in range(CLIENTS)]
-        steady += [Steady(HttpClient(http.address)) for _ in range(CLIENTS)]
-        for one in steady:
-            one.start()
-        yield first, http, wire, steady
-        for one in steady:
-            one.stop = True
-        for one in steady:
-            one.join()
+        asks = [lambda: infer(message, timeout=TIMEOUT_S)] * CLIENTS
+        asks += [partial(embed, HttpConnection(http.address)) for _ in range(CLIENTS)]
+        yield first, http, wire, stack.enter_context(asking(*asks))
 
 
 def connect(address: str) -> socket.socket:
@@ -99,32 +69,22 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
-def wait_for_answers(steady: list[Steady]) -> None:
-    """Waits until every client has two more answers, or one has failed."""
-    answers = [one.answers for one in steady]
-    wait_for(
-        lambda: (
-            any(one.failure for one in steady)
-            or all(one.answers > before + 1 for one, before in zip(steady, answers, strict=True))
-        ),
-        "answers for every client",
-    )
-
-
-def restart(server: Server, other: Server, http: DelayingProxy, wire: DelayingProxy, steady: list[Steady]) -> None:
+def restart(
+    server: Server, other: Server, http: DelayingProxy, wire: DelayingProxy, steady: list[Asker[object]]
+) -> None:
     """New connections go to another server from now on, then this one ends."""
     http.target, wire.target = other.http, other.grpc
-    wait_for_answers(steady)  # connections that were opened just before have arrived
+    wait_for_more(steady, 2)  # connections that were opened just before have arrived
     assert server.stop() == 0
-    wait_for_answers(steady)
-    assert [one.failure for one in steady if one.failure] == []
+    wait_for_more(steady, 2)
+    assert failures(steady) == []
 
 
 @pytest.mark.parametrize("restarts", [pytest.param(2, id="few"), pytest.param(20, id="many", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lame_duck_s", ["0", pytest.param("0.5", marks=pytest.mark.long)])
 def test_row_55_restarts_a_round_trip_away(
     models: Path,
-    clients: tuple[Server, DelayingProxy, DelayingProxy, list[Steady]],
+    clients: tuple[Server, DelayingProxy, DelayingProxy, list[Asker[object]]],
     lame_duck_s: str,
     restarts: int,
 ) -> None:
@@ -169,13 +129,11 @@ def test_row_55_connections_that_wait_to_be_accepted(models: Path, tmp_path: Pat
             message = client.request(["small"]).SerializeToString()
 
         def ask_http(opened: socket.socket) -> int:
-            """The status of a reply."""
             with RawConnection(server.http, opened=opened) as connection:
                 connection.send(ASKED)
                 return connection.status()
 
         def ask_grpc(opened: socket.socket) -> int | None:
-            """The status of a call."""
             with RawHttp2(server.grpc, opened=opened) as connection:
                 connection.call(1, message)
                 return connection.reply(1).status

@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_row_67_wrong_settings(models: Path, case: str) -> None:
-    """What is wrong is listed all at once."""
     options, variables, words = REFUSED[case]
     told = problems(["--models", str(models), *options], variables)
     assert [word for word in words if word not in told] == []
@@ -122,16 +121,6 @@ def test_row_67_service_links_are_ignored(serve: Callable[..., Server]) -> None:
     assert listening(server.http)
 
 
-def test_settings_from_everywhere(serve: Callable[..., Server], tmp_path: Path) -> None:
-    """The file gives way to the environment, the environment to the command line."""
-    port = free_port()
-    file = tmp_path / "bertserve.toml"
-    file.write_text(f"engine = 'ort-cpu'\nprecision = 'int8'\nhttp_port = {port}\n", encoding="utf-8")
-    server = serve("--config", str(file), "--precision", "fp32", env={"BERTSERVE_ENGINE": "fake"})
-    assert "(fp32)" in server.log
-    assert not server.http.endswith(f":{port}"), "the harness asks for port 0 on the command line"
-
-
 def refused_repository(root: Path) -> str:
     """Why the models in a folder are not served; the start ends with exit code 1."""
     with pytest.raises(StartupError) as refused:
@@ -185,10 +174,8 @@ def test_precision_that_the_bundle_lacks(tmp_path: Path, models: Path) -> None:
     assert "fp32" in line
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"]])
-def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` lists every setting and ends with 0."""
+def test_help_in_short(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        Settings.load(words, {})
+        Settings.load(["-h"], {})
     assert ended.value.code == 0
     assert "--max-queue-tokens" in capsys.readouterr().out

@@ -59,7 +59,6 @@ def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
 
 @pytest.mark.long
 def test_what_is_tried_again_says_when(own_shelf: Shelf) -> None:
-    """In the index, and to whoever asked for it."""
     with (
         Server(own_shelf.root, *FAKE, *CONTROLLED, "--watch-models-s", "3600") as running,
         ThreadPoolExecutor(1) as pool,

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, OpenAiFloat, Tei, V2Json, get, metric, post_json
+from tests.support.engines import engine_of
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import FAKE, Server, is_running, measured
@@ -128,19 +129,16 @@ def test_a_version_that_is_being_copied_is_left_alone(own_shelf: Shelf) -> None:
 
 
 def flip(place: Path) -> None:
-    """Changes a byte of the model's weights."""
     data = bytearray((place / FP32).read_bytes())
     data[len(data) // 2] ^= 1
     (place / FP32).write_bytes(data)
 
 
 def cut(place: Path) -> None:
-    """Cuts the model's file."""
     (place / FP32).write_bytes((place / FP32).read_bytes()[:-7])
 
 
 def other_task(place: Path) -> None:
-    """Makes it a model of another task, honestly."""
     edit_manifest(place, lambda manifest: manifest.update(task="classify", labels=["a", "b", "c", "d"], pooling=None))
     edit_manifest(place, lambda manifest: manifest["outputs"][0].update(name="logits"))
 
@@ -382,8 +380,7 @@ def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: S
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
     """The swap waits until requests are served again, and then goes on."""
     with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
-        first = running.engine_pid()
-        assert first is not None
+        first = engine_of(running)
         version = own_shelf.add()
         call = pool.submit(load, running)
         candidate(running, {first})

@@ -45,7 +45,6 @@ CHECK = "/grpc.health.v1.Health/Check"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Those of a server that asks clients for none."""
     return Certificates(tmp_path_factory.mktemp("tls"))
 
 
@@ -57,14 +56,12 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def server(models: Path, certificates: Certificates) -> Iterator[Server]:
-    """A server that speaks TLS."""
     with Server(models, *FAKE, tls=certificates) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def mutual_server(models: Path, mutual: Certificates) -> Iterator[Server]:
-    """One that asks clients for certificates."""
     with Server(models, *FAKE, tls=mutual) as running:
         yield running
 
@@ -104,7 +101,6 @@ def expiry(address: str, certificates: Certificates) -> float:
 
 
 def serial(address: str, certificates: Certificates) -> str:
-    """Of the certificate that a server shows."""
     with handshake(address, certificates.context()) as connection:
         shown = connection.getpeercert()
         assert shown
@@ -132,7 +128,6 @@ def test_tritonclient(request: pytest.FixtureRequest, kind: str, flavour: str) -
 
 
 def test_openai(mutual_server: Server, mutual: Certificates) -> None:
-    """Its client, on an `https` address."""
     with (
         openai.DefaultHttpx2Client(verify=mutual.context()) as wire,
         openai.OpenAI(base_url=f"https://{mutual_server.http}/v1", api_key="none", http_client=wire) as client,
@@ -166,7 +161,6 @@ def test_grpc_without_h2_is_closed(server: Server, certificates: Certificates, o
 
 
 def test_http_without_alpn_is_answered(server: Server, certificates: Certificates) -> None:
-    """Simple clients offer nothing."""
     assert not refuses(server.http, certificates.context())
 
 
@@ -217,7 +211,6 @@ def test_row_08_a_handshake_that_does_not_end(server: Server, port: str, said: b
 
 
 def test_row_08_a_trickled_handshake(server: Server) -> None:
-    """A byte now and then buys no time."""
     started = time.monotonic()
     with RawConnection(str(server.http), timeout_s=0.1) as connection:
         connection.send(b"\x16\x03\x01\x02\x00")
@@ -260,7 +253,6 @@ def test_plain_http_on_the_tls_port_is_told_so(request: pytest.FixtureRequest, k
 
 
 def test_many_who_speak_plainly_take_no_place_for_long(server: Server) -> None:
-    """Each is told or closed, and TLS goes on."""
     plain = [RawConnection(str(server.http)) for _ in range(40)]
     with contextlib.ExitStack() as stack:
         for connection in plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -30,11 +31,12 @@ from serving.jobs.service import Jobs, Upload
 from serving.jobs.store import Store, StoreLimits
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
+from tests.support.engine_processes import asynchronous
 from tests.support.no_room import no_room
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from serving.errors import BertserveError
     from serving.jobs.runner import Retry
@@ -45,8 +47,6 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds since 1970, as a test says."""
-
     def __init__(self) -> None:
         self.now = 1_000_000.0
         self.looks = 0
@@ -57,8 +57,6 @@ class Clock:
 
 
 class Line:
-    """A line that is answered by `work`."""
-
     texts = 1
 
     def __init__(self, body: dict[str, Any], work: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
@@ -99,18 +97,15 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> Job:
-    """A new job."""
     times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
     return Job(id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
 
 
 def some_lines(count: int) -> bytes:
-    """An input file of so many lines."""
     return lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)])
 
 
 async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
-    """The id of a file of so many lines."""
     async with Upload(jobs) as upload:
         upload.write(some_lines(count))
         return (await upload.accept(owner, "input", None)).id
@@ -136,32 +131,38 @@ async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Call
 
 
 def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
-    """The lines of a file."""
     path = jobs.store.path(file_id)
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def run(folder: Path, clock: Clock, work: Callable[[Jobs], Awaitable[None]], limits: StoreLimits = LIMITS) -> None:
-    """Runs a test over a folder."""
-
-    async def main() -> None:
-        jobs = Jobs(Store(folder, limits, clock), 1 << 20)
-        try:
-            await work(jobs)
-        finally:
-            jobs.close()
-
-    asyncio.run(main())
+@contextlib.contextmanager
+def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[Jobs]:
+    """Those that a folder holds."""
+    jobs = Jobs(Store(folder, limits, clock), 1 << 20)
+    try:
+        yield jobs
+    finally:
+        jobs.close()
 
 
 async def at_once(_: dict[str, Any]) -> None:
     """Lets every line pass."""
 
 
-def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
-    """What is done by then is its output; every other line says why it is not."""
+def only(count: int) -> Callable[[dict[str, Any]], Awaitable[None]]:
+    """Lets so many lines pass; the others are tried again."""
 
-    async def work(jobs: Jobs) -> None:
+    async def some(body: dict[str, Any]) -> None:
+        if body["n"] >= count:
+            raise NotReady("not now")
+
+    return some
+
+
+@asynchronous
+async def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
+    """What is done by then is its output; every other line says why it is not."""
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 50), clock))
 
         async def some(body: dict[str, Any]) -> None:
@@ -178,10 +179,9 @@ def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
         assert {line["error"]["code"] for line in errors} == {"batch_expired"}
         assert (job.completed, job.failed) == (len(output), len(errors))
 
-    run(tmp_path, clock, work)
 
-
-def test_a_line_that_ends_engines_is_named_in_the_log(
+@asynchronous
+async def test_a_line_that_ends_engines_is_named_in_the_log(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it is the line's answer, and others with the same text are refused without a word."""
@@ -190,18 +190,17 @@ def test_a_line_that_ends_engines_is_named_in_the_log(
         if body["n"]:
             raise EngineFault("ended two", news=body["n"] == 1)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 3), clock))
         job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
         errors = [line["response"] for line in read(jobs, job.error_id)]
         assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
-
-    run(tmp_path, clock, work)
     (record,) = [record for record in caplog.records if "ended two engine processes" in record.getMessage()]
     assert record.__dict__["fields"]["request_id"] == "batch_req_a_2"
 
 
-def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     """Overload and restarts, however many, are no line's answer; other errors and bugs are."""
     asked: dict[int, int] = {}
 
@@ -217,7 +216,7 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         if n == 5:
             raise ValueError("a bug")
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 7), clock))
         job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
         assert job.state is JobState.COMPLETED
@@ -229,10 +228,9 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         ]
         assert (asked[3], asked[4]) == (4, 10)
 
-    run(tmp_path, clock, work)
 
-
-def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, clock: Clock) -> None:
     """What is settled is not asked again; what was written and not settled is cut off, and computed once more."""
     asked: list[int] = []
     stuck = 30
@@ -242,73 +240,55 @@ def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
             raise NotReady("not now")
         asked.append(body["n"])
 
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 60), clock))
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.completed == stuck)
         with jobs.store.path(job.output_id).open("ab") as file:
             file.write(b'{"a line that the server was writing when it was ki')
         (tmp_path / "files" / "file-of-nobody").write_text("left by a crash")
         (tmp_path / "incoming" / "half").write_text("the same")
-
-    async def second(jobs: Jobs) -> None:
+    stuck = 60
+    with jobs_in(tmp_path, clock) as jobs:
         assert {path.name for path in (tmp_path / "files").iterdir()} & {"file-of-nobody"} == set()
         assert list((tmp_path / "incoming").iterdir()) == []
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.ended)
         assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(60)]
         assert sorted(asked) == list(range(60))
 
-    run(tmp_path, clock, first)
-    stuck = 60
-    run(tmp_path, clock, second)
-
 
 @pytest.mark.parametrize("settled", [0, 5])
-def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
+@asynchronous
+async def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settled: int) -> None:
     """Where an operator or a restored backup has lost it: the job ends and says so, what is computed stays."""
-
-    async def some(body: dict[str, Any]) -> None:
-        if body["n"] >= settled:
-            raise NotReady("not now")
-
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
-        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == settled)
+        job = await worked_off(jobs, Endpoint(only(settled)), clock, lambda job: job.completed == settled)
         jobs.store.path(job.input_file_id).unlink()
-
-    async def second(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert (job.state, [problem.code for problem in job.problems]) == (JobState.FAILED, ["missing_input_file"])
         assert len(read(jobs, job.output_id)) == job.completed == settled
         with pytest.raises(ObjectNotFound):
             await jobs.run(lambda store: store.file("me", job.input_file_id))
 
-    run(tmp_path, clock, first)
-    run(tmp_path, clock, second)
 
-
-def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) -> None:
     """All of them: a part would not be known from the whole."""
     stuck = 10
 
-    async def some(body: dict[str, Any]) -> None:
-        if body["n"] >= stuck:
-            raise NotReady("not now")
-
-    async def first(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 20), clock))
-        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == stuck)
+        job = await worked_off(jobs, Endpoint(only(stuck)), clock, lambda job: job.completed == stuck)
         jobs.store.path(job.output_id).unlink()
-
-    async def second(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(20)]
         assert (job.completed, job.failed) == (20, 0)
 
-    run(tmp_path, clock, first)
-    run(tmp_path, clock, second)
 
-
-def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that were written in part are cut off and written again; uploads are refused and leave nothing."""
     writes = os.write
     left = 3
@@ -321,7 +301,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
             raise OSError(errno.ENOSPC, "No space left on device")
         return writes(handle, data)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 30), clock))
         monkeypatch.setattr(os, "write", full)
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
@@ -336,13 +316,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
             await uploaded(jobs, 3)
         assert list((tmp_path / "incoming").iterdir()) == []
 
-    run(tmp_path, clock, work)
 
-
-def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
     """A file that cannot be listed does not stay, and one that is deleted makes its room free all the same."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 3)
         path = jobs.store.path(file_id)
         upload = tmp_path / "incoming" / "whole"
@@ -356,18 +334,14 @@ def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> N
             with no_room(), pytest.raises(StorageFull):
                 attempt()
         assert list((tmp_path / "files").iterdir()) == []
-
-    async def after_a_restart(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
 
-    run(tmp_path, clock, work)
-    run(tmp_path, clock, after_a_restart)
 
-
-def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
     """Who is cancelled while a thread works with a file waits for it: the file's number may be another's at once."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         begun, end = threading.Event(), threading.Event()
 
         def write() -> None:
@@ -384,15 +358,16 @@ def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(tmp_path, clock, work)
 
-
-def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_server_that_fails_ends_without_room(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job with results for which there is no room does not keep it."""
     monkeypatch.setattr(runner_module, "_SETTLE_S", 1000.0)
     limits = StoreLimits(bytes=len(some_lines(9)), files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         looks: list[int] = []
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
         assert jobs.store.full
@@ -409,14 +384,13 @@ def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, mon
         ended, _ = await asyncio.wait({running}, timeout=10)
         assert ended
 
-    run(tmp_path, clock, work, limits)
 
-
-def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+@asynchronous
+async def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """A batch whose results fill them waits until one is deleted; uploads on their way count, too."""
     limits = StoreLimits(bytes=14_000, files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         spare = await uploaded(jobs, 50)
         file_id = await uploaded(jobs, 60)
         with pytest.raises(StorageFull):
@@ -437,13 +411,11 @@ def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pyte
         await deleted
         assert (job.state, job.completed) == (JobState.COMPLETED, 60)
 
-    run(tmp_path, clock, work, limits)
 
-
-def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
     """From the disk as from the lists; an input that a job still reads stays until it has ended."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 3)
         await jobs.create(job_of(file_id, clock))
         clock.now += LIMITS.keep_s + 1
@@ -459,13 +431,11 @@ def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock)
         with pytest.raises(ObjectNotFound):
             await jobs.run(lambda store: store.job("me", job.id))
 
-    run(tmp_path, clock, work)
 
-
-def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
     """One of its owner's rather than another's; where none has ended it is refused."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         file_id = await uploaded(jobs, 1)
         others = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(others, clock, "batch_o", "other"))
@@ -482,14 +452,12 @@ def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, c
             assert (listed[0].id, listed[-1].id, more) == (name, "batch_c", False)
             assert [job.id for job in kept] == (["batch_o"] if name == "batch_d" else [])
 
-    run(tmp_path, clock, work)
-
 
 @pytest.mark.parametrize("state", ["validating", "in progress"])
-def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
+@asynchronous
+async def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
     """Ends as cancelled, also where the server ended between the two."""
-
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock) as jobs:
         await jobs.create(job_of(await uploaded(jobs, 4), clock))
         if state == "in progress":
             await jobs.run(lambda store: store.begin_job("batch_a", 4))
@@ -497,8 +465,6 @@ def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: st
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert (job.state, job.completed) == (JobState.CANCELLED, 0)
         assert len(read(jobs, job.error_id)) == (4 if state == "in progress" else 0)
-
-    run(tmp_path, clock, work)
 
 
 @pytest.mark.parametrize(
@@ -510,7 +476,6 @@ def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: st
     ],
 )
 def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:
-    """The operator is told why."""
     held = prepare(tmp_path)
     with pytest.raises(StartupError, match=said):
         Store(tmp_path, LIMITS)
@@ -519,25 +484,26 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], 
         Store(tmp_path, LIMITS).close()
 
 
-def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
     """Also where the operator has made it for all to read."""
-    tmp_path.chmod(0o755)
-
-    async def work(jobs: Jobs) -> None:
+    tmp_path.chmod(0o755)  # noqa: ASYNC240  nothing waits yet
+    with jobs_in(tmp_path, clock) as jobs:
         await uploaded(jobs, 1)
         entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
         assert entries == dict.fromkeys(
             ("files", "incoming", "lock", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"), 0
         )
 
-    run(tmp_path, clock, work)
 
-
-def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_clock_that_is_set_ends_what_is_stuck(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Set forward, a job's time is over though nothing of it moves; set back, a new job is the latest all the same."""
     monkeypatch.setattr(runner_module, "_HOUSEKEEPING_S", 0.01)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=10 * DAY_S)) as jobs:
         file_id = await uploaded(jobs, 2)
         await jobs.create(job_of(file_id, clock))
 
@@ -554,22 +520,17 @@ def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, mo
         listed, _ = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
         assert [job.id for job in listed] == ["batch_b", "batch_a"]
 
-    run(tmp_path, clock, work, StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=10 * DAY_S))
 
-
-def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
+@asynchronous
+async def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
     """Many jobs of one do not keep another's waiting, and one that is cancelled or too old waits for none of them."""
     limits = StoreLimits(bytes=1 << 20, files=20, jobs=20, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    with jobs_in(tmp_path, clock, limits) as jobs:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
-
-        async def never(_: dict[str, Any]) -> None:
-            raise NotReady("not now")
-
-        runner = Runner(jobs, Endpoint(never), Settings(), clock)
+        runner = Runner(jobs, Endpoint(only(0)), Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))
@@ -588,5 +549,3 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         await running
         cancelled, expired = await jobs.run(lambda store: [store.job("me", name) for name in ended])
         assert (cancelled.state, expired.state) == (JobState.CANCELLED, JobState.EXPIRED)
-
-    run(tmp_path, clock, work, limits)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bundle(models: Path, tmp_path: Path) -> Path:
-    """A small honest bundle."""
     return tiny_bundle(models, tmp_path / "models")
 
 
@@ -75,7 +74,6 @@ def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(bundle: Path, ca
 
 
 def test_digests(bundle: Path) -> None:
-    """An entry describes its file."""
     entry = file_entry(bundle / FP32)
     assert (entry.file, entry.sha256, entry.size_bytes) == (FP32, digest(bundle / FP32), (bundle / FP32).stat().st_size)
 
@@ -223,21 +221,6 @@ def test_repository_of_one_model(bundle: Path) -> None:
     """The only model need not be named; an empty version means the one served."""
     repository = Repository.open(bundle.parents[1], "auto")
     assert repository.find(None) is repository.find(NAME, "") is repository.find(NAME, "1")
-
-
-@pytest.mark.parametrize(("precision", "served"), [("auto", "int8"), ("int8", "int8"), ("fp32", "fp32")])
-def test_precision(models: Path, precision: str, served: str) -> None:
-    """`auto` prefers INT8 on a CPU; a precision that is named is served."""
-    (model,) = Repository.open(models, precision).models
-    assert model.artifact.precision == served
-    assert model.spec().sha256 == model.artifact.sha256
-
-
-def test_precision_that_is_missing(bundle: Path) -> None:
-    """A precision that the bundle lacks is refused; `auto` takes what there is."""
-    assert Repository.open(bundle.parents[1], "auto").models[0].artifact.precision == "fp32"
-    with pytest.raises(StartupError, match="int8"):
-        Repository.open(bundle.parents[1], "int8")
 
 
 def test_one_bad_model_stops_the_start(bundle: Path, tmp_path: Path) -> None:

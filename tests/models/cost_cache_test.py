@@ -25,36 +25,29 @@ POINTS = [CostPoint("wide", 8, 1, 100.0, 3.0), CostPoint("narrow", 8, 2, 250.0)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """A model that is served."""
     root = tmp_path_factory.mktemp("models")
     write_bundle(root, tiny_model("tag"))
     return Repository.open(root).models[0]
 
 
 class Node:
-    """A node's cache, for one engine."""
-
     def __init__(self, root: Path, engine: str = "ort-cpu", **changes: Any) -> None:
         self.choice = EngineChoice(engine)
         self.cache = CostCache(root, **{"threads": 2, "max_batch_tokens": 1024, **changes})
 
     def read(self, model: ServedModel) -> list[CostPoint]:
-        """What is cached of a model."""
         return self.cache.read(self.choice, [model])[0]
 
     def write(self, model: ServedModel, points: list[CostPoint]) -> None:
-        """Keeps what was measured, before it returns."""
         self.cache.write_table(self.choice, model, points)
 
 
 def test_what_was_measured_is_read_again(model: ServedModel, tmp_path: Path) -> None:
-    """To the last digit."""
     Node(tmp_path).write(model, POINTS)
     assert Node(tmp_path).read(model) == POINTS
 
 
 def test_an_empty_cache_holds_nothing(model: ServedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Which is no fault."""
     assert Node(tmp_path / "none").read(model) == []
     assert caplog.text == ""
 
@@ -96,7 +89,6 @@ def test_engines_keep_their_costs_beside_one_another(model: ServedModel, tmp_pat
 def test_costs_that_cannot_be_count_for_nothing(
     model: ServedModel, tmp_path: Path, points: list[CostPoint], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says so in a line."""
     Node(tmp_path).write(model, points)
     caplog.set_level(logging.WARNING, "bertserve")
     assert Node(tmp_path).read(model) == []
@@ -106,7 +98,6 @@ def test_costs_that_cannot_be_count_for_nothing(
 def test_a_cache_that_cannot_be_written_costs_a_line(
     model: ServedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And nothing else: the server runs on."""
     (tmp_path / "cache").write_text("a file")
     Node(tmp_path / "cache").write(model, POINTS)
     assert "were not kept" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +27,6 @@ LONGEST = 8
 
 
 def small_tokenizer() -> Tokenizer:
-    """A tokenizer of a few words."""
     made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106  no secret
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(
@@ -77,7 +75,6 @@ def small_manifest() -> dict[str, Any]:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A small honest bundle."""
     made = tmp_path / "models" / "small" / "1"
     made.mkdir(parents=True)
     (made / MODEL).write_bytes(tiny_model().SerializeToString())
@@ -88,7 +85,6 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def refusal(bundle: Path) -> str:
-    """Why a bundle is refused; the sentence names it."""
     with pytest.raises(BundleError) as refused:
         open_bundle(bundle)
     assert str(bundle) in str(refused.value)
@@ -101,12 +97,10 @@ def test_an_honest_bundle_opens(bundle: Path) -> None:
 
 
 def put(name: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """A change of one field."""
     return lambda manifest: manifest.update({name: value})
 
 
 def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """A change of one field of a file's entry."""
     return lambda manifest: manifest["files"][0].update({name: value})
 
 
@@ -180,7 +174,13 @@ def test_a_manifest_that_contradicts_itself_is_refused(bundle: Path, case: str) 
     assert sentence in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".hidden", "", "a\n", "manifest.json", "x" * 129])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../x", "/etc/passwd", "a/b", "a/../b", ".hidden", "..", ".", "", "~/a"),
+        *("a\\b", "a\n", "a\x00b", "manifest.json", "x" * 129),
+    ],
+)
 def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) -> None:
     """Only plain names, none of them the manifest's own."""
     edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": name}))
@@ -223,7 +223,6 @@ UNREADABLE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_a_manifest_that_is_none_is_refused(bundle: Path, case: str) -> None:
-    """With the one error."""
     (bundle / "manifest.json").write_bytes(UNREADABLE[case])
     assert "is not a manifest" in refusal(bundle)
 
@@ -248,52 +247,6 @@ def test_a_manifest_that_is_too_large_is_not_read(bundle: Path) -> None:
     assert "1048576 allowed" in refusal(bundle)
 
 
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
-def test_a_file_that_differs_from_its_entry_is_refused(bundle: Path, name: str) -> None:
-    """By its size, or by its digest where the size is right."""
-    content = (bundle / name).read_bytes()
-    (bundle / name).write_bytes(content + b"\0")
-    assert f"has {len(content) + 1} bytes, the manifest says {len(content)}" in refusal(bundle)
-    (bundle / name).write_bytes(content[:-1] + b"\0")
-    assert f"{name} does not match its SHA-256" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER])
-def test_a_missing_file_is_refused(bundle: Path, name: str) -> None:
-    """And named."""
-    (bundle / name).unlink()
-    assert f"{name} is listed in the manifest and missing" in refusal(bundle)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda path: path.write_bytes(b""), lambda path: path.mkdir()], ids=["file", "folder"]
-)
-def test_whatever_is_not_listed_is_refused(bundle: Path, make: Callable[[Path], object]) -> None:
-    """A bundle holds nothing that nobody has checked."""
-    make(bundle / "extra")
-    assert "'extra' is not listed" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, TOKENIZER, "manifest.json"])
-def test_links_are_refused(bundle: Path, tmp_path: Path, name: str) -> None:
-    """Symbolic ones and hard ones: what they lead to may change under the server."""
-    elsewhere = tmp_path / "elsewhere"
-    (bundle / name).rename(elsewhere)
-    (bundle / name).symlink_to(elsewhere)
-    assert "must be a plain file" in refusal(bundle)
-    (bundle / name).unlink()
-    (bundle / name).hardlink_to(elsewhere)
-    assert "hard link" in refusal(bundle)
-
-
-@pytest.mark.parametrize("name", [MODEL, "manifest.json"])
-def test_a_named_pipe_is_refused_and_not_opened(bundle: Path, name: str) -> None:
-    """Opening it would wait for ever."""
-    (bundle / name).unlink()
-    os.mkfifo(bundle / name)
-    assert "must be a plain file" in refusal(bundle)
-
-
 def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     """No directory, a file, a link to a directory, a directory without a manifest."""
     assert "no such directory" in refusal(tmp_path / "nowhere")
@@ -304,39 +257,8 @@ def test_a_place_without_a_bundle_is_refused(bundle: Path, tmp_path: Path) -> No
     assert "manifest.json is missing" in refusal(bundle)
 
 
-def test_a_graph_that_must_not_be_served_is_refused(bundle: Path) -> None:
-    """With its file's name before what was found."""
-    (bundle / MODEL).write_bytes(b"not a model")
-    sign(bundle)
-    assert f"{MODEL} " in refusal(bundle)
-
-
-def tokenizer_refusal(bundle: Path) -> str:
-    """Why a bundle's tokenizer is refused."""
-    with pytest.raises(BundleError) as refused:
-        TextTokenizer.open(bundle, opened(bundle))
-    return str(refused.value)
-
-
 def opened(bundle: Path) -> Manifest:
-    """A bundle's manifest."""
     return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
-
-
-def test_a_tokenizer_that_cuts_by_itself_is_refused(bundle: Path) -> None:
-    """It would cut silently, and what is cut is counted and told."""
-    changed = small_tokenizer()
-    changed.enable_truncation(4)
-    changed.save(str(bundle / TOKENIZER))
-    assert "truncates or pads" in tokenizer_refusal(bundle)
-
-
-def test_a_tokenizer_that_pads_by_itself_is_refused(bundle: Path) -> None:
-    """Padding would be taken for text."""
-    changed = small_tokenizer()
-    changed.enable_padding(length=16)
-    changed.save(str(bundle / TOKENIZER))
-    assert "truncates or pads" in tokenizer_refusal(bundle)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) -> None:
@@ -344,14 +266,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) ->
     changed = small_tokenizer()
     changed.add_tokens(["more"])
     changed.save(str(bundle / TOKENIZER))
-    assert f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}" in tokenizer_refusal(bundle)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1]"])
-def test_a_tokenizer_that_is_none_is_refused(bundle: Path, content: bytes) -> None:
-    """With the one error, whatever the library raises."""
-    (bundle / TOKENIZER).write_bytes(content)
-    assert "is not a tokenizer" in tokenizer_refusal(bundle)
+    with pytest.raises(BundleError, match=f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}"):
+        TextTokenizer.open(bundle, opened(bundle))
 
 
 @pytest.mark.parametrize("longest", [3, 4, 5])
@@ -384,20 +300,7 @@ def test_what_is_being_written_is_not_seen(bundle: Path, tmp_path: Path) -> None
     assert digest(published.path / MODEL) == digest(bundle / MODEL)
 
 
-def test_a_bundle_that_would_be_refused_is_not_published(bundle: Path, tmp_path: Path) -> None:
-    """A file too many is found before anybody can see the version."""
-    out = tmp_path / "out"
-    with BundleWriter(out, "small") as writer:
-        for name in (MODEL, TOKENIZER):
-            (writer.path / name).write_bytes((bundle / name).read_bytes())
-        (writer.path / "notes.txt").write_bytes(b"x")
-        with pytest.raises(BundleError, match="not listed"):
-            writer.publish(opened(bundle))
-    assert not out.exists()
-
-
 def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
-    """Only what it made itself is removed."""
     with BundleWriter(bundle.parents[1], "small") as writer:
         (writer.path / MODEL).write_bytes(b"half")
         assert writer.version == 2
@@ -406,7 +309,6 @@ def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
 
 
 def test_leftovers_with_a_name_of_another_form_are_swept_too(bundle: Path) -> None:
-    """They can be nobody's who is still at work."""
     (bundle.parent / ".staging-old").mkdir()
     with BundleWriter(bundle.parents[1], "small"):
         assert not (bundle.parent / ".staging-old").exists()

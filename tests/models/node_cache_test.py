@@ -159,7 +159,6 @@ def test_the_newest_three_stay(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_nothing_behind(bundle: Bundle, tmp_path: Path) -> None:
-    """What must not be used is not written either."""
     with pytest.raises(CacheError, match="it proves an artifact that there is not"):
         keep(tmp_path / "cache", bundle, fp32=proof("model.none.onnx"))
     assert list(tmp_path.iterdir()) == []

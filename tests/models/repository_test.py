@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -19,7 +20,6 @@ PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Two models for tags and one for questions."""
     root = tmp_path_factory.mktemp("models")
     tagger = tiny_model("tag")
     for name in ("tag-a", "tag-b"):
@@ -39,10 +39,10 @@ def offering(repository: Repository, *forms: tuple[str, str, bool]) -> Bundle:
     return Bundle(Path("bundle"), msgspec.structs.replace(bundle.manifest, artifacts=tuple(artifacts)), bundle.sha256)
 
 
-def reserving(bundle: Bundle, *words: str) -> Bundle:
-    """The same with the artifacts of these precisions or targets reserved."""
+def reserving(bundle: Bundle, word: str) -> Bundle:
+    """The same with the artifacts of this precision or target reserved."""
     artifacts = tuple(
-        msgspec.structs.replace(each, reserved="why" if {each.precision, each.target}.intersection(words) else "")
+        msgspec.structs.replace(each, reserved="why" if word in {each.precision, each.target} else "")
         for each in bundle.manifest.artifacts
     )
     return Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, artifacts=artifacts), bundle.sha256)
@@ -53,94 +53,64 @@ ENGINES = (("int8", "sm75", True), ("fp16", "sm75", True))
 UNPROVEN = (("fp32", "cpu", True), ("int8", "cpu", False))
 
 
-@pytest.mark.parametrize(
-    ("forms", "precision", "engine", "unproven", "expected"),
-    [
-        (ALL, "auto", "ort-cpu", False, ("int8", "cpu")),
-        (ALL[:2], "auto", "ort-cpu", False, ("fp32", "cpu")),
-        (ALL[1:2], "auto", "ort-cpu", False, ("fp16", "cpu")),
-        (ALL, "fp16", "ort-cpu", False, ("fp16", "cpu")),
-        (ALL[3:], "auto", "fake", False, ("fp16", "sm75")),
-        (ENGINES, "auto", "tensorrt", False, ("fp16", "sm75")),
-        (ENGINES, "int8", "tensorrt", False, ("int8", "sm75")),
-        (ENGINES[:1], "auto", "tensorrt", False, ("int8", "sm75")),
-        (UNPROVEN, "auto", "ort-cpu", False, ("fp32", "cpu")),
-        (UNPROVEN, "auto", "ort-cpu", True, ("fp32", "cpu")),
-        (UNPROVEN, "int8", "ort-cpu", True, ("int8", "cpu")),
-    ],
-)
-def test_the_form_that_is_served(
-    repository: Repository,
-    forms: tuple[tuple[str, str, bool], ...],
-    precision: str,
-    engine: str,
-    unproven: bool,  # noqa: FBT001  a column of it
-    expected: tuple[str, str],
-) -> None:
-    """What the engine can run, proven before unproven, then the fastest, unless a precision is asked for."""
-    found = form_of(offering(repository, *forms), precision, engine, unproven=unproven).artifact
-    assert (found.precision, found.target) == expected
-
-
-@pytest.mark.parametrize(
-    ("forms", "reserved", "precision", "expected"),
-    [
-        (ALL, {"int8"}, "auto", "fp32"),
-        (ALL, {"int8"}, "int8", "int8"),
-        (ALL[2:3], {"int8"}, "auto", "int8"),
-        ((("fp32", "cpu", False), ALL[2]), {"int8"}, "auto", "int8"),
-    ],
-)
-def test_what_is_reserved_is_served_where_it_is_asked_for(
-    repository: Repository,
-    forms: tuple[tuple[str, str, bool], ...],
-    reserved: set[str],
-    precision: str,
-    expected: str,
-) -> None:
-    """Or where there is nothing else that was proven."""
-    bundle = reserving(offering(repository, *forms), *reserved)
-    assert form_of(bundle, precision, "ort-cpu", unproven=False).artifact.precision == expected
-
-
 OPENVINO = ("int8", "openvino", True)
+UNPROVEN_OPENVINO = ("int8", "openvino", False)
+PLAIN = (("fp32", "cpu", False), ALL[2])
 
 
-@pytest.mark.parametrize(("precision", "expected"), [("auto", False), ("int8", True)])
-def test_a_second_form_that_is_reserved_takes_no_part(
-    repository: Repository,
-    precision: str,
-    expected: bool,  # noqa: FBT001  a column of it
-) -> None:
-    """Unless its precision is asked for."""
-    bundle = reserving(offering(repository, *ALL, OPENVINO), "openvino")
-    assert (form_of(bundle, precision, "cpu", unproven=False).second is not None) == expected
+class Choice(NamedTuple):
+    """Forms that a bundle offers, what is asked for, and which is served."""
+
+    forms: tuple[tuple[str, str, bool], ...]
+    served: tuple[str, str]
+    precision: str = "auto"
+    engine: str = "ort-cpu"
+    unproven: bool = False
+    reserved: str = ""
+    second: bool = False
 
 
-@pytest.mark.parametrize(
-    ("forms", "precision", "unproven", "expected"),
-    [
-        ((*ALL, OPENVINO), "auto", False, True),
-        ((*ALL, OPENVINO), "fp32", False, False),
-        ((*ALL[:2], OPENVINO), "auto", False, False),
-        ((*ALL, ("int8", "openvino", False)), "auto", False, False),
-        ((*ALL, ("int8", "openvino", False)), "auto", True, True),
-        (ALL, "auto", False, False),
-    ],
-)
-def test_a_second_form_takes_part_where_it_is_as_good(
-    repository: Repository,
-    forms: tuple[tuple[str, str, bool], ...],
-    precision: str,
-    unproven: bool,  # noqa: FBT001  a column of it
-    expected: bool,  # noqa: FBT001
-) -> None:
-    """Of the same precision and proven itself, or unproven where that is allowed; the model is then unproven too."""
-    form = form_of(offering(repository, *forms), precision, "cpu", unproven=unproven)
-    assert form.artifact.target == "cpu"
-    assert (form.second is not None) == expected
-    assert form.proven == (not unproven)
-    assert (form.spec().second is not None) == expected
+CHOICES = [
+    # What the engine can run, proven before unproven, then the fastest, unless a precision is asked for.
+    Choice(ALL, ("int8", "cpu")),
+    Choice(ALL[:2], ("fp32", "cpu")),
+    Choice(ALL[1:2], ("fp16", "cpu")),
+    Choice(ALL, ("fp16", "cpu"), "fp16"),
+    Choice(ALL[3:], ("fp16", "sm75"), engine="fake"),
+    Choice(ENGINES, ("fp16", "sm75"), engine="tensorrt"),
+    Choice(ENGINES, ("int8", "sm75"), "int8", "tensorrt"),
+    Choice(ENGINES[:1], ("int8", "sm75"), engine="tensorrt"),
+    Choice(UNPROVEN, ("fp32", "cpu")),
+    Choice(UNPROVEN, ("fp32", "cpu"), unproven=True),
+    Choice(UNPROVEN, ("int8", "cpu"), "int8", unproven=True),
+    # What is reserved, where it is asked for or where there is nothing else that was proven.
+    Choice(ALL, ("fp32", "cpu"), reserved="int8"),
+    Choice(ALL, ("int8", "cpu"), "int8", reserved="int8"),
+    Choice(ALL[2:3], ("int8", "cpu"), reserved="int8"),
+    Choice(PLAIN, ("int8", "cpu"), reserved="int8"),
+    # A second form of the same precision, proven itself, or unproven where that is allowed.
+    Choice((*ALL, OPENVINO), ("int8", "cpu"), engine="cpu", second=True),
+    Choice((*ALL, OPENVINO), ("fp32", "cpu"), "fp32", "cpu"),
+    Choice((*ALL[:2], OPENVINO), ("fp32", "cpu"), engine="cpu"),
+    Choice((*ALL, UNPROVEN_OPENVINO), ("int8", "cpu"), engine="cpu"),
+    Choice((*ALL, UNPROVEN_OPENVINO), ("int8", "cpu"), engine="cpu", unproven=True, second=True),
+    Choice(ALL, ("int8", "cpu"), engine="cpu"),
+    # A second form that is reserved, where its precision is asked for.
+    Choice((*ALL, OPENVINO), ("int8", "cpu"), engine="cpu", reserved="openvino"),
+    Choice((*ALL, OPENVINO), ("int8", "cpu"), "int8", "cpu", reserved="openvino", second=True),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_form_that_is_served(repository: Repository, choice: Choice) -> None:
+    """A model is as unproven as its second form."""
+    bundle = reserving(offering(repository, *choice.forms), choice.reserved)
+    form = form_of(bundle, choice.precision, choice.engine, unproven=choice.unproven)
+    assert (form.artifact.precision, form.artifact.target) == choice.served
+    assert (form.second is not None) == choice.second
+    if choice.engine == "cpu":
+        assert form.proven == (not choice.unproven)
+        assert (form.spec().second is not None) == choice.second
 
 
 @pytest.mark.parametrize(

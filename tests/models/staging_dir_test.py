@@ -91,7 +91,6 @@ class Owner:
         self.heir = int(self.said())
 
     def said(self) -> str:
-        """Its next line."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -118,7 +117,6 @@ def owner(place: Path, pid: int = STRANGER) -> Iterator[Owner]:
 
 
 def sweep(home: Path) -> None:
-    """What another process does that comes by."""
     with StagingDir(home, PREFIX):
         pass
 
@@ -146,7 +144,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_directory_can_be_its_owners_alone(tmp_path: Path) -> None:
-    """From the moment it is there."""
     with StagingDir(tmp_path, PREFIX, 0o700) as staging:
         assert staging.path.stat().st_mode & 0o777 == 0o700
 

@@ -31,7 +31,6 @@ def place(tmp_path: Path) -> Path:
 
 
 def builds_by(place: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> EngineBuilder:
-    """A builder whose processes run this instead."""
     file = place / "script"
     file.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, subprocess\n{script}")
     file.chmod(0o755)

@@ -62,7 +62,6 @@ def test_the_simulated_management_library_takes_what_the_real_one_takes() -> Non
 
 
 def test_every_metric_of_a_card_is_asked_for() -> None:
-    """And what a GPU cannot tell has no sample."""
     watch = GpuWatch(simulated, [UUID])
     watch.ask()
     samples = {metric.name: watch.reader(metric)() for metric in catalogue.GPU}
@@ -173,7 +172,6 @@ def test_a_model_split_by_layers_takes_as_many_cards_as_it_has_parts(tmp_path: P
 
 
 def bring_graph(bundle: Path, precision: Precision) -> None:
-    """Puts into a bundle what an engine is built of."""
     file = ENGINE_GRAPHS[precision]
     shutil.copy(bundle / "model.fp32.onnx", bundle / file)
     edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": file}))
@@ -297,7 +295,6 @@ def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path) -> None:
 def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says what to install or to export."""
     models = tmp_path / "models"
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     choice = Chooser(Settings(models=models, engine="cpu")).first()

@@ -23,6 +23,7 @@ from serving.scheduling.batcher import Policy
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
+from tests.support.engine_processes import asynchronous
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import until
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class Life:
-    """An engine process that is none."""
-
     apart, devices, lost = False, 1, ()
     lanes = (LaneKind.WIDE,)
 
@@ -51,21 +50,17 @@ class Life:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
         return self._ended.is_set()
 
     def end(self) -> None:
-        """The process dies."""
         self._ended.set()
         self.on_end()
 
     async def wait(self) -> int:
-        """Waits for the end."""
         await self._ended.wait()
         return 1
 
     async def close(self) -> None:
-        """Ends it, which is not reported."""
         self.closed = True
         self._ended.set()
 
@@ -106,17 +101,14 @@ class Bench:
         return self.lives[-1]
 
     async def until(self, state: SlotState) -> None:
-        """Waits for a state."""
         await until(lambda: self.slot.state is state, f"the state {state}")
 
     async def serve(self) -> Life:
-        """Starts the slot and waits until it serves."""
         self.slot.start()
         await self.until(SlotState.SERVING)
         return self.lives[-1]
 
     async def switch(self) -> Life:
-        """Another engine of the same models takes over."""
         slot = self.slot
         async with slot.turn(), slot.beside(slot.load) as engine:
             slot.switch(EngineGeneration(engine, slot.load, list(slot.models), slot.choice))
@@ -125,120 +117,104 @@ class Bench:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A repository of one model."""
     write_bundle(tmp_path, tiny_model("embed"), "embed")
     return tmp_path
 
 
-def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
+@asynchronous
+async def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
     """The engine before answers what it has, waits for the way back, and changes roles with the other."""
-
-    async def main() -> None:
-        bench = Bench(models)
-        assert bench.slot.state is SlotState.STARTING
-        first = await bench.serve()
-        first.busy = True
-        second = await bench.switch()
-        assert bench.slot.state is SlotState.DRAINING
-        first.busy = False
-        await bench.until(SlotState.KEPT)
+    bench = Bench(models)
+    assert bench.slot.state is SlotState.STARTING
+    first = await bench.serve()
+    first.busy = True
+    second = await bench.switch()
+    assert bench.slot.state is SlotState.DRAINING
+    first.busy = False
+    await bench.until(SlotState.KEPT)
+    bench.slot.roll_back()
+    assert (bench.slot.engine, bench.slot.previous and bench.slot.previous.engine) == (first, second)
+    await bench.until(SlotState.KEPT)
+    await bench.slot.release()
+    assert (bench.slot.state, second.closed) == (SlotState.SERVING, True)
+    with pytest.raises(EngineLost):
         bench.slot.roll_back()
-        assert (bench.slot.engine, bench.slot.previous and bench.slot.previous.engine) == (first, second)
-        await bench.until(SlotState.KEPT)
-        await bench.slot.release()
-        assert (bench.slot.state, second.closed) == (SlotState.SERVING, True)
-        with pytest.raises(EngineLost):
-            bench.slot.roll_back()
-        await bench.slot.close()
-        assert first.closed
-
-    asyncio.run(main())
+    await bench.slot.close()
+    assert first.closed
 
 
-def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
-    """Its memory is needed."""
+@asynchronous
+async def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
 
-    async def main() -> None:
-        bench = Bench(models, keep_version_s=0)
-        first = await bench.serve()
-        await bench.switch()
-        await bench.until(SlotState.SERVING)
-        assert first.closed
-        await bench.slot.close()
-
-    asyncio.run(main())
+    bench = Bench(models, keep_version_s=0)
+    first = await bench.serve()
+    await bench.switch()
+    await bench.until(SlotState.SERVING)
+    assert first.closed
+    await bench.slot.close()
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, drained: bool) -> None:
+@asynchronous
+async def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, drained: bool) -> None:
     """Drained or not: nothing is started, the server stays ready, and observers hear of it."""
-
-    async def main() -> None:
-        bench, heard = Bench(models), list[str]()
-        bench.slot.on_end.append(lambda: heard.append("end"))
-        bench.slot.on_fall_back.append(lambda versions: heard.append(f"fall back from {versions}"))
-        first = await bench.serve()
-        first.busy = not drained
-        second = await bench.switch()
-        await bench.until(SlotState.KEPT if drained else SlotState.DRAINING)
-        second.end()
-        assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, first)
-        assert heard == ["end", "fall back from {'embed': 1}"]
-        assert bench.lifecycle.state is State.READY
-        await bench.slot.close()
-        assert len(bench.lives) == 2
-
-    asyncio.run(main())
+    bench, heard = Bench(models), list[str]()
+    bench.slot.on_end.append(lambda: heard.append("end"))
+    bench.slot.on_fall_back.append(lambda versions: heard.append(f"fall back from {versions}"))
+    first = await bench.serve()
+    first.busy = not drained
+    second = await bench.switch()
+    await bench.until(SlotState.KEPT if drained else SlotState.DRAINING)
+    second.end()
+    assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, first)
+    assert heard == ["end", "fall back from {'embed': 1}"]
+    assert bench.lifecycle.state is State.READY
+    await bench.slot.close()
+    assert len(bench.lives) == 2
 
 
-def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
-    """The one that serves does not notice."""
+@asynchronous
+async def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
 
-    async def main() -> None:
-        bench = Bench(models)
-        first = await bench.serve()
-        second = await bench.switch()
-        await bench.until(SlotState.KEPT)
-        first.end()
-        assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, second)
-        assert bench.lifecycle.state is State.READY
-        await bench.slot.close()
-
-    asyncio.run(main())
+    bench = Bench(models)
+    first = await bench.serve()
+    second = await bench.switch()
+    await bench.until(SlotState.KEPT)
+    first.end()
+    assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, second)
+    assert bench.lifecycle.state is State.READY
+    await bench.slot.close()
 
 
-def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
-    """The server is warming meanwhile."""
+@asynchronous
+async def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
 
-    async def main() -> None:
-        bench = Bench(models)
-        up: list[int] = []
-        bench.slot.on_up.append(lambda engine: up.append(engine.pid))
-        first = await bench.serve()
-        first.end()
-        assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
-        await bench.until(SlotState.SERVING)
-        assert (up, bench.lifecycle.state) == ([1, 2], State.READY)
-        await bench.slot.close()
-
-    asyncio.run(main())
+    bench = Bench(models)
+    up: list[int] = []
+    bench.slot.on_up.append(lambda engine: up.append(engine.pid))
+    first = await bench.serve()
+    first.end()
+    assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
+    await bench.until(SlotState.SERVING)
+    assert (up, bench.lifecycle.state) == ([1, 2], State.READY)
+    await bench.slot.close()
 
 
-def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
-    """Where the settings allow no other kind."""
+@asynchronous
+async def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
 
-    async def main() -> None:
-        bench = Bench(models)
-        bench.refuse = True
-        bench.slot.start()
-        await bench.until(SlotState.FAILED)
-        assert (bench.lifecycle.state, bench.lifecycle.failure) == (State.FAILED, "no such weights")
-        await bench.slot.close()
-
-    asyncio.run(main())
+    bench = Bench(models)
+    bench.refuse = True
+    bench.slot.start()
+    await bench.until(SlotState.FAILED)
+    assert (bench.lifecycle.state, bench.lifecycle.failure) == (State.FAILED, "no such weights")
+    await bench.slot.close()
 
 
-def test_another_engine_is_looked_for_beside_the_event_loop(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_another_engine_is_looked_for_beside_the_event_loop(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cached files of gigabytes are verified for it; meanwhile the server is warming and says so."""
     looking, go_on = threading.Event(), threading.Event()
 
@@ -246,17 +222,14 @@ def test_another_engine_is_looked_for_beside_the_event_loop(models: Path, monkey
         looking.set()
         assert go_on.wait(10)
 
-    async def main() -> None:
-        bench = Bench(models)
-        monkeypatch.setattr(Chooser, "instead", look)
-        bench.refuse = True
-        bench.slot.start()
-        async with asyncio.timeout(10):
-            await asyncio.to_thread(looking.wait, 10)
-        assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
-        go_on.set()
-        await bench.until(SlotState.FAILED)
-        assert bench.lifecycle.failure == "no such weights"
-        await bench.slot.close()
-
-    asyncio.run(main())
+    bench = Bench(models)
+    monkeypatch.setattr(Chooser, "instead", look)
+    bench.refuse = True
+    bench.slot.start()
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(looking.wait, 10)
+    assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)
+    go_on.set()
+    await bench.until(SlotState.FAILED)
+    assert bench.lifecycle.failure == "no such weights"
+    await bench.slot.close()

@@ -141,7 +141,6 @@ async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
 
 
 def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
-    """And then learns by itself."""
     old, new = model_costs(constant(100)), model_costs(constant(100))
     for _ in range(500):
         old.observe(0, 8, 1, 300, 350)
@@ -154,37 +153,33 @@ def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing for long."""
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
         yield process
         process.kill()
 
 
-def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[bytes]) -> None:
+@asynchronous
+async def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.Popen[bytes]) -> None:
     """From the start of a batch to its end, but for a turn in each period; afterwards it runs as any other."""
-
-    async def main() -> None:
-        bench = Bench()
-        with IdlePriority(bench.dispatcher) as pace:
-            pace.follow(sleeper.pid)
-            assert not is_stopped(sleeper.pid)
-            task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(1)], 1e9))
-            await asyncio.sleep(0)
-            wait_for(lambda: is_stopped(sleeper.pid), "a pause")
-            bench.engine.finish()
-            await asyncio.sleep(0)  # batches are counted behind the answers
-            wait_for(lambda: not is_stopped(sleeper.pid), "its end")
-            await task
-            task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(2)], 1e9))
-            await until(lambda: is_stopped(sleeper.pid), "a pause", 50 * PERIOD_S)
-            await until(lambda: not is_stopped(sleeper.pid), "a turn", 50 * PERIOD_S)
-            assert pace.paused_s > 0
-        wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
-        assert bench.dispatcher.observer is bench.sizes
+    bench = Bench()
+    with IdlePriority(bench.dispatcher) as pace:
+        pace.follow(sleeper.pid)
+        assert not is_stopped(sleeper.pid)
+        task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(1)], 1e9))
+        await asyncio.sleep(0)
+        wait_for(lambda: is_stopped(sleeper.pid), "a pause")
         bench.engine.finish()
+        await asyncio.sleep(0)  # batches are counted behind the answers
+        wait_for(lambda: not is_stopped(sleeper.pid), "its end")
         await task
-
-    asyncio.run(main())
+        task = asyncio.create_task(run_request(bench.dispatcher, BATCHED, [text(2)], 1e9))
+        await until(lambda: is_stopped(sleeper.pid), "a pause", 50 * PERIOD_S)
+        await until(lambda: not is_stopped(sleeper.pid), "a turn", 50 * PERIOD_S)
+        assert pace.paused_s > 0
+    wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
+    assert bench.dispatcher.observer is bench.sizes
+    bench.engine.finish()
+    await task
 
 
 @asynchronous

@@ -57,7 +57,6 @@ def bundle(models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Pa
 
 
 def chosen(bundle: Path, **options: Any) -> str:
-    """The file that a server would serve."""
     settings = Settings(models=bundle.parents[1], engine="ort-cpu", threads=1, **options)
     (model,) = Chooser(settings).first().repository.models
     return model.artifact.file
@@ -149,7 +148,6 @@ def test_where_nothing_can_be_compared_it_is_served(bundle: Path, caplog: pytest
 def test_a_comparison_without_an_end_holds_no_start(
     bundle: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is given up, and the log says so."""
     prove_elsewhere(bundle)
     monkeypatch.setattr(processor_check, "_LIMIT_S", 0.05)
     assert chosen(bundle) == INT8

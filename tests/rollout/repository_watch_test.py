@@ -11,6 +11,7 @@ import pytest
 
 from serving.errors import EngineLost, VersionRefused
 from serving.rollout.repository_watch import RepositoryWatch
+from tests.support.engine_processes import asynchronous
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("error", "told"), [(VersionRefused("no"), 0), (EngineLost("gone"), 2), (OSError("disk"), 2)])
-def test_a_look_that_fails_is_not_the_last(
+@asynchronous
+async def test_a_look_that_fails_is_not_the_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, told: int
 ) -> None:
     """Whatever a swap raises: it is told, unless whoever refused has told it, and the watch goes on."""
@@ -33,19 +35,14 @@ def test_a_look_that_fails_is_not_the_last(
         third.set()
 
     class Always(RepositoryWatch):
-        """One for which there always is a newer version."""
-
         def look(self, name: str, served: int) -> int | None:
             return served + len(name)
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR):
         versions = cast("Versions", SimpleNamespace(served=lambda: {"m": 1}, swap=swap))
         watching = asyncio.create_task(Always(tmp_path, versions, 0.001).run())
         await asyncio.wait_for(third.wait(), 10)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
     assert swaps[0] == ("m", 2)
     assert len([one for one in caplog.records if "it goes on" in one.message]) == told

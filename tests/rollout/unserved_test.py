@@ -18,17 +18,13 @@ KEY = ("minilm", 2)
 
 
 class Clock:
-    """Time that a test sets."""
-
     now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
 def versions_after(first_pause_s: float, clock: Clock) -> UnservedVersions:
-    """Of a repository that is watched."""
     return UnservedVersions(Path("models"), None, first_pause_s, clock)
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,6 @@ IDLE = [0, 0, 0]
 
 
 def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
-    """A queue that holds texts of these lengths."""
     items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths]
     queue = WorkQueue()
     queue.push(items)
@@ -50,50 +49,88 @@ def chosen(queue: WorkQueue, load: Sequence[int], policy: Policy) -> tuple[int, 
     return None if found is None else (found.lane, found.items)
 
 
-def test_an_empty_queue_starts_nothing() -> None:
-    """There is nothing to choose."""
-    assert chosen(WorkQueue(), IDLE, POLICY) is None
+CARDS = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[True, True], apart=True)
+PREFETCH = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True], prefetch_tokens=20)
+GROUPS = Policy(
+    max_batch_tokens=640, batch_invariant=[True, False], narrow=[False, True], group_tokens=20, prefetch_tokens=25
+)
+ALL_NARROW = Policy(20, batch_invariant=[True, False], narrow=[True, True], group_tokens=20)
 
 
-@pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
-def test_nothing_starts_beside_a_busy_wide_lane(model: int) -> None:
-    """The wide lane uses the whole device."""
-    queue, _ = queued(4, 4, model=model)
-    assert chosen(queue, [1, 0, 0], POLICY) is None
+class Case(NamedTuple):
+    """Texts that wait, tokens that each lane has to do, and the lane and the texts that are chosen, if any."""
+
+    lengths: Sequence[int]
+    load: Sequence[int]
+    lane: int | None
+    taken: Sequence[int] = ()
+    model: int = BATCHED
+    policy: Policy = POLICY
+    alone: int | None = None
 
 
-@pytest.mark.parametrize(("load", "lane"), [([10, 0, 0], 2), ([0, 10, 0], 2), ([0, 0, 10], 1), ([10, 0, 10], None)])
-def test_cards_work_beside_the_first_one_under_its_other_name(load: list[int], lane: int | None) -> None:
-    """Where lanes are GPUs, a lone text on the wide lane keeps the first narrow one busy and no other."""
-    policy = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[True, True], apart=True)
-    queue, _ = queued(10, 10)
-    found = chosen(queue, load, policy)
-    assert (found[0] if found else None) == lane
+CASES: dict[str, Case] = {
+    "an empty queue starts nothing": Case([], IDLE, None),
+    "no batch starts beside a busy wide lane": Case([4, 4], [1, 0, 0], None),
+    "no text starts beside a busy wide lane": Case([4, 4], [1, 0, 0], None, model=TEXT_BY_TEXT),
+    # Where lanes are GPUs, a lone text on the wide lane keeps the first narrow one busy and no other.
+    "cards: beside the wide lane the second": Case([10, 10], [10, 0, 0], 2, [0], policy=CARDS),
+    "cards: beside the first the second": Case([10, 10], [0, 10, 0], 2, [0], policy=CARDS),
+    "cards: beside the second the first": Case([10, 10], [0, 0, 10], 1, [0], policy=CARDS),
+    "cards: both are busy": Case([10, 10], [10, 0, 10], None, policy=CARDS),
+    "a batch takes all that fits the budget": Case([4] * 20, IDLE, WIDE, range(16)),
+    "padding counts against the budget": Case([4, 4, 14, 4, 4], IDLE, WIDE, range(4)),
+    "a text longer than the budget runs by itself": Case([100, 100], IDLE, WIDE, [0]),
+    "the oldest decides which bucket runs": Case([20, *[4] * 10], IDLE, WIDE, [0]),
+    "what must be alone is alone": Case([4, 4, 4], IDLE, WIDE, [0], alone=0),
+    "what must be alone joins no batch of others": Case([4, 4, 4], IDLE, WIDE, [0, 2], alone=1),
+    "a batch waits for the narrow lanes": Case([4], [0, 1, 0], None),
+    # Texts of a model that is not batched: the wide lane answers a lone one fastest, but disturbs what runs.
+    "a lone text gets the whole device": Case([4], IDLE, WIDE, [0], TEXT_BY_TEXT),
+    "a lone text beside busy narrow lanes": Case([4], [0, 1, 0], 2, [0], TEXT_BY_TEXT),
+    "side by side: the first lane": Case([4, 4], IDLE, 1, [0], TEXT_BY_TEXT),
+    "side by side: the second lane": Case([4, 4], [0, 1, 0], 2, [0], TEXT_BY_TEXT),
+    "side by side: the first lane again": Case([4, 4], [0, 0, 1], 1, [0], TEXT_BY_TEXT),
+    "every narrow lane is busy": Case([4], [0, 1, 1], None, model=TEXT_BY_TEXT),
+    "without narrow lanes texts run one by one": Case([4, 4], [0], WIDE, [0], TEXT_BY_TEXT),
+    # A narrow lane near its end gets its next text, so that it never waits; the one with the least to do first.
+    "ahead: an idle lane first": Case([4, 4], [0, 8, 0], 2, [0], TEXT_BY_TEXT, PREFETCH),
+    "ahead: the second has less": Case([4, 4], [0, 8, 5], 2, [0], TEXT_BY_TEXT, PREFETCH),
+    "ahead: the first has less": Case([4, 4], [0, 5, 8], 1, [0], TEXT_BY_TEXT, PREFETCH),
+    "ahead: just near its end": Case([4, 4], [0, 19, 40], 1, [0], TEXT_BY_TEXT, PREFETCH),
+    "ahead: both have enough to do": Case([4, 4], [0, 20, 20], None, (), TEXT_BY_TEXT, PREFETCH),
+    "ahead: both have more than enough": Case([4, 4], [0, 500, 21], None, (), TEXT_BY_TEXT, PREFETCH),
+    "ahead: not beside the wide lane": Case([4, 4], [1, 0, 0], None, (), TEXT_BY_TEXT, PREFETCH),
+    "ahead: no batch behind the wide lane": Case([4, 4], [4, 0, 0], None, (), BATCHED, PREFETCH),
+    "ahead: no batch behind a narrow lane": Case([4, 4], [0, 4, 0], None, (), BATCHED, PREFETCH),
+    # Two lanes divide what waits between them, up to so many tokens each.
+    "groups: two texts": Case([4] * 2, IDLE, 1, range(1), TEXT_BY_TEXT, GROUPS),
+    "groups: three texts": Case([4] * 3, IDLE, 1, range(2), TEXT_BY_TEXT, GROUPS),
+    "groups: four texts": Case([4] * 4, IDLE, 1, range(2), TEXT_BY_TEXT, GROUPS),
+    "groups: eight texts": Case([4] * 8, IDLE, 1, range(4), TEXT_BY_TEXT, GROUPS),
+    "groups: thirty texts": Case([4] * 30, IDLE, 1, range(5), TEXT_BY_TEXT, GROUPS),
+    "groups: a long text runs by itself": Case([30] * 4, IDLE, 1, [0], TEXT_BY_TEXT, GROUPS),
+    "groups: two would be too long": Case([15] * 4, IDLE, 1, [0], TEXT_BY_TEXT, GROUPS),
+    "groups: the next would make it too long": Case([12, 4, 17, 4, 4, 4], IDLE, 1, [0], TEXT_BY_TEXT, GROUPS),
+    "groups: the next is sent ahead": Case([4] * 10, [0, 20, 24], 1, range(5), TEXT_BY_TEXT, GROUPS),
+    "groups: but no third one": Case([4] * 10, [0, 40, 44], None, (), TEXT_BY_TEXT, GROUPS),
+    "groups: less than half of one waits for company": Case([4, 4], [0, 20, 24], None, (), TEXT_BY_TEXT, GROUPS),
+    "groups: until a lane is free": Case([4, 4], [0, 0, 24], 1, [0], TEXT_BY_TEXT, GROUPS),
+    # Narrow lanes that hold both models run what may be computed together in groups as well.
+    "all narrow: a group of the batched model": Case([4] * 8, IDLE, 1, range(4), BATCHED, ALL_NARROW),
+    "all narrow: a lone text of it": Case([4], IDLE, WIDE, [0], BATCHED, ALL_NARROW),
+    "all narrow: a group of the other model": Case([4] * 8, IDLE, 1, range(4), TEXT_BY_TEXT, ALL_NARROW),
+    "all narrow: a lone text of that": Case([4], IDLE, WIDE, [0], TEXT_BY_TEXT, ALL_NARROW),
+}
 
 
-def test_choosing_changes_nothing() -> None:
-    """The choice is pure: whoever acts on it takes the items out."""
-    queue, _ = queued(4, 4)
-    assert chosen(queue, IDLE, POLICY) == chosen(queue, IDLE, POLICY)
-    assert queue.items == 2
-
-
-def test_a_batch_takes_all_that_fits_the_budget() -> None:
-    """Sixteen texts of four tokens are 64 padded tokens."""
-    queue, items = queued(*[4] * 20)
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items[:16])
-
-
-def test_padding_counts_against_the_budget() -> None:
-    """A longer text makes every row longer: five times 14 tokens are more than 64."""
-    queue, items = queued(4, 4, 14, 4, 4)
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items[:4])
-
-
-def test_a_text_longer_than_the_budget_runs_by_itself() -> None:
-    """It must run at some time; the budget never holds a text back."""
-    queue, items = queued(100, 100)
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items[:1])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_runs_next_and_where(case: Case) -> None:
+    queue, items = queued(*case.lengths, model=case.model)
+    if case.alone is not None:
+        items[case.alone].alone = True
+    expected = None if case.lane is None else (case.lane, [items[at] for at in case.taken])
+    assert chosen(queue, case.load, case.policy) == expected
 
 
 def test_a_batch_holds_one_model_and_one_bucket() -> None:
@@ -101,133 +138,6 @@ def test_a_batch_holds_one_model_and_one_bucket() -> None:
     queue, items = queued(4, 20, 5)
     queue.push([WorkItem(ModelIndex(TEXT_BY_TEXT), items[0].text, items[0].tokens, None, 0)])
     assert chosen(queue, IDLE, POLICY) == (WIDE, [items[0], items[2]])
-
-
-def test_the_oldest_item_decides_which_bucket_runs() -> None:
-    """However many wait elsewhere."""
-    queue, items = queued(20, *[4] * 10)
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items[:1])
-
-
-def test_an_item_that_must_be_alone_is_alone() -> None:
-    """A batch with it has failed."""
-    queue, items = queued(4, 4, 4)
-    items[0].alone = True
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items[:1])
-
-
-def test_an_item_that_must_be_alone_joins_no_batch_of_others() -> None:
-    """Its neighbours run without it."""
-    queue, items = queued(4, 4, 4)
-    items[1].alone = True
-    assert chosen(queue, IDLE, POLICY) == (WIDE, [items[0], items[2]])
-
-
-def test_a_batch_waits_for_the_narrow_lanes() -> None:
-    """What is batched runs on the wide lane, and that runs beside nothing."""
-    queue, _ = queued(4)
-    assert chosen(queue, [0, 1, 0], POLICY) is None
-
-
-def test_a_lone_text_of_a_model_that_is_not_batched_gets_the_whole_device() -> None:
-    """The wide lane answers a lone text fastest."""
-    queue, items = queued(4, model=TEXT_BY_TEXT)
-    assert chosen(queue, IDLE, POLICY) == (WIDE, items)
-
-
-@pytest.mark.parametrize(("busy", "lane"), [([0, 0, 0], 1), ([0, 1, 0], 2), ([0, 0, 1], 1)])
-def test_several_such_texts_run_side_by_side(busy: list[int], lane: int) -> None:
-    """Each on the first narrow lane that is free, one text at a time."""
-    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
-    assert chosen(queue, busy, POLICY) == (lane, items[:1])
-
-
-def test_a_lone_text_beside_busy_narrow_lanes_takes_a_narrow_one() -> None:
-    """The wide lane would disturb what runs."""
-    queue, items = queued(4, model=TEXT_BY_TEXT)
-    assert chosen(queue, [0, 1, 0], POLICY) == (2, items)
-
-
-def test_a_text_waits_while_every_narrow_lane_is_busy() -> None:
-    """The wide lane is not used beside them."""
-    queue, _ = queued(4, model=TEXT_BY_TEXT)
-    assert chosen(queue, [0, 1, 1], POLICY) is None
-
-
-PREFETCH = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True], prefetch_tokens=20)
-
-
-@pytest.mark.parametrize(("load", "lane"), [([0, 8, 0], 2), ([0, 8, 5], 2), ([0, 5, 8], 1), ([0, 19, 40], 1)])
-def test_a_narrow_lane_near_its_end_gets_its_next_text(load: list[int], lane: int) -> None:
-    """So that it never waits for the loop; the lane with the least to do first."""
-    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
-    assert chosen(queue, load, PREFETCH) == (lane, items[:1])
-
-
-@pytest.mark.parametrize("load", [[0, 20, 20], [0, 500, 21], [1, 0, 0]])
-def test_a_lane_with_enough_to_do_gets_nothing_more(load: list[int]) -> None:
-    """What waits in the queue can still be cancelled, and goes to whichever lane is free first."""
-    queue, _ = queued(4, 4, model=TEXT_BY_TEXT)
-    assert chosen(queue, load, PREFETCH) is None
-
-
-def test_batches_are_never_sent_ahead() -> None:
-    """A batch that is formed later is larger."""
-    queue, _ = queued(4, 4)
-    assert chosen(queue, [4, 0, 0], PREFETCH) is None
-    assert chosen(queue, [0, 4, 0], PREFETCH) is None
-
-
-GROUPS = Policy(
-    max_batch_tokens=640, batch_invariant=[True, False], narrow=[False, True], group_tokens=20, prefetch_tokens=25
-)
-
-
-@pytest.mark.parametrize(("waiting", "given"), [(2, 1), (3, 2), (4, 2), (8, 4), (30, 5)])
-def test_a_narrow_lane_gets_its_share_of_short_texts(waiting: int, given: int) -> None:
-    """Two lanes divide what waits between them, up to so many tokens each."""
-    queue, items = queued(*[4] * waiting, model=TEXT_BY_TEXT)
-    assert chosen(queue, IDLE, GROUPS) == (1, items[:given])
-
-
-@pytest.mark.parametrize("lengths", [(30, 30, 30, 30), (15, 15, 15, 15), (12, 4, 17, 4, 4, 4)])
-def test_a_group_keeps_its_token_budget(lengths: tuple[int, ...]) -> None:
-    """A long text runs by itself; what would make a group too long starts the next one."""
-    queue, items = queued(*lengths, model=TEXT_BY_TEXT)
-    found = chosen(queue, IDLE, GROUPS)
-    assert found is not None
-    assert found[1][0] is items[0]
-    assert len(found[1]) == 1 or sum(item.tokens for item in found[1]) <= 20
-
-
-@pytest.mark.parametrize("model", [BATCHED, TEXT_BY_TEXT])
-def test_narrow_lanes_run_every_model_that_they_hold(model: int) -> None:
-    """What may be computed together goes there in groups as well, and a lone text to the wide lane."""
-    policy = Policy(20, batch_invariant=[True, False], narrow=[True, True], group_tokens=20)
-    queue, items = queued(*[4] * 8, model=model)
-    assert chosen(queue, IDLE, policy) == (1, items[:4])
-    queue, items = queued(4, model=model)
-    assert chosen(queue, IDLE, policy) == (WIDE, items)
-
-
-def test_the_next_group_is_sent_ahead() -> None:
-    """While a lane works on its last group, and not while it has two."""
-    queue, items = queued(*[4] * 10, model=TEXT_BY_TEXT)
-    assert chosen(queue, [0, 20, 24], GROUPS) == (1, items[:5])
-    assert chosen(queue, [0, 40, 44], GROUPS) is None
-
-
-def test_a_group_that_could_still_grow_is_not_sent_ahead() -> None:
-    """Beside a lane that works, less than half a group waits for company until a lane is free."""
-    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
-    assert chosen(queue, [0, 20, 24], GROUPS) is None
-    assert chosen(queue, [0, 0, 24], GROUPS) == (1, items[:1])
-
-
-def test_without_narrow_lanes_texts_run_one_by_one_on_the_wide_lane() -> None:
-    """As on a machine with one core."""
-    queue, items = queued(4, 4, model=TEXT_BY_TEXT)
-    assert chosen(queue, [0], POLICY) == (WIDE, items[:1])
 
 
 MILLISECOND = 1e-3
@@ -242,30 +152,24 @@ def pick(queue: WorkQueue, policy: Policy, known: ModelCosts, now: float = 0.0) 
     return found
 
 
-def test_a_batch_stops_growing_where_texts_get_no_cheaper() -> None:
-    """The published times of BERT-base on a T4 at 128 tokens gain a tenth by doubling up to 4, and not to 8."""
-    times = {1: 1760.0, 2: 2500.0, 4: 4170.0, 8: 8360.0}
-    known = model_costs(lambda tokens, texts: times.get(texts, 1045.0 * texts) * tokens / 128)
-    queue, items = queued(*[128] * 8)
-    assert list(pick(queue, ONE_LANE, known).items) == items[:4]
+T4_US = {1: 1760.0, 2: 2500.0, 4: 4170.0, 8: 8360.0}
+"""The published times of BERT-base on a T4 at 128 tokens: they gain a tenth by doubling up to 4, and not to 8."""
 
 
-def test_where_every_text_costs_its_own_time_batches_do_not_grow() -> None:
-    """As on a CPU from 32 tokens on."""
-    queue, items = queued(*[40] * 8)
-    assert list(pick(queue, ONE_LANE, model_costs(per_token(30))).items) == items[:1]
-
-
-def test_a_group_travels_together_even_so() -> None:
-    """Up to 64 tokens, since the frame and the wake-up cost about as much as they do."""
-    queue, items = queued(*[8] * 40)
-    assert list(pick(queue, TWO_NARROW, model_costs(per_token(30), per_token(50), group_tokens=64)).items) == items[:8]
-
-
-def test_a_group_takes_what_fits_though_it_is_no_power_of_two() -> None:
-    """Nine texts of seven tokens are 63."""
-    queue, items = queued(*[7] * 40)
-    assert list(pick(queue, TWO_NARROW, model_costs(per_token(30), per_token(50), group_tokens=64)).items) == items[:9]
+@pytest.mark.parametrize(
+    ("lengths", "policy", "known", "taken"),
+    [
+        ([128] * 8, ONE_LANE, model_costs(lambda tokens, texts: T4_US.get(texts, 1045.0 * texts) * tokens / 128), 4),
+        ([40] * 8, ONE_LANE, model_costs(per_token(30)), 1),
+        ([8] * 40, TWO_NARROW, model_costs(per_token(30), per_token(50), group_tokens=64), 8),
+        ([7] * 40, TWO_NARROW, model_costs(per_token(30), per_token(50), group_tokens=64), 9),
+    ],
+    ids=["texts get no cheaper", "every text costs its own time", "a group of 64 tokens", "no power of two"],
+)
+def test_how_far_batches_grow(lengths: list[int], policy: Policy, known: ModelCosts, taken: int) -> None:
+    """As far as that pays; a group travels together even so, as the wake-up costs about as much as its texts."""
+    queue, items = queued(*lengths)
+    assert list(pick(queue, policy, known).items) == items[:taken]
 
 
 def test_openvino_gets_groups_that_a_disturbed_warm_up_speaks_against() -> None:
@@ -323,37 +227,37 @@ def doubling(tokens: int, texts: int) -> float:
     return 900 + 100 * texts
 
 
-@pytest.mark.parametrize(("left_ms", "size"), [(10, 8), (1.75, 8), (1.65, 4), (1.25, 2), (1.05, 1), (0.9, 8)])
-def test_a_batch_breaks_no_deadline_that_a_smaller_one_keeps(left_ms: float, size: int) -> None:
-    """1.0, 1.1, 1.3 and 1.7 ms for 1, 2, 4 and 8 texts; what no batch keeps bounds none."""
-    queue, items = queued(*[8] * 8)
-    items[0].deadline = left_ms * MILLISECOND
-    assert len(pick(queue, ONE_LANE, model_costs(doubling)).items) == size
+FEW_TOKENS = Policy(max_batch_tokens=32, batch_invariant=[True], narrow=[False])
+DEAR = model_costs(lambda _, texts: {1: 1000.0, 2: 1700.0}.get(texts, 600.0 * texts))
 
 
-@pytest.mark.parametrize(("left_ms", "size"), [(10, 8), (2.75, 8), (2.65, 4), (2.25, 2), (2.05, 1), (1.9, 8)])
-def test_a_batch_breaks_no_deadline_of_what_waits_behind_it(left_ms: float, size: int) -> None:
-    """A text of another bucket that needs 1 ms after it."""
-    queue, items = queued(*[8] * 8, 40)
-    items[8].deadline = left_ms * MILLISECOND
-    items[8].least_us = 1000
-    assert len(pick(queue, ONE_LANE, model_costs(doubling)).items) == size
-
-
-def test_a_text_of_the_same_bucket_that_is_left_behind_waits_behind_it_too() -> None:
-    """Only four of five fit the budget; the last is in time after two, and not after four."""
-    queue, items = queued(*[8] * 5)
-    items[4].deadline, items[4].least_us = 2.2 * MILLISECOND, 1000
-    policy = Policy(max_batch_tokens=32, batch_invariant=[True], narrow=[False])
-    assert len(pick(queue, policy, model_costs(doubling)).items) == 2
-
-
-def test_a_text_that_is_taken_in_was_not_better_off_behind() -> None:
-    """Behind one text the fourth would be in time; behind two it would not, and inside four not either."""
-    known = model_costs(lambda _, texts: {1: 1000.0, 2: 1700.0}.get(texts, 600.0 * texts))
-    queue, items = queued(*[8] * 4)
-    items[3].deadline, items[3].least_us = 2.2 * MILLISECOND, 1000
-    assert len(pick(queue, ONE_LANE, known).items) == 2
+@pytest.mark.parametrize(
+    ("lengths", "hurried", "left_ms", "size", "policy", "known"),
+    [
+        # 1.0, 1.1, 1.3 and 1.7 ms for 1, 2, 4 and 8 texts; a deadline that no batch keeps bounds none.
+        *[
+            ([8] * 8, 0, left_ms, size, ONE_LANE, model_costs(doubling))
+            for left_ms, size in ((10, 8), (1.75, 8), (1.65, 4), (1.25, 2), (1.05, 1), (0.9, 8))
+        ],
+        # The deadline of a text of another bucket that needs 1 ms after the batch.
+        *[
+            ([*[8] * 8, 40], 8, left_ms, size, ONE_LANE, model_costs(doubling))
+            for left_ms, size in ((10, 8), (2.75, 8), (2.65, 4), (2.25, 2), (2.05, 1), (1.9, 8))
+        ],
+        # Only four of five fit the budget; the last is in time after two, and not after four.
+        ([8] * 5, 4, 2.2, 2, FEW_TOKENS, model_costs(doubling)),
+        # Behind one text the fourth would be in time; behind two it would not, and inside four not either.
+        ([8] * 4, 3, 2.2, 2, ONE_LANE, DEAR),
+    ],
+)
+def test_a_batch_breaks_no_deadline_that_a_smaller_one_keeps(
+    lengths: list[int], hurried: int, left_ms: float, size: int, policy: Policy, known: ModelCosts
+) -> None:
+    """Neither of its own texts nor of those that wait behind it."""
+    queue, items = queued(*lengths)
+    items[hurried].deadline = left_ms * MILLISECOND
+    items[hurried].least_us = 1000 if hurried else 0
+    assert len(pick(queue, policy, known).items) == size
 
 
 def test_a_text_that_is_too_late_is_left_out() -> None:
@@ -429,11 +333,11 @@ def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCos
 
 
 def check(situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]]) -> None:
-    """A choice keeps every rule, and changes nothing."""
     queue, lanes, policy, known = situation
     waiting, head = queue.items, queue.head()
     found = choose(queue, lanes, policy, known, 0.0)
     assert queue.items == waiting
+    assert choose(queue, lanes, policy, known, 0.0) == found
     if found is None or head is None:
         # Something may wait only for a lane.
         assert not waiting or any(lanes.load)
@@ -471,18 +375,7 @@ def assert_no_deadline_is_broken(
 FULL = 100_000
 
 
-@given(situations())
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_every_choice_keeps_every_rule(situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]]) -> None:
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_every_choice_keeps_every_rule(examples: int) -> None:
     """The head first, one bucket, the budget, loners alone, lanes free, and no deadline broken for a larger batch."""
-    check(situation)
-
-
-@pytest.mark.endurance
-@given(situations())
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_every_choice_keeps_every_rule_at_full_size(
-    situation: tuple[WorkQueue, Lanes, Policy, list[ModelCosts]],
-) -> None:
-    """The same over a hundred thousand."""
-    check(situation)
+    settings(max_examples=examples)(given(situations())(check))()

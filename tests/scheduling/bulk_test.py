@@ -36,7 +36,6 @@ def scheduler(
     limits: AdmissionLimits | None = None,
     **options: Any,
 ) -> Scheduler:
-    """A scheduler of one batch-invariant model."""
     policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, **options)
     made = kind(policy, limits or AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     made.engine_up(lanes, [model_costs(cost, narrow, narrow_lanes=lanes - 1, group_tokens=64)])
@@ -46,7 +45,6 @@ def scheduler(
 def submit(
     into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
 ) -> list[WorkItem]:
-    """Queues a request."""
     items, _ = start(into, *lengths, priority=priority, now=now, timeout=timeout)
     return items
 
@@ -54,7 +52,6 @@ def submit(
 def start(
     into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
 ) -> tuple[list[WorkItem], Assignment | None]:
-    """Queues a request, or starts its only text."""
     texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
     items = [WorkItem(MODEL, text, len(text.ids), None, index) for index, text in enumerate(texts)]
     permit = Permit(into.admission, MODEL, priority, now + timeout)
@@ -74,6 +71,13 @@ def end(of: Scheduler, batch: Assignment | None) -> float:
     return at
 
 
+def began(of: Scheduler, now: float) -> Assignment:
+    """The batch that starts now."""
+    batch = of.next(now)
+    assert batch is not None
+    return batch
+
+
 def busy(cost: Callable[[int, int], float], **options: Any) -> tuple[Scheduler, Assignment]:
     """A scheduler whose only lane has just begun with a text that somebody waits for."""
     made = scheduler(cost, **options)
@@ -88,12 +92,9 @@ def test_bulk_work_goes_after_every_other_class() -> None:
     waiting = bulk(made, 40)
     last = submit(made, 100, priority=3)
     now = end(made, running)
-    batch = made.next(now)
-    assert batch is not None
+    batch = began(made, now)
     assert list(batch.items) == last
-    batch = made.next(end(made, batch))
-    assert batch is not None
-    assert list(batch.items) == waiting
+    assert list(began(made, end(made, batch)).items) == waiting
 
 
 def test_bulk_work_is_aged_within_itself() -> None:
@@ -114,14 +115,12 @@ def test_bulk_batches_are_short_while_others_come() -> None:
     """A slice while a query may come at any moment; as large as pays once none has come for five seconds."""
     made, running = busy(per_token(10, 1000), bulk_slice_s=0.004)
     bulk(made, *[20] * 40)
-    first = made.next(end(made, running))
-    assert first is not None
+    first = began(made, end(made, running))
     assert first.predicted_us <= 4000
     assert len(first.items) > 1
     assert made.next(0.02) is None
     made.done(first, 0.02)
-    second = made.next(6.0)
-    assert second is not None
+    second = began(made, 6.0)
     assert second.predicted_us > 4000
 
 
@@ -129,8 +128,7 @@ def test_a_text_longer_than_a_slice_runs_alone() -> None:
     """It cannot be cut in two."""
     made, running = busy(per_token(100), bulk_slice_s=0.001)
     bulk(made, 100, 100)
-    batch = made.next(end(made, running))
-    assert batch is not None
+    batch = began(made, end(made, running))
     assert len(batch.items) == 1
 
 
@@ -140,8 +138,7 @@ def test_beside_queries_bulk_work_runs_on_the_wide_lane() -> None:
     submit(made, 20)
     made.engine_up(3, made.costs)
     bulk(made, *[20] * 40)
-    batch = made.next(0.001)
-    assert batch is not None
+    batch = began(made, 0.001)
     assert batch.lane == WIDE
     assert made.next(0.001) is None
     made.done(batch, 0.01)
@@ -158,8 +155,7 @@ def test_a_batch_is_filled_up_with_what_costs_nothing() -> None:
     own = [text for _ in range(3) for text in submit(made, 20)]
     longer = bulk(made, 24)
     extra = [text for _ in range(3) for text in bulk(made, 18)]
-    batch = made.next(end(made, running))
-    assert batch is not None
+    batch = began(made, end(made, running))
     assert list(batch.items) == [*own, extra[0]]
     assert (batch.padded_length, batch.bulk) == (20, 0.0)
     assert all(item.waits for item in [*longer, *extra[1:]])
@@ -172,8 +168,7 @@ def test_filling_up_breaks_no_deadline() -> None:
         (own,), _ = submit(made, 20), bulk(made, 20, 20)
         now = end(made, running)
         own.deadline = now + made.costs[0].batch_us(WIDE, 20, 1) / 1e6 + spare_s
-        batch = made.next(now)
-        assert batch is not None
+        batch = began(made, now)
         assert len(batch.items) == sizes
 
 
@@ -185,12 +180,10 @@ def test_what_runs_of_bulk_work_is_not_owed_once_more() -> None:
     own = submit(made, 20, 20)
     made._owed_us = due.work_us
     now = end(made, running)
-    first = made.next(now)
-    assert first is not None
+    first = began(made, now)
     assert list(first.items) == [due]
     bulk(made, 20, 20, now=now)
-    second = made.next(now)
-    assert second is not None
+    second = began(made, now)
     assert (second.lane != first.lane, list(second.items)) == (True, own[:1])
 
 
@@ -199,13 +192,10 @@ def test_bulk_work_waits_for_no_company_while_others_wait() -> None:
     made = scheduler(constant(1000), bulk_slice_s=0.0001, max_queue_delay_s=0.02)
     (due,), own = bulk(made, 20), submit(made, 20)
     made._owed_us = due.work_us
-    first = made.next(0.0)
-    assert first is not None
+    first = began(made, 0.0)
     assert list(first.items) == [due]
     assert made.next(end(made, first)) is None
-    second = made.next(0.02)
-    assert second is not None
-    assert list(second.items) == own
+    assert list(began(made, 0.02).items) == own
 
 
 def test_lanes_that_come_and_go_leave_nothing_owed() -> None:
@@ -272,8 +262,7 @@ def test_what_is_cancelled_or_put_back_keeps_its_queue() -> None:
     """A batch of both classes that failed returns text by text, each to its own."""
     made, running = busy(constant(1000), bulk_share=0.0)
     (own,), (extra,) = submit(made, 20), bulk(made, 20)
-    batch = made.next(end(made, running))
-    assert batch is not None
+    batch = began(made, end(made, running))
     assert list(batch.items) == [own, extra]
     made.put_back(batch.items)
     assert (made.queue.items, made.bulk.items) == (1, 1)
@@ -285,12 +274,9 @@ def test_first_come_first_served_serves_bulk_work_last() -> None:
     """The baseline knows no share."""
     made, running = busy(constant(1000), kind=FifoScheduler)
     waiting, (own,) = bulk(made, 8, 8), submit(made, 8)
-    first = made.next(end(made, running))
-    assert first is not None
+    first = began(made, end(made, running))
     assert list(first.items) == [own]
-    second = made.next(end(made, first))
-    assert second is not None
-    assert list(second.items) == waiting
+    assert list(began(made, end(made, first)).items) == waiting
 
 
 def test_first_come_first_served_goes_on_with_bulk_work_behind_what_is_late() -> None:
@@ -298,9 +284,7 @@ def test_first_come_first_served_goes_on_with_bulk_work_behind_what_is_late() ->
     made, running = busy(constant(1000), kind=FifoScheduler)
     submit(made, 8, timeout=0.0005)
     waiting = bulk(made, 8)
-    batch = made.next(end(made, running))
-    assert batch is not None
-    assert list(batch.items) == waiting
+    assert list(began(made, end(made, running)).items) == waiting
 
 
 def shares(seed: int, *, lanes: int, share: float, windows: int = 5, batches: int = 200) -> list[float]:
@@ -336,19 +320,11 @@ def check_shares(seed: int, lanes: int, share: float) -> None:
     assert all(share - 0.015 < one < share + 0.03 for one in found), found
 
 
-@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_bulk_work_has_its_share_of_a_device_that_never_rests(seed: int, lanes: int, share: float) -> None:
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_bulk_work_has_its_share_of_a_device_that_never_rests(examples: int) -> None:
     """In every window of two hundred batches, and hardly more."""
-    check_shares(seed, lanes, share)
-
-
-@pytest.mark.endurance
-@given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_bulk_work_has_its_share_of_a_device_that_never_rests_at_full_size(seed: int, lanes: int, share: float) -> None:
-    """The same over four hundred schedules."""
-    check_shares(seed, lanes, share)
+    given_any = given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
+    settings(max_examples=examples)(given_any(check_shares))()
 
 
 def device(cost: Callable[[int, int], float], narrow: Callable[[int, int], float] | None = None) -> Device:
@@ -404,8 +380,6 @@ Decisions = list[tuple[float, int, list[int], float]]
 
 
 class _Recording(Scheduler):
-    """Keeps what it decides."""
-
     decided: Decisions
 
     def next(self, now: float) -> Assignment | None:

@@ -29,32 +29,22 @@ points = st.lists(
 )
 
 
-@pytest.mark.parametrize(("tokens", "batch", "us"), POINTS)
-def test_what_was_measured_costs_what_was_measured(tokens: int, batch: int, us: float) -> None:
-    """The table passes through its points."""
+@pytest.mark.parametrize(
+    ("tokens", "batch", "us"),
+    [
+        *POINTS,
+        # Between points the cost is linear, in length and in size.
+        *[(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)],
+        # Half way between the two lengths for that size, of which one is in proportion to its last.
+        (12, 3, (650.0 + 3 * 600.0) / 2),
+        # Beyond the last point it grows in proportion.
+        *[(128, 1, 4800.0), (8, 8, 1600.0), (128, 2, 9600.0)],
+        # What a run costs at least, a text of one token costs too.
+        (1, 1, 400.0),
+    ],
+)
+def test_what_a_batch_costs(tokens: int, batch: int, us: float) -> None:
     assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-@pytest.mark.parametrize(("tokens", "batch", "us"), [(12, 1, 500.0), (32, 1, 1200.0), (8, 3, 650.0)])
-def test_between_points_the_cost_is_linear(tokens: int, batch: int, us: float) -> None:
-    """In length and in size."""
-    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-def test_between_lengths_and_sizes_at_once() -> None:
-    """Half way between the two lengths for that size, of which one is in proportion to its last."""
-    assert CostTable(POINTS).batch_us(12, 3) == pytest.approx((650.0 + 3 * 600.0) / 2)
-
-
-@pytest.mark.parametrize(("tokens", "batch", "us"), [(128, 1, 4800.0), (8, 8, 1600.0), (128, 2, 9600.0)])
-def test_beyond_the_last_point_the_cost_grows_in_proportion(tokens: int, batch: int, us: float) -> None:
-    """Twice the longest length costs twice as much, and so does twice the largest batch."""
-    assert CostTable(POINTS).batch_us(tokens, batch) == pytest.approx(us)
-
-
-def test_below_the_shortest_nothing_gets_cheaper() -> None:
-    """What a run costs at least, a text of one token costs too."""
-    assert CostTable(POINTS).batch_us(1, 1) == 400.0
 
 
 def test_the_order_of_points_does_not_matter() -> None:
@@ -73,7 +63,7 @@ def test_a_noisy_measurement_never_makes_more_work_cheaper() -> None:
 @given(
     points, st.tuples(st.integers(1, 5000), st.integers(1, 200)), st.tuples(st.integers(1, 5000), st.integers(1, 200))
 )
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_the_cost_never_falls(
     measured: list[tuple[int, int, float]], one: tuple[int, int], other: tuple[int, int]
 ) -> None:
@@ -143,7 +133,6 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
 
 
 def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
-    """Whatever there is beside it."""
     costs = model_costs(per_token(10), per_token(18))
     assert costs.alone_us(64) == costs.least_us(64) == 640
     assert costs.busy_us(64) == 18 * 64
@@ -193,7 +182,6 @@ def test_a_length_whose_warm_up_was_disturbed_is_corrected_by_itself() -> None:
 
 
 def test_a_machine_that_became_faster_is_believed() -> None:
-    """What cannot be done even so never can be."""
     costs = model_costs(per_token(10))
     for _ in range(1000):
         costs.observe(0, 64, 1, 320.0, 320.0)
@@ -213,7 +201,6 @@ def test_how_much_batches_vary_is_learned_and_how_long_that_lasts(in_a_row: int,
 
 
 def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
-    """It begins with what is known of the device."""
     before, after = model_costs(per_token(10)), model_costs(per_token(10))
     for number in range(500):
         before.observe(0, 64, 1, 1000.0 + number % 2, 1500.0)
@@ -226,7 +213,7 @@ def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), *[st.floats(0, 1e9)] * 3), max_size=200))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float, float]]) -> None:
     """Whatever the clock of a machine that stood still makes of a batch."""
     correction = Correction()
@@ -272,7 +259,6 @@ def test_buckets_go_on_doubling_beyond_the_table(tokens: int, bucket: int) -> No
 
 
 def test_the_shortest_inputs_share_a_bucket() -> None:
-    """Everything up to 16 tokens is together."""
     assert {bucket_for(tokens) for tokens in range(1, 17)} == {16}
 
 

@@ -29,7 +29,6 @@ TEN_MS = constant(10_000)
 
 
 def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
-    """Texts of these lengths, of one request."""
     return [
         WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, owner, index)
         for index, tokens in enumerate(lengths)
@@ -52,20 +51,31 @@ def start(
     return scheduler.submit(request, permit, now)
 
 
+def began(scheduler: Scheduler, now: float) -> Assignment:
+    """The batch that starts now."""
+    batch = scheduler.next(now)
+    assert batch is not None
+    return batch
+
+
+def start_one(scheduler: Scheduler, timeout: float = 1.0) -> Assignment:
+    """A text that starts at once, at the time 0."""
+    batch = start(scheduler, items(8), DEFAULT_PRIORITY, timeout, 0.0)
+    assert batch is not None
+    return batch
+
+
 def submit(
     scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
 ) -> list[WorkItem]:
-    """Queues a request."""
     request = items(*lengths)
     start(scheduler, request, priority, now + timeout, now)
     return request
 
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
-    """On the wide lane, without a turn in the queue."""
     scheduler = one_lane()
-    started = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
-    assert started is not None
+    started = start_one(scheduler)
     assert (started.lane, started.tokens, started.predicted_us) == (WIDE, 8, 10_000)
     assert (scheduler.queue.items, scheduler.lanes.load) == (0, [8])
     assert scheduler.next(0.0) is None
@@ -76,13 +86,11 @@ def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
 def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     """Three requests in one batch, once the engine is free."""
     scheduler = one_lane()
-    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start_one(scheduler)
     waiting = [text for _ in range(3) for text in submit(scheduler, 8)]
-    assert first is not None
     assert scheduler.next(0.001) is None
     scheduler.done(first, 0.01)
-    batch = scheduler.next(0.01)
-    assert batch is not None
+    batch = began(scheduler, 0.01)
     assert batch.items == waiting
     assert scheduler.queue.items == 0
 
@@ -109,7 +117,6 @@ def test_a_near_deadline_goes_before_a_far_one() -> None:
 
 
 def test_an_earlier_class_goes_first() -> None:
-    """However much waits in the others."""
     scheduler = one_lane()
     submit(scheduler, 8)
     submit(scheduler, 8)
@@ -132,7 +139,6 @@ def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error:
 
 
 def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
-    """Before any work."""
     scheduler = one_lane()
     with pytest.raises(DeadlineExceeded, match=r"about 10\.0 ms for this request, and 5\.0 ms are left"):
         submit(scheduler, 8, timeout=0.005)
@@ -163,7 +169,6 @@ def test_those_who_are_refused_together_come_back_apart() -> None:
 
 
 def test_an_earlier_class_does_not_wait_for_the_later_ones() -> None:
-    """Neither in the queue nor in the prediction."""
     scheduler = one_lane(per_token(125))
     for _ in range(50):
         submit(scheduler, 64)
@@ -209,17 +214,14 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     dropped: list[WorkItem] = []
     scheduler = Scheduler(ONE_LANE, AdmissionLimits(1 << 20), dropped.append)
     scheduler.engine_up(1, [model_costs(per_token(1000))])
-    first = start(scheduler, items(8), DEFAULT_PRIORITY, 1.0, 0.0)
+    first = start_one(scheduler)
     (late,), (fine,) = submit(scheduler, 8, timeout=0.02), submit(scheduler, 9)
-    assert first is not None
     scheduler.done(first, 0.013)
-    batch = scheduler.next(0.013)
-    assert batch is not None
+    batch = began(scheduler, 0.013)
     assert (dropped, list(batch.items)) == ([late], [fine])
 
 
 def test_what_is_cancelled_is_gone_at_once() -> None:
-    """With its tokens and its work."""
     scheduler = one_lane()
     submit(scheduler, 8)
     request = submit(scheduler, 8, 9, 10)
@@ -244,8 +246,7 @@ def test_slow_batches_never_lock_everybody_out() -> None:
     scheduler = one_lane()
     for _ in range(1000):
         scheduler.costs[0].observe(0, 8, 1, 40_000, 60_000)
-    started = start(scheduler, items(8), DEFAULT_PRIORITY, 0.012, 0.0)
-    assert started is not None
+    started = start_one(scheduler, 0.012)
     assert started.predicted_us > 50_000
 
 
@@ -277,8 +278,7 @@ def test_a_batch_may_wait_for_company() -> None:
     request = submit(scheduler, 8) + submit(scheduler, 8, now=0.04)
     assert scheduler.next(0.04) is None
     assert scheduler.wake_at == pytest.approx(0.05)
-    batch = scheduler.next(0.05)
-    assert batch is not None
+    batch = began(scheduler, 0.05)
     assert list(batch.items) == request
     assert scheduler.wake_at is None
 
@@ -287,8 +287,7 @@ def test_a_full_batch_does_not_wait() -> None:
     """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
     scheduler = delayed()
     submit(scheduler, *[8] * 9)
-    batch = scheduler.next(0.0)
-    assert batch is not None
+    batch = began(scheduler, 0.0)
     assert len(batch.items) == 8
 
 
@@ -302,8 +301,6 @@ def test_a_deadline_ends_the_waiting() -> None:
 
 
 class Arrival(NamedTuple):
-    """A request of a generated schedule."""
-
     at_ms: int
     lengths: tuple[int, ...]
     model: int
@@ -358,7 +355,6 @@ class Replay:
         self.check()
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Something happens at a time."""
         heapq.heappush(self.events, (when, next(self.serial), event))
 
     def arrive(self, number: int) -> None:
@@ -382,7 +378,6 @@ class Replay:
             self.at(self.now + arrival.cancel_after_ms / 1e3, lambda: self.cancel(number))
 
     def cancel(self, number: int) -> None:
-        """Its client goes."""
         for item in self.accepted[number]:
             if item.waits:
                 self.settle(item, "cancelled")
@@ -395,7 +390,6 @@ class Replay:
         self.settle(item, "late")
 
     def start(self) -> None:
-        """Starts what can start."""
         while (assignment := self.scheduler.next(self.now)) is not None:
             self.begin(assignment)
         if self.scheduler.wake_at is not None:
@@ -405,7 +399,6 @@ class Replay:
             assert any(self.scheduler.lanes.load), "something waits and nothing runs"
 
     def begin(self, assignment: Assignment) -> None:
-        """A batch runs; it keeps every rule."""
         batch = list(assignment.items)
         first = batch[0]
         own = [item for item in batch if item.priority == first.priority]
@@ -425,7 +418,6 @@ class Replay:
         self.at(self.now + predicted_us * self.slowness / 1e6, lambda: self.end(assignment, predicted_us))
 
     def end(self, assignment: Assignment, predicted_us: float) -> None:
-        """A batch ends."""
         self.scheduler.learn(assignment, predicted_us * self.slowness, self.scheduler.done(assignment, self.now))
 
     def settle(self, item: WorkItem, fate: str) -> None:
@@ -460,7 +452,6 @@ def schedules(draw: st.DrawFn) -> tuple[list[Arrival], int, int]:
 
 
 def replay(schedule: tuple[list[Arrival], int, int]) -> None:
-    """Plays a schedule."""
     arrivals, seed, lanes = schedule
     Replay(arrivals, seed, lanes=lanes).run()
 
@@ -468,18 +459,7 @@ def replay(schedule: tuple[list[Arrival], int, int]) -> None:
 FULL = 100_000
 
 
-@given(schedules())
-@settings(derandomize=True, max_examples=FULL // 20, deadline=None)
-def test_no_item_is_lost_doubled_or_started_against_the_rules(schedule: tuple[list[Arrival], int, int]) -> None:
-    """Over five thousand schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
-    replay(schedule)
-
-
-@pytest.mark.endurance
-@given(schedules())
-@settings(derandomize=True, max_examples=FULL, deadline=None)
-def test_no_item_is_lost_doubled_or_started_against_the_rules_at_full_size(
-    schedule: tuple[list[Arrival], int, int],
-) -> None:
-    """The same over a hundred thousand."""
-    replay(schedule)
+@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+def test_no_item_is_lost_doubled_or_started_against_the_rules(examples: int) -> None:
+    """Over thousands of schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
+    settings(max_examples=examples)(given(schedules())(replay))()

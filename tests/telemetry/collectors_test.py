@@ -19,7 +19,6 @@ BOUNDS = (0.001, 0.0025, 0.01, 1.0)
 
 
 def scraped(registry: prometheus_client.CollectorRegistry) -> dict[tuple[str, str], float]:
-    """Every sample by name and label."""
     text = prometheus_client.generate_latest(registry).decode()
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
@@ -41,7 +40,6 @@ def test_it_is_the_librarys_histogram(values: Sequence[float]) -> None:
 
 @given(st.dictionaries(st.sampled_from(["ok", "overloaded", 'a "quoted" one']), st.integers(0, 1000)))
 def test_a_reading_of_one_label_is_the_librarys_counter(counts: dict[str, int]) -> None:
-    """Same name, labels and counts."""
     ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
     Reading(Metric("x_total", "counter", "Things.", {"reason": ""}), ours, lambda: counts)
     library = prometheus_client.Counter("x", "Things.", ["reason"], registry=theirs)
@@ -62,7 +60,6 @@ def test_a_reading_is_the_librarys_gauge(values: dict[tuple[str, str], float]) -
 
 
 def test_a_reading_may_be_a_counter() -> None:
-    """Of what somebody else counts."""
     counted = {"now": 1.0}
     registry = prometheus_client.CollectorRegistry()
     Reading(Metric("x_total", "counter", "Things."), registry, lambda: counted["now"])

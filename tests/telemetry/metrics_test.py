@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
 from tests.support.virtual_time import now, virtually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -35,34 +39,78 @@ def outcome(texts: int, *, truncated: int = 0) -> Outcome:
 
 
 def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> Assignment:
-    """A batch of so many texts."""
     items = [WorkItem(ModelIndex(0), EncodedText(array("i", [1])), 1, None, 0) for _ in range(texts)]
     return Assignment(0, items, texts, 1, padding, 0.0, predicted_us)
 
 
-def test_an_answered_request_is_recorded_once() -> None:
-    """Its outcome, its texts and its tokens are counted."""
-    metrics = Metrics()
+def two_answers(metrics: Metrics) -> None:
     metrics.answered(outcome(3, truncated=5), "grpc")
     metrics.answered(outcome(1), "grpc")
-    found = samples(metrics)
-    assert found["bertserve_requests_total{model=m}{protocol=grpc}{reason=ok}"] == 2
-    assert found["bertserve_texts_total"] == 4
-    assert found["bertserve_tokens_total"] == 28
-    assert found["bertserve_truncated_tokens_total"] == 5
+
+
+def three_batches(metrics: Metrics) -> None:
+    for size, padding in ((1, 0), (8, 5), (8, 2)):
+        metrics.batch_started(assignment(size, padding=padding))
+
+
+def ended_batches(metrics: Metrics) -> None:
+    """The last one was of an engine that has gone; it has no time."""
+    for occupied_us in (900.0, 1300.0, 0.0):
+        metrics.batch_ended(assignment(1, predicted_us=1000.0), occupied_us)
 
 
 @pytest.mark.parametrize(
-    ("stage", "seconds"), [("tokenize", 1e-4), ("queue", 2e-3), ("compute", 3e-2), ("request", 0.4)]
+    ("record", "expected"),
+    [
+        (
+            two_answers,
+            {
+                "requests_total{model=m}{protocol=grpc}{reason=ok}": 2,
+                "texts_total": 4,
+                "tokens_total": 28,
+                "truncated_tokens_total": 5,
+                "tokenize_seconds_sum": 2e-4,
+                "queue_seconds_sum": 4e-3,
+                "compute_seconds_sum": 6e-2,
+                "request_seconds_sum{model=m}{protocol=grpc}": 0.8,
+                "request_seconds_count{model=m}{protocol=grpc}": 2,
+            },
+        ),
+        (
+            three_batches,
+            {
+                "batch_size_count": 3,
+                "batch_size_sum": 17,
+                "batch_size_bucket{le=1.0}": 1,
+                "text_tokens_count": 17,
+                "padding_tokens_total": 7,
+            },
+        ),
+        (
+            ended_batches,
+            {
+                "batch_cost_ratio_count": 2,
+                "batch_cost_ratio_bucket{le=1.0}": 1,
+                "batch_predicted_seconds_total": 2e-3,
+                "batch_actual_seconds_total": 2.2e-3,
+            },
+        ),
+        (Metrics.engine_died, {"engine_restarts_total": 1}),
+    ],
 )
-def test_each_stage_has_its_own_time_in_seconds(stage: str, seconds: float) -> None:
-    """The timings that the client sees, each in its own histogram."""
+def test_what_is_recorded_is_counted(record: Callable[[Metrics], None], expected: dict[str, float]) -> None:
+    """In the metrics of this server alone."""
+    metrics, other = Metrics(), Metrics()
+    record(metrics)
+    found, untouched = samples(metrics), samples(other)
+    assert {name: found[f"bertserve_{name}"] for name in expected} == pytest.approx(expected)
+    assert not any(untouched.get(f"bertserve_{name}") for name in expected)
+
+
+def test_the_times_of_batches_are_remembered() -> None:
     metrics = Metrics()
-    metrics.answered(outcome(1), "http")
-    found = samples(metrics)
-    labels = "{model=m}{protocol=http}" if stage == "request" else ""
-    assert found[f"bertserve_{stage}_seconds_sum{labels}"] == pytest.approx(seconds)
-    assert found[f"bertserve_{stage}_seconds_count{labels}"] == 1
+    ended_batches(metrics)
+    assert [batch.occupied_us for batch in metrics.recent] == [900.0, 1300.0, 0.0]
 
 
 def test_buckets_are_narrow_near_two_milliseconds() -> None:
@@ -83,7 +131,6 @@ def test_buckets_are_narrow_near_two_milliseconds() -> None:
 
 
 def test_refusals_are_counted_by_their_reason() -> None:
-    """One line for each."""
     metrics = Metrics()
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
         metrics.refused(reason, "http", "m")
@@ -103,54 +150,13 @@ def test_a_refused_request_has_no_times() -> None:
     assert not [name for name in samples(metrics) if name.startswith("bertserve_request_seconds")]
 
 
-def test_batches_are_counted_by_size() -> None:
-    """Each with the number of its texts."""
-    metrics = Metrics()
-    for size in (1, 8, 8):
-        metrics.batch_started(assignment(size))
-    found = samples(metrics)
-    assert found["bertserve_batch_size_count"] == 3
-    assert found["bertserve_batch_size_sum"] == 17
-    assert found["bertserve_batch_size_bucket{le=1.0}"] == 1
-    assert found["bertserve_text_tokens_count"] == 17
-
-
 @pytest.mark.parametrize("state", State)
 def test_exactly_one_state_is_shown(state: State) -> None:
-    """The last one that was told."""
     metrics = Metrics()
     metrics.state(State.STARTING)
     metrics.state(state)
     found = {name: value for name, value in samples(metrics).items() if name.startswith("bertserve_state")}
     assert found == {f"bertserve_state{{state={other}}}": float(other is state) for other in State}
-
-
-def test_deaths_of_the_engine_are_counted() -> None:
-    """So that somebody notices."""
-    metrics = Metrics()
-    metrics.engine_died()
-    assert samples(metrics)["bertserve_engine_restarts_total"] == 1
-
-
-def test_padding_is_counted_beside_the_tokens() -> None:
-    """So that its share can be seen."""
-    metrics = Metrics()
-    metrics.batch_started(assignment(4, padding=5))
-    metrics.batch_started(assignment(4, padding=2))
-    assert samples(metrics)["bertserve_padding_tokens_total"] == 7
-
-
-def test_predictions_are_shown_beside_what_was() -> None:
-    """Each batch's ratio, and both sums; a batch of an engine that has gone has no time."""
-    metrics = Metrics()
-    for occupied_us in (900.0, 1300.0, 0.0):
-        metrics.batch_ended(assignment(1, predicted_us=1000.0), occupied_us)
-    found = samples(metrics)
-    assert found["bertserve_batch_cost_ratio_count"] == 2
-    assert found["bertserve_batch_cost_ratio_bucket{le=1.0}"] == 1
-    assert found["bertserve_batch_predicted_seconds_total"] == pytest.approx(2e-3)
-    assert found["bertserve_batch_actual_seconds_total"] == pytest.approx(2.2e-3)
-    assert [batch.occupied_us for batch in metrics.recent] == [900.0, 1300.0, 0.0]
 
 
 @virtually
@@ -179,13 +185,6 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
     assert found["bertserve_non_finite_outputs_total"] == 3
     assert found["bertserve_predicted_wait_seconds"] == found["bertserve_queue_work_seconds"]
     assert found["bertserve_admitted_limit_tokens"] == 100
-
-
-def test_registries_are_independent() -> None:
-    """Two servers in one process do not count each other's requests."""
-    first, second = Metrics(), Metrics()
-    first.refused("overloaded", "http", "")
-    assert samples(second)["bertserve_requests_total{model=}{protocol=http}{reason=overloaded}"] == 0
 
 
 def test_every_metric_has_the_servers_prefix() -> None:

@@ -13,41 +13,44 @@ from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 
     def read(self) -> float:
-        """The time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock."""
     return Clock()
 
 
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def recent(metrics: Metrics, clock: Clock) -> Recent:
+    return Recent(metrics, clock.read)
+
+
 def answered(metrics: Metrics, count: int, total_ms: float, texts: int = 1) -> None:
-    """So many requests, each of which took so long."""
     timings = Timings(tokenize_us=50.0, queue_us=0.0, compute_us=total_ms * 500, total_us=total_ms * 1e3)
     for _ in range(count):
         metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0), "http")
 
 
-def test_before_the_first_request_there_are_no_latencies(clock: Clock) -> None:
+def test_before_the_first_request_there_are_no_latencies(recent: Recent) -> None:
     """Rates are zero, and quantiles null rather than a number that nobody measured."""
-    report = Recent(Metrics(), clock.read).report()
+    report = recent.report()
     assert report["requests_per_s"] == report["errors_per_s"] == 0
     assert report["latency"]["request"] == {"p50_ms": None, "p90_ms": None, "p99_ms": None}
     assert report["steps"]["p99_ms"] == []
 
 
-def test_rates_count_from_the_start_at_first(clock: Clock) -> None:
+def test_rates_count_from_the_start_at_first(clock: Clock, metrics: Metrics, recent: Recent) -> None:
     """Ten requests of two texts in five seconds."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
     answered(metrics, 10, 2.0, texts=2)
     metrics.refused("overloaded", "http", "m")
     clock.now += 5
@@ -57,10 +60,8 @@ def test_rates_count_from_the_start_at_first(clock: Clock) -> None:
     assert report["errors_per_s"] == 0.2
 
 
-def test_what_is_older_than_a_minute_is_forgotten(clock: Clock) -> None:
+def test_what_is_older_than_a_minute_is_forgotten(clock: Clock, metrics: Metrics, recent: Recent) -> None:
     """The window slides by steps; the totals keep everything."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
     answered(metrics, 100, 50.0)
     for step in range(STEPS + 1):
         clock.now += STEP_S
@@ -76,10 +77,8 @@ def test_what_is_older_than_a_minute_is_forgotten(clock: Clock) -> None:
     assert totals["seconds"] == (STEPS + 1) * STEP_S
 
 
-def test_each_step_has_its_own_figures(clock: Clock) -> None:
+def test_each_step_has_its_own_figures(clock: Clock, metrics: Metrics, recent: Recent) -> None:
     """A quiet step says null, not the latency of the one before."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
     for count, total_ms in ((4, 1.0), (0, 0.0), (8, 2.5)):
         answered(metrics, count, total_ms)
         clock.now += STEP_S
@@ -89,10 +88,7 @@ def test_each_step_has_its_own_figures(clock: Clock) -> None:
     assert steps["p99_ms"] == [pytest.approx(1.0, abs=0.11), None, pytest.approx(2.5, abs=0.11)]
 
 
-def test_errors_are_told_by_reason(clock: Clock) -> None:
-    """And deaths of the engine beside them."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
+def test_errors_are_told_by_reason(metrics: Metrics, recent: Recent) -> None:
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
         metrics.refused(reason, "grpc", "")
     metrics.engine_died()
@@ -101,10 +97,8 @@ def test_errors_are_told_by_reason(clock: Clock) -> None:
     assert totals["engine_restarts"] == 1
 
 
-def test_few_requests_have_exact_quantiles(clock: Clock) -> None:
+def test_few_requests_have_exact_quantiles(metrics: Metrics, recent: Recent) -> None:
     """A bucket of the histogram would turn 14.2 ms into anything from 12.5 to 15."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
     answered(metrics, 1, 14.2)
     report = recent.report()
     assert report["latency"]["request"] == {"p50_ms": 14.2, "p90_ms": 14.2, "p99_ms": 14.2}
@@ -118,10 +112,7 @@ def test_few_requests_have_exact_quantiles(clock: Clock) -> None:
     assert list(report["latency"]["request"].values()) == pytest.approx(true.tolist(), abs=0.0006)
 
 
-def test_a_step_has_the_exact_quantile_of_its_own_requests(clock: Clock) -> None:
-    """Those before it are in the same memory."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
+def test_a_step_has_the_exact_quantile_of_its_own_requests(clock: Clock, metrics: Metrics, recent: Recent) -> None:
     for total_ms in (80.0, 14.2):
         answered(metrics, 3, total_ms)
         clock.now += STEP_S
@@ -129,10 +120,8 @@ def test_a_step_has_the_exact_quantile_of_its_own_requests(clock: Clock) -> None
     assert recent.report()["steps"]["p99_ms"] == [80.0, 14.2]
 
 
-def test_of_many_requests_the_bounds_are_told(clock: Clock) -> None:
+def test_of_many_requests_the_bounds_are_told(metrics: Metrics, recent: Recent) -> None:
     """None of them lies above what is said of it, and it is told that this is a bound."""
-    metrics = Metrics()
-    recent = Recent(metrics, clock.read)
     answered(metrics, 1001, 14.2)
     report = recent.report()
     assert report["latency_of"] == {"requests": 1001, "exact": False}

@@ -23,7 +23,6 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def ended(traceparent: bytes = b"", tracestate: str = "") -> RequestTrace:
-    """A request that has ended."""
     at = time.perf_counter()
     trace = RequestTrace("http", "POST", "/embed", "id", at, ended=at + 1e-3, status=200)
     trace.traceparent, trace.tracestate = traceparent, tracestate.encode()
@@ -31,12 +30,10 @@ def ended(traceparent: bytes = b"", tracestate: str = "") -> RequestTrace:
 
 
 def wanted(flags: str = "01", version: str = "00") -> bytes:
-    """A `traceparent`."""
     return f"{version}-{TRACE}-{SPAN}-{flags}".encode()
 
 
 def spans(request: RequestTrace, share: float = 0.0) -> tuple[ReadableSpan, ...]:
-    """What is traced of it."""
     memory = InMemorySpanExporter()
     provider = TracerProvider(ParentBased(TraceIdRatioBased(share)), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(memory))
@@ -71,7 +68,6 @@ def test_whatever_else_comes_ends_nothing(header: bytes) -> None:
 
 
 def test_the_share_decides_for_the_others() -> None:
-    """All or none at its ends."""
     assert not spans(ended(), share=0)
     (span,) = spans(ended(), share=1)
     assert span.parent is None
@@ -79,7 +75,6 @@ def test_the_share_decides_for_the_others() -> None:
 
 @pytest.mark.parametrize(("state", "kept"), [("a=1,b=2", "a=1,b=2"), ("a=\n", ""), ("a=ü", "")])
 def test_a_tracestate_is_handed_on_if_it_can_be(state: str, kept: str) -> None:
-    """The trace itself goes on in any case."""
     (span,) = spans(ended(wanted(), state))
     assert span.context is not None
     assert span.context.trace_state.to_header() == kept
@@ -99,7 +94,6 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_what_waits_is_sent_at_the_end() -> None:
-    """Also what came just before it."""
     counts = SpanCounts()
     with Collector() as collector:
         sender = SpanSender(collector.endpoint, "1", 0.0, counts)
