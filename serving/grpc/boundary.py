@@ -71,7 +71,7 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         messages.clear()  # not kept twice while the request waits
         reply = await _run(call, requests, trace)
     except BertserveError as error:
-        failure = error.bare()
+        failure = error.without_traceback()
     except asyncio.CancelledError:
         if is_cancelled():
             call.tell(trace, 0, ClientGone("the client cancelled the call"))
@@ -120,7 +120,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
     try:
         return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
     except MalformedRequest as error:
-        raise InvalidCompression(error.bare().message) from None
+        raise InvalidCompression(error.without_traceback().message) from None
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:

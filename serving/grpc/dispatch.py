@@ -19,11 +19,10 @@ from serving.errors import (
 )
 from serving.grpc.bidirectional import BidirectionalCall
 from serving.grpc.calls import Call, CallEnvironment, CallHead, Method
+from serving.grpc.connection import GrpcPort
 from serving.grpc.h2 import Limits
 from serving.grpc.unary import GatheredCall, UnaryCall
-from serving.net.peers import PeerDebts
 from serving.net.requests import gathered
-from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -52,17 +51,11 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class CallDispatch:
+class CallDispatch(GrpcPort):
     """The calls of one port.
 
     Attributes:
         methods: By path; an error in place of a method that is not offered.
-        limits: Those of each connection.
-        budget: What all of them may hold.
-        turns: For what they have sent beyond one turn's work.
-        debts: What their peers have used up on connections before.
-        connections: All that are open.
-        ending: Whether the server ends.
     """
 
     def __init__(
@@ -76,17 +69,12 @@ class CallDispatch:
         load_reports: LoadReports | None = None,
     ) -> None:
         self.methods = methods
-        self.settings = settings
-        self.budget = budget
-        self.turns = TurnQueue()
-        self.limits = Limits(
+        limits = Limits(
             header_bytes=settings.header_limit_bytes,
             header_fields=settings.header_limit_count,
             granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
         )
-        self.debts = PeerDebts(self.limits.credit, self.limits.credit_per_s)
-        self.connections: set[GrpcConnection] = set()
-        self.ending = False
+        super().__init__(settings, budget, limits)
         self._environment = CallEnvironment(settings, record_error, keys, observer, load_reports)
 
     def open(

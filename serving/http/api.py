@@ -152,7 +152,7 @@ class Api:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)
             return await endpoint(self, request)
         except BertserveError as error:
-            return refuse(error.bare(), request)
+            return refuse(error.without_traceback(), request)
         except asyncio.CancelledError:
             if is_cancelled():
                 self.gone(request)

@@ -169,7 +169,7 @@ class InferenceService:
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
-            call.record(error.bare(), request.id, trace)
+            call.record(error.without_traceback(), request.id, trace)
             return pb.ModelStreamInferResponse(
                 error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
             )

@@ -17,7 +17,8 @@ from typing import Any
 
 import bertserve
 from serving.engine.process.remote_engine import _Lane
-from serving.http.connection import HotRoutes, HttpConnection
+from serving.http.connection import HttpConnection
+from serving.http.port import HotRoutes
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline, _Job
 from serving.scheduling.admission import Admission
