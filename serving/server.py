@@ -453,7 +453,7 @@ async def _end_requests(server: Server, limit_s: float) -> None:
     """Takes no connection, answers what clients sent before they could know, and refuses the rest past the limit."""
     server.versions.stop()
     server.http.close()
-    closed = asyncio.gather(server.http.drained(), server.grpc.close(limit_s, REPLY_GRACE_S))
+    closed = asyncio.gather(server.http.emptied(), server.grpc.finish(limit_s, REPLY_GRACE_S))
     try:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:

@@ -22,6 +22,7 @@ from serving.errors import (
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
+from serving.net.lingering_close import SendProgress
 from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
 from serving.records import RequestTrace
@@ -115,8 +116,6 @@ class Call(msgspec.Struct, eq=False):
     Attributes:
         deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
         idle: Whether the client need not send anything now: it is between two messages.
-        waited_s: How long the client has kept the server waiting, for its request or for its window.
-        unsent: Bytes that its window held back when that wait began.
         trace: What is noted of its only message, or of all together; None where nobody is told.
     """
 
@@ -126,12 +125,12 @@ class Call(msgspec.Struct, eq=False):
     environment: CallEnvironment
     deadline: float | None = None
     idle: bool = False
-    waited_s: float = 0.0
-    unsent: int = 0
     trace: RequestTrace | None = None
     _trailing: Metadata = ()
     _headed: bool = False
     _taken: asyncio.Future[None] | None = None
+    _sending: SendProgress | None = None
+    _waited_s: float = 0.0
 
     _trailers: bytes | None = None
     _held: int = 0
@@ -184,7 +183,7 @@ class Call(msgspec.Struct, eq=False):
         self._headed = True
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
-            self._wait_for_window(stream.unsent)
+            self._wait_for_window()
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
@@ -223,7 +222,6 @@ class Call(msgspec.Struct, eq=False):
             trailers = (reply_headers(error.http_status) if no_call else REPLY_HEADERS) + trailers
         self._headed = True
         self.connection.h2.send(self.stream, None, b"", trailers)
-        self.waited_s = 0.0
         self._end_later()
         self.connection.flush()
         trace = trace or self.trace or self.begin_trace(0)
@@ -288,7 +286,7 @@ class Call(msgspec.Struct, eq=False):
         data = bytes(buffer[PREFIX_BYTES:end])
         del buffer[:end]
         self._consumed += end
-        self.waited_s = 0.0
+        self._waited_s = 0.0
         h2.consume(self.stream, self._consumed)
         self.connection.flush()
         return data, compressed
@@ -326,21 +324,31 @@ class Call(msgspec.Struct, eq=False):
         if self._taken is not None and not self._taken.done():
             self._taken.set_result(None)
 
-    def too_slow(self) -> None:
-        limit_s = self.environment.settings.body_timeout_s
-        self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
+    def tick(self, seconds: float) -> None:
+        stream, limit_s = self.stream, self.environment.settings.body_timeout_s
+        if stream.closed:
+            return
+        if stream.unsent is not None:
+            if self._sending is not None and self._sending.wait(len(stream.unsent), seconds) > limit_s:
+                self.connection.h2.reset(stream, ErrorCode.CANCEL)
+                stream.context = None
+                self.lost()
+        elif not (stream.ended or stream.wanted or self.idle):  # else it waits for its answer or a grant
+            self._waited_s += seconds
+            if self._waited_s > limit_s:
+                self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
 
     def _end_later(self) -> None:
         """Where a part of the reply is held back, the trailers wait for `sent`: else nobody would be told."""
         if self.stream.unsent is not None:
             self._trailers, self.stream.trailers = self.stream.trailers, None
+            self._sending = SendProgress(len(self.stream.unsent))
         elif self._held:
             self._hold(0)
 
-    def _wait_for_window(self, unsent: memoryview) -> None:
+    def _wait_for_window(self) -> None:
         """Counts what is held back of a reply."""
         self._end_later()
-        self.waited_s, self.unsent = 0.0, len(unsent)
         if not self._hold(self._kept()):
             self.connection.h2.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
             self.stream.context = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
 from serving.net.connection import Connection, Port
-from serving.net.lingering_close import TAKEN_BYTES, unsent_bytes
+from serving.net.lingering_close import unsent_bytes
 from serving.net.peers import PeerDebts, peer_of
 
 if TYPE_CHECKING:
@@ -50,18 +50,7 @@ class GrpcPort(Port["GrpcConnection"]):
 
 
 class StreamHandler(Protocol):
-    """What handles one stream.
-
-    Attributes:
-        idle: Whether the client need not send anything now: it is between two messages.
-        waited_s: How long the client has kept the server waiting, for its request or for its window.
-        unsent: Bytes that its window held back when that wait began.
-    """
-
-    stream: Stream
-    idle: bool
-    waited_s: float
-    unsent: int
+    """What handles one stream."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """The client sent data, or its end."""
@@ -78,8 +67,8 @@ class StreamHandler(Protocol):
     def keys_changed(self) -> None:
         """The API keys are others now."""
 
-    def too_slow(self) -> None:
-        """The client did not finish its request in time."""
+    def tick(self, seconds: float) -> None:
+        """Ends the stream where its client has kept the server waiting for too long."""
 
 
 class GrpcConnection(Connection):
@@ -224,7 +213,7 @@ class GrpcConnection(Connection):
         if h2.partial and self._stalled_s > settings.body_timeout_s:
             self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
         for handler in self._handlers():
-            self._check_pace(handler, seconds)
+            handler.tick(seconds)
         if self._draining_s is not None:
             self._draining_s += seconds
             if self._draining_s > _HEARING_S and not self._port.ending:
@@ -301,23 +290,6 @@ class GrpcConnection(Connection):
 
     def _handlers(self) -> list[StreamHandler]:
         return [stream.context for stream in self.h2.streams if stream.context is not None]
-
-    def _check_pace(self, handler: StreamHandler, seconds: float) -> None:
-        """Ends a stream whose client has kept the server waiting for too long."""
-        stream = handler.stream
-        if stream.closed or (stream.unsent is None and (stream.ended or stream.wanted or handler.idle)):
-            return  # it waits for its answer or a grant, not for its client, or for nothing
-        if stream.unsent is not None and (unsent := len(stream.unsent)) <= handler.unsent - TAKEN_BYTES:
-            handler.unsent, handler.waited_s = unsent, 0.0
-        handler.waited_s += seconds
-        if handler.waited_s <= self._port.settings.body_timeout_s:
-            return
-        if stream.unsent is None:
-            handler.too_slow()
-        else:
-            self.h2.reset(stream, ErrorCode.CANCEL)
-            stream.context = None
-            handler.lost()
 
     def _end_credit(self) -> None:
         """The connection is over, and its peer owes what it has used up."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class GrpcListener(Listener):
-    """One gRPC port and its connections."""
-
     def __init__(
         self,
         opened: socket.socket,
@@ -63,13 +61,14 @@ class GrpcListener(Listener):
         methods |= {**self.health.methods(), **reflection.methods(), **self._orca.methods()}
         self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer, load_reports)
         super().__init__(
-            *(opened, [self._calls], lambda: GrpcConnection(self._calls), "h2", tls),
+            *(opened, lambda: GrpcConnection(self._calls), tls, "h2"),
+            ports=[self._calls],
             limiter=limiter,
         )
         keep_alive(opened)
         v2_service.lifecycle.subscribe(self._follow)
 
-    async def close(self, drain_s: float, grace_s: float) -> None:
+    async def finish(self, drain_s: float, grace_s: float) -> None:
         """Accepts no more, answers what clients send before they know, then ends their connections.
 
         Args:
@@ -79,7 +78,7 @@ class GrpcListener(Listener):
         self.health.close()
         self._orca.close()
         self._calls.ending = True  # for connections whose handshake has not ended
-        self._acceptor.close()
+        self.close()
         limit = asyncio.get_running_loop().time() + drain_s
         self._calls.drain()
         try:
@@ -90,7 +89,6 @@ class GrpcListener(Listener):
         finally:
             for connection in list(self._calls.connections):
                 guarded(connection.abort, connection.end)
-            self.stop_clock()
 
     def keys_changed(self) -> None:
         self._calls.keys_changed()

@@ -201,7 +201,6 @@ class Api:
 
 
 def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:
-    """The reply that an error becomes."""
     return error_reply(request.path, error, request.request_id)
 
 

@@ -24,7 +24,7 @@ import os
 from collections import deque
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -80,17 +80,7 @@ _KEPT = b"connection: keep-alive\r\n\r\n"
 """Ends the head of a reply to HTTP/1.0, whose clients take a connection for closed unless they are told."""
 
 
-class _OpenFile:
-    """A file that is sent, with the size that it has now."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("rb")
-        self.size = os.fstat(self.file.fileno()).st_size
-
-
 class HttpConnection(Connection):
-    """One connection."""
-
     __slots__ = (
         *("_ahead", "_end_waits", "_ended", "_exchange", "_knows_interim", "_last_refusal", "_look", "_made_room"),
         *("_parser", "_port", "_reply_room", "_rest_room", "_streamed", "_timed", "_timer", "_told", "_writable"),
@@ -330,7 +320,7 @@ class HttpConnection(Connection):
             if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
                 self._abandon_upload()
                 keep_alive = False
-            opened: _OpenFile | None = None
+            opened: BinaryIO | None = None
             if reply.file is not None:
                 reply, opened = await self._open_file(request, reply, reply.file)
             elif len(reply.body) > FREE_BYTES:
@@ -416,7 +406,6 @@ class HttpConnection(Connection):
                 self._transport.abort()
 
     def _answered(self, *, keep_alive: bool) -> None:
-        """What follows a reply."""
         if self._made_room:
             self._reply_room, self._made_room = self._made_room, 0
             self.loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
@@ -441,15 +430,13 @@ class HttpConnection(Connection):
         self._pause()
         self._set_timer(Reading.NOTHING)
 
-    async def _open_file(
-        self, request: HttpRequest, reply: HttpReply, path: Path
-    ) -> tuple[HttpReply, _OpenFile | None]:
+    async def _open_file(self, request: HttpRequest, reply: HttpReply, path: Path) -> tuple[HttpReply, BinaryIO | None]:
         """Opens the file of a reply, and takes room for a piece if that goes out; or makes the refusal in its place."""
         room = FILE_BYTES if sends_body(request, reply) else 0
         if not self.share.take(room):
             return refuse(BuffersFull(), request), None
         try:
-            return reply, await asyncio.to_thread(_OpenFile, path)
+            return reply, await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError:
             refusal: BertserveError = ObjectNotFound("the file has just been deleted")
         except OSError:
@@ -457,16 +444,16 @@ class HttpConnection(Connection):
         self.share.give(room)
         return refuse(refusal, request), None
 
-    async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: _OpenFile, *, keep_alive: bool) -> None:
-        api, sent = self._port.app.api, 0
-        wanted = opened.size if sends_body(request, reply) else 0
+    async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: BinaryIO, *, keep_alive: bool) -> None:
+        api, sent, size = self._port.app.api, 0, os.fstat(opened.fileno()).st_size
+        wanted = size if sends_body(request, reply) else 0
         try:
-            with opened.file:
-                self._send(request, reply, opened.size, keep_alive=keep_alive)
+            with opened:
+                self._send(request, reply, size, keep_alive=keep_alive)
                 while sent < wanted:
                     piece = b""
                     with contextlib.suppress(OSError):
-                        piece = await asyncio.to_thread(opened.file.read, min(wanted - sent, FILE_BYTES))
+                        piece = await asyncio.to_thread(opened.read, min(wanted - sent, FILE_BYTES))
                     if not piece:
                         log.error(
                             "a file that is sent is shorter than it was", extra=fields(request_id=request.request_id)
@@ -515,7 +502,6 @@ class HttpConnection(Connection):
             self._leave(_QUICK_LINGER_S)
 
     def _leave(self, linger_s: float = _LINGER_S) -> None:
-        """Closes behind the last reply."""
         self._set_timer(Reading.NOTHING)
         self.linger(linger_s, heard_all=self._ended)
 

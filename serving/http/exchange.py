@@ -286,7 +286,6 @@ class HttpRequest(msgspec.Struct):
     ignored: Ignored | None = None
 
     def header(self, name: bytes) -> bytes | None:
-        """The header of that lower-case name."""
         return self.headers.get(name)
 
     def timeout_ms(self) -> float | None:

@@ -53,8 +53,6 @@ _HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?
 
 
 class Reading(Enum):
-    """What comes next on a connection."""
-
     NOTHING = auto()
     HEAD = auto()
     BODY = auto()
@@ -162,14 +160,12 @@ class RequestParser:
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """A request starts."""
         if self._again:
             return
         self.reading = Reading.HEAD
         self.head_bytes = max(1, self.head_bytes)  # in one piece with the end of the request before
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request's target."""
         self._url += url
         self._header_bytes += len(url)
         if self._header_bytes > self._max_header_bytes:
@@ -219,7 +215,6 @@ class RequestParser:
             self._begin_upload()
 
     def on_body(self, body: bytes) -> None:
-        """Counts what a body really brings."""
         self.body_bytes += len(body)
         self.framing_bytes -= len(body)
         if self.stream is not None:

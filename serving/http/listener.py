@@ -45,8 +45,6 @@ _PLAIN = _last_reply(
 
 
 class HttpListener(Listener):
-    """One port and its connections."""
-
     def __init__(
         self,
         app: App,
@@ -63,7 +61,8 @@ class HttpListener(Listener):
             app, settings, "http" if tls is None else "https", budget, hosts
         )
         super().__init__(
-            *(opened, [self._port], self._connection, "http/1.1", tls),
+            *(opened, self._open_connection, tls, "http/1.1"),
+            ports=[self._port],
             limiter=limiter,
             refusal=_REFUSAL,
             plain=_PLAIN,
@@ -71,7 +70,7 @@ class HttpListener(Listener):
 
     def close(self) -> None:
         """Accepts no more. What is under way or on its way is answered as the last of its connection."""
-        self._acceptor.close()
+        super().close()
         asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._drain)
 
     def _drain(self) -> None:
@@ -80,15 +79,9 @@ class HttpListener(Listener):
         if not self.is_empty:
             asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._drain)
 
-    def _connection(self) -> asyncio.Protocol:
+    def _open_connection(self) -> asyncio.Protocol:
         return HttpConnection(self._port)
 
     def refuse_uploads(self, error: BertserveError) -> None:
-        """Those that are still on their way."""
         for connection in list(self._port.connections):
             connection.refuse_upload(error)
-
-    async def drained(self) -> None:
-        """Waits until the last connection is gone."""
-        await self.emptied()
-        self.stop_clock()

@@ -31,8 +31,6 @@ _ANY_TAIL = "{}"
 
 
 class HotRoutes:
-    """Finds the hot route of a request."""
-
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._fixed: dict[tuple[str, str], HotRoute] = {}
         self._by_tail: dict[str, list[HotRoute]] = {}

@@ -38,7 +38,6 @@ class Port(Generic[C]):
         self.ending = False
 
     def tick(self, seconds: float) -> None:
-        """Called every so many seconds."""
         for connection in list(self.connections):
             guarded(connection.abort, connection.tick, seconds)
 
@@ -84,7 +83,6 @@ class Connection(asyncio.Protocol):
     # What a codec's connection adds.
 
     def receive(self, data: bytes) -> None:
-        """Reads what has just been received."""
         raise NotImplementedError
 
     def read_on(self) -> None:
@@ -161,7 +159,6 @@ class Connection(asyncio.Protocol):
     # What the port calls.
 
     def tick(self, seconds: float) -> None:
-        """Ends what has taken too long; called every so many seconds."""
         self._lifetime_s -= seconds
         sending = self._sending
         if sending is not None:

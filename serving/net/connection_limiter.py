@@ -107,7 +107,6 @@ class ConnectionLimiter:
         return self._taken
 
     def follow(self, connections: Callable[[], Iterable[Closable]]) -> None:
-        """Learns where to look for idle connections."""
         self._groups.append(connections)
 
     def take(self, address: str) -> Callable[[], None] | None:
@@ -155,7 +154,6 @@ class ConnectionLimiter:
         return False
 
     def _tell(self, what: str) -> None:
-        """Says it in the log, though not each time."""
         now = self._clock()
         if now - self._told_at >= _TELL_S:
             self._told_at = now

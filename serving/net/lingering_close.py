@@ -93,13 +93,11 @@ class LingeringClose:
         self._timer = self._loop.call_later(quiet_s, guarded, self._abort, self._look)
 
     def received(self, size: int) -> None:
-        """The peer sent so many bytes, which nobody reads."""
         self._left -= size
         if self._left < 0:
             self._abort()
 
     def cancel(self) -> None:
-        """The connection is closed."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,94 +1,301 @@
-"""A port: opens, keeps time for its connections, and waits for the last of them."""
+"""A port: a listening socket, the connections it accepts, and the clock that they share."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
-from typing import TYPE_CHECKING, Any
+import socket
+import time
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
-from serving.net.acceptor import Acceptor
+from serving.net.lingering_close import LingeringClose
+from serving.net.ports import BACKLOG
+from serving.unawaited import guarded, start
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterable
+    import ssl
+    from collections.abc import Callable, Iterable, Sequence
 
     from serving.net.connection import Port
     from serving.net.connection_limiter import Closable, ConnectionLimiter
     from serving.security.tls import Tls
 
+log = logging.getLogger("bertserve.net")
+
+_ACCEPTS = 64
+"""At most so many new connections in one turn of the loop: those that are there must have theirs."""
+
+_REFUSALS = 16
+"""Refused connections of a port that stay open until their clients can have read why; further ones close at once."""
+
+_LINGER_S = 1.0
+"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+
 _TICK_S = 1.0
+_TELL_S = 10.0
+_PAUSE_S = 0.1
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class _Accepted(socket.socket):
+    """An accepted socket, which gives its place back with its descriptor.
+
+    asyncio closes the socket of a transport that ends; uvloop detaches it and closes the descriptor itself. It can be
+    closed for another one as long as it is no connection yet: over TLS that is until the end of the handshake.
+    """
+
+    __slots__ = ("_release", "_since", "opening")
+
+    def __init__(self, opened: socket.socket, release: Callable[[], None]) -> None:
+        super().__init__(opened.family, opened.type, opened.proto, opened.detach())
+        self._release: Callable[[], None] | None = release
+        self._since = time.monotonic()
+        self.opening: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def detach(self) -> int:
+        self._leave()
+        return super().detach()
+
+    def idle_since(self) -> tuple[bool, float] | None:
+        return None if self.opening is None or self.opening.done() else (False, self._since)
+
+    def close_if_idle(self) -> None:
+        if self.opening is not None:
+            self.opening.cancel()
+
+    def _leave(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class _Refused(asyncio.Protocol):
+    """A connection without a place: it is told so, and closed once its client has had the time to read that."""
+
+    def __init__(self, all_of_them: set[_Refused], refusal: bytes) -> None:
+        self._all = all_of_them
+        self._refusal = refusal
+        all_of_them.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        told = cast("asyncio.Transport", transport)
+        told.write(self._refusal)
+        self._lingering = LingeringClose(told, quiet_s=_LINGER_S, pace_s=_LINGER_S)
+
+    def data_received(self, data: bytes) -> None:
+        self._lingering.received(len(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self._lingering.cancel()
+        self._all.discard(self)
 
 
 class Listener:
-    """One port and its connections."""
+    """One port; it owns the listening socket, and accepts nothing before `start`.
+
+    Args:
+        ports: What its connections share: one of each protocol that is spoken here.
+        limiter: What its connections take places of; without it there is no bound.
+        refusal: What a connection for which there is no place is told, without TLS.
+        plain: What a client is told that sends a request where it should begin TLS; empty: nothing.
+    """
 
     def __init__(
         self,
         opened: socket.socket,
-        ports: Iterable[Port[Any]],
         connection: Callable[[], asyncio.Protocol],
-        protocol: str,
         tls: Tls | None,
+        protocol: str,
         *,
+        ports: Sequence[Port[Any]] = (),
         limiter: ConnectionLimiter | None = None,
         refusal: bytes = b"",
         plain: bytes = b"",
     ) -> None:
-        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on.
-
-        Args:
-            opened: The listening socket.
-            ports: What its connections share: one of each protocol that is spoken on it.
-            connection: Makes a connection.
-            protocol: As ALPN names it.
-            tls: What connections are secured with.
-            limiter: How many connections there may be.
-            refusal: What a connection beyond those is told, without TLS.
-            plain: What a client is told that sends a request where it should begin TLS.
-        """
-        self._ports = tuple(ports)
-        self._acceptor = Acceptor(opened, connection, tls, protocol, limiter=limiter, refusal=refusal, plain=plain)
+        self._socket = opened
+        self._connection = connection
+        self._tls = tls
+        self._protocol = protocol
+        self._ports = ports
+        self._limiter = limiter
+        self._refusal = refusal if tls is None else b""
+        self._plain = plain
+        self._context: ssl.SSLContext | None = None
+        self._opening: set[_Accepted] = set()
+        self._refused: set[_Refused] = set()
+        self._accepts = 1
+        self._told_at = float("-inf")
         if limiter is not None:
             limiter.follow(self._closable)
-        self._clock: asyncio.TimerHandle | None = None
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
-        return self._acceptor.address
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    async def start(self) -> None:
+        self._context = self._read_context()
+        self._socket.setblocking(False)
+        self._tick()
+        self._listen()
+
+    async def renew(self) -> None:
+        """Reads the certificates again, for new connections; those that are open go on.
+
+        A used context cannot forget an authority or a session, so a new one takes its place.
+
+        Raises:
+            CredentialsError: They cannot be used; nothing changes.
+        """
+        self._context = self._read_context()
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return sum([len(port.connections) for port in self._ports])
 
-    async def start(self) -> None:
-        """Accepts connections."""
-        self._tick()
-        await self._acceptor.start()
-
-    async def renew(self) -> None:
-        """Other certificates, as `Acceptor.renew`."""
-        await self._acceptor.renew()
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is open, none is being opened, and none that was refused still reads why."""
+        return not (self.connections or self._opening or self._refused)
 
     async def emptied(self, limit: float = math.inf) -> None:
-        """Waits until the last connection is gone, or until a time of the loop's clock."""
+        """Waits until it is empty, or until a time of the loop's clock."""
         loop = asyncio.get_running_loop()
         while not self.is_empty and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.connections or self._acceptor.opening)
+    def close(self) -> None:
+        """Takes the connections that wait to be accepted, and then no more.
 
-    def stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
+        To their clients they have been open for a while: they may have sent a request, which a closed port would reset.
+        """
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._accepts = BACKLOG
+            guarded(self._socket.close, self._accept)
+            self._socket.close()
 
     def _closable(self) -> Iterable[Closable]:
-        return [connection for port in self._ports for connection in port.connections]
+        return chain(self._opening, *[port.connections for port in self._ports])
 
     def _tick(self) -> None:
-        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        for port in self._ports:
-            port.tick(_TICK_S)
+        is_open = self._socket.fileno() >= 0
+        if self._ports and (is_open or not self.is_empty):
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+            for port in self._ports:
+                port.tick(_TICK_S)
+
+    def _read_context(self) -> ssl.SSLContext | None:
+        return None if self._tls is None else self._tls.context(self._protocol)
+
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        """Takes one connection in a turn of the loop, and more where more are found to wait."""
+        for _ in range(self._accepts):
+            try:
+                opened, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._accepts = 1
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                self._pause(error)
+                return
+            release = self._limiter.take(address[0]) if self._limiter is not None else _nothing
+            if release is None:
+                self._refuse(opened)
+                continue
+            accepted = _Accepted(opened, release)
+            self._opening.add(accepted)
+            accepted.opening = start(self._open(accepted))
+            accepted.opening.add_done_callback(partial(self._opened, accepted))
+        self._accepts = min(_ACCEPTS, 2 * self._accepts)
+
+    async def _open(self, accepted: _Accepted) -> None:
+        """Makes a connection of a socket; over TLS that takes as long as the client's handshake."""
+        tls = self._tls
+        try:
+            if tls is not None and self._plain and await _speaks_plainly(accepted, tls.handshake_s):
+                if len(self._refused) >= _REFUSALS:
+                    accepted.close()
+                else:
+                    await self._tell_refused(accepted, _Refused(self._refused, self._plain))
+                return
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=None if tls is None else tls.handshake_s,
+                ssl_shutdown_timeout=None if tls is None else tls.goodbye_s,
+            )
+        except OSError:  # the client has gone or agrees on no TLS
+            accepted.close()
+
+    def _opened(self, accepted: _Accepted, task: asyncio.Task[None]) -> None:
+        self._opening.discard(accepted)
+        if task.cancelled() or task.exception() is not None:  # perhaps before it began
+            accepted.close()
+
+    def _refuse(self, opened: socket.socket) -> None:
+        opened.setblocking(False)
+        if self._refusal and len(self._refused) < _REFUSALS:
+            refused = _Refused(self._refused, self._refusal)
+            start(self._tell_refused(opened, refused))
+            return
+        with opened, suppress(OSError):
+            if self._refusal:
+                opened.send(self._refusal)
+                opened.shutdown(socket.SHUT_WR)
+                # What is unread when a socket closes takes back what was sent.
+                opened.recv(1 << 16)
+
+    async def _tell_refused(self, opened: socket.socket, refused: _Refused) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: refused, opened)
+        except OSError:  # the client has gone
+            self._refused.discard(refused)
+            opened.close()
+
+    def _pause(self, error: OSError) -> None:
+        """Lets new connections wait for a descriptor, which an idle connection gives up if there is one."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._told_at >= _TELL_S:
+            self._told_at = loop.time()
+            log.error("new connections wait: %s", error.strerror)
+        if self._limiter is not None:
+            self._limiter.make_room()
+        loop.remove_reader(self._socket)
+        loop.call_later(_PAUSE_S, self._listen)
+
+
+async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
+    """Waits for a client's first byte: whether it begins the name of a method, as no handshake does.
+
+    Raises:
+        TimeoutError: It does not come.
+    """
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(accepted, came.set)
+    try:
+        async with asyncio.timeout(wait_s):
+            await came.wait()
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK).isupper()
+
+
+def _nothing() -> None:
+    """There is no place to give back."""

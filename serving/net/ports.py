@@ -41,8 +41,6 @@ PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics",
 
 @dataclass(slots=True, frozen=True)
 class Ports:
-    """The listening sockets."""
-
     http: socket.socket
     grpc: socket.socket
     metrics: socket.socket

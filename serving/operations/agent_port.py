@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from serving.lifecycle import State
-from serving.net.acceptor import Acceptor
 from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
+from serving.net.listener import Listener
 from serving.operations.load import text_s
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ class AgentPort:
         self._connections: set[_Check] = set()
         limiter = ConnectionLimiter(MAX_PROBE_CONNECTIONS)
         limiter.follow(lambda: self._connections)
-        self._acceptor = Acceptor(opened, lambda: _Check(self._connections, self.line), None, "", limiter=limiter)
+        self._listener = Listener(opened, lambda: _Check(self._connections, self.line), None, "", limiter=limiter)
 
     async def start(self) -> None:
-        await self._acceptor.start()
+        await self._listener.start()
 
     def close(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
         for connection in list(self._connections):
             connection.close_if_idle()
 

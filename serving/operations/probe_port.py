@@ -57,9 +57,9 @@ class ProbeListener(HttpListener):
     def _closable(self) -> Iterable[Closable]:
         return chain(self._undecided, super()._closable())
 
-    def _connection(self) -> asyncio.Protocol:
+    def _open_connection(self) -> asyncio.Protocol:
         limit_s = self._calls.settings.header_timeout_s
-        return _Undecided(self._undecided, super()._connection, lambda: GrpcConnection(self._calls), limit_s)
+        return _Undecided(self._undecided, super()._open_connection, lambda: GrpcConnection(self._calls), limit_s)
 
 
 class _Undecided(asyncio.Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica, haproxy
-from serving.net.acceptor import PROBE_PLACES
+from serving.net.listener import PROBE_PLACES
 from tests.support.clients import post_json
 from tests.support.server import Server, free_port
 from tests.support.waiting import wait_for

@@ -68,7 +68,7 @@ async def listening(limiter: ConnectionLimiter | None = None) -> AsyncIterator[H
     finally:
         lifecycle.to(State.DRAINING)
         listener.close()
-        await asyncio.wait_for(listener.drained(), 10)
+        await asyncio.wait_for(listener.emptied(), 10)
 
 
 def connect(listener: HttpListener) -> socket.socket:
@@ -142,7 +142,7 @@ async def test_an_idle_connection_is_closed_with_its_port() -> None:
     async with listening() as listener:
         clients = [await used(listener), connect(listener)]
         listener.close()
-        await listener.drained()
+        await listener.emptied()
         for client in clients:
             assert await received(client) == b""
             client.close()

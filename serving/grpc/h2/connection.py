@@ -239,7 +239,6 @@ class H2Connection:
             self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PING))
 
     def finish_shutdown(self) -> None:
-        """Refuses further streams."""
         if self._final is None and not self.finished:
             self._final = self._last
             self.outgoing.append(frames.goaway(self._final, ErrorCode.NO_ERROR))

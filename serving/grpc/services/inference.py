@@ -181,7 +181,6 @@ class InferenceService:
 
 
 def _message(struct: msgspec.Struct, message: Message) -> Message:
-    """A record as the message that has its fields."""
     return ParseDict(msgspec.to_builtins(struct), message)
 
 
