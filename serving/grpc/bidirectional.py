@@ -60,7 +60,7 @@ class BidirectionalCall(Call, eq=False):
 
     def keys_changed(self) -> None:
         """Ends if the key it was opened with is no longer valid: it could go on for ever."""
-        keys, authorization = self.environment.keys, self.metadata(b"authorization")
+        keys, authorization = self.connection.port.keys, self.metadata(b"authorization")
         if keys is not None and not self.head.method.open and not keys.allow(authorization):
             self.refuse(refusal(authorization))
 

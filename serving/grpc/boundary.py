@@ -118,7 +118,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
     try:
-        return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
+        return await inflate(call.connection.port.inflating, call.grow, data, wbits, limit)
     except MalformedRequest as error:
         raise InvalidCompression(error.without_traceback().message) from None
 
@@ -141,7 +141,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
 
 
 def _check_fields(call: Call, data: bytes) -> None:
-    most = _MOST_FIELDS + call.environment.settings.max_v2_batch_size
+    most = _MOST_FIELDS + call.connection.port.settings.max_v2_batch_size
     if has_more_fields(data, call.head.method.kind, most):
         raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
 

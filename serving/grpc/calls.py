@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
-    from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
 
 _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
@@ -91,25 +86,6 @@ class CallHead(msgspec.Struct, frozen=True, eq=False):
     error: BertserveError | None = None
 
 
-class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
-    """What the calls of one port share.
-
-    Attributes:
-        record_error: Counts and logs an error.
-        keys: What all but the open methods need one of.
-        observer: Is told of requests that have ended; None where nobody listens.
-        load_reports: What balancers are told of the load behind a reply; None where nothing is.
-        inflating: Held by the call whose message is being decompressed.
-    """
-
-    settings: Settings
-    record_error: RecordError
-    keys: ApiKeys | None
-    observer: RequestObserver | None
-    load_reports: LoadReports | None = None
-    inflating: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-
-
 class Call(msgspec.Struct, eq=False):
     """One call, as its connection, its method and the boundary see it.
 
@@ -122,7 +98,6 @@ class Call(msgspec.Struct, eq=False):
     connection: GrpcConnection
     stream: Stream
     head: CallHead
-    environment: CallEnvironment
     deadline: float | None = None
     idle: bool = False
     trace: RequestTrace | None = None
@@ -157,7 +132,7 @@ class Call(msgspec.Struct, eq=False):
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
         """Counts an error that does not end the call, of the message that has this id and this trace."""
         request_id = self.request_id(message_id)
-        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
+        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.failed(error.reason, error.http_status, error.grpc_code)
             trace.request_id = request_id
@@ -169,7 +144,7 @@ class Call(msgspec.Struct, eq=False):
     # What the boundary uses.
 
     def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
-        """Sends a message, the end of the call, or both.
+        """Sends a message, the end of the call, or both: every reply goes out here.
 
         Raises:
             BuffersFull: There is no room for what the client does not take; its stream is reset.
@@ -184,6 +159,8 @@ class Call(msgspec.Struct, eq=False):
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
             self._wait_for_window()
+        elif self._held and trailers is not None:
+            self._hold(0)
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
@@ -203,8 +180,6 @@ class Call(msgspec.Struct, eq=False):
         """Ends the call well, with its message if it has not been sent."""
         trailing = self._trailing + self._load_report()
         self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
-        if self._held and self.stream.unsent is None:
-            self._hold(0)
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
@@ -220,12 +195,10 @@ class Call(msgspec.Struct, eq=False):
         if not self._headed:
             no_call = error is self.head.error and isinstance(error, UnsupportedMediaType | MethodNotAllowed)
             trailers = (reply_headers(error.http_status) if no_call else REPLY_HEADERS) + trailers
-        self._headed = True
-        self.connection.h2.send(self.stream, None, b"", trailers)
-        self._end_later()
-        self.connection.flush()
+            self._headed = True
+        self.reply(None, trailers)
         trace = trace or self.trace or self.begin_trace(0)
-        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
+        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.request_id = request_id
             self.tell(trace, 0, error)
@@ -240,7 +213,7 @@ class Call(msgspec.Struct, eq=False):
 
     def begin_trace(self, size: int) -> RequestTrace | None:
         """The trace of messages of so many bytes; None where nobody is told."""
-        observer = self.environment.observer
+        observer = self.connection.port.observer
         if observer is None:
             return None
         if not observer.detailed:
@@ -255,7 +228,7 @@ class Call(msgspec.Struct, eq=False):
 
     def tell(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
         """Ends a trace, once, now that a reply of so many bytes was sent, or that nothing is sent any more."""
-        observer = self.environment.observer
+        observer = self.connection.port.observer
         if observer is None or trace is None or trace.ended:
             return
         if error is not None:
@@ -264,7 +237,7 @@ class Call(msgspec.Struct, eq=False):
         observer.end(trace)
 
     def _load_report(self) -> Metadata:
-        reports = self.environment.load_reports
+        reports = self.connection.port.load_reports
         if reports is None or self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is None:
             return ()
         return (reports.report().trailer(),)
@@ -325,7 +298,7 @@ class Call(msgspec.Struct, eq=False):
             self._taken.set_result(None)
 
     def tick(self, seconds: float) -> None:
-        stream, limit_s = self.stream, self.environment.settings.body_timeout_s
+        stream, limit_s = self.stream, self.connection.port.settings.body_timeout_s
         if stream.closed:
             return
         if stream.unsent is not None:
@@ -338,20 +311,14 @@ class Call(msgspec.Struct, eq=False):
             if self._waited_s > limit_s:
                 self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
 
-    def _end_later(self) -> None:
-        """Where a part of the reply is held back, the trailers wait for `sent`: else nobody would be told."""
-        if self.stream.unsent is not None:
-            self._trailers, self.stream.trailers = self.stream.trailers, None
-            self._sending = SendProgress(len(self.stream.unsent))
-        elif self._held:
-            self._hold(0)
-
     def _wait_for_window(self) -> None:
-        """Counts what is held back of a reply."""
-        self._end_later()
+        """A part of the reply is held back: it counts, and the trailers wait for `sent`: else nobody would be told."""
+        stream = self.stream
+        self._trailers, stream.trailers = stream.trailers, None
+        self._sending = SendProgress(len(stream.unsent or b""))
         if not self._hold(self._kept()):
-            self.connection.h2.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
-            self.stream.context = None
+            self.connection.h2.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
+            stream.context = None
             self.connection.flush()
             raise BuffersFull
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
+from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
 from serving.net.connection import Connection, Port
 from serving.net.lingering_close import unsent_bytes
 from serving.net.peers import PeerDebts, peer_of
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from serving.grpc.h2 import Event, Headers, Limits, Stream
+    from serving.grpc.h2 import Event, Headers, Stream
     from serving.net.buffers import BufferBudget
+    from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
+    from serving.net.requests import RecordError
+    from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
 _HEARING_S = 20.0
@@ -23,6 +27,9 @@ ends, the port says how long."""
 
 _FREE_BYTES = 1 << 16
 """What a connection may hold beside the budget, so that small messages are read while that is spent."""
+
+_GRANTED_MESSAGES = 4
+"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _CALL_S = 0.0001
 """What a call takes that has begun, about: those of one client wait for their turn, and not others behind them."""
@@ -35,13 +42,35 @@ class GrpcPort(Port["GrpcConnection"]):
     """What the connections of one port share, and what answers their streams.
 
     Attributes:
+        methods: By path.
         limits: Those of each connection.
         debts: What their peers have used up on connections before.
+        record_error: Counts and logs an error.
+        keys: What all but the open methods need one of; None where there are none.
+        observer: Is told of requests that have ended; None where nobody listens.
+        load_reports: What balancers are told of the load behind a reply; None where nothing is.
+        inflating: Held by the call whose message is being decompressed.
     """
 
-    def __init__(self, settings: Settings, budget: BufferBudget, limits: Limits) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, Any],
+        settings: Settings,
+        record_error: RecordError,
+        budget: BufferBudget,
+        keys: ApiKeys | None = None,
+        observer: RequestObserver | None = None,
+        load_reports: LoadReports | None = None,
+    ) -> None:
         super().__init__(settings, budget)
-        self.limits = limits
+        self.methods = methods
+        self.record_error, self.keys, self.observer, self.load_reports = record_error, keys, observer, load_reports
+        self.inflating = asyncio.Lock()
+        self.limits = limits = Limits(
+            header_bytes=settings.header_limit_bytes,
+            header_fields=settings.header_limit_count,
+            granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
+        )
         self.debts = PeerDebts(limits.credit, limits.credit_per_s)
 
     def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> StreamHandler | None:
@@ -71,11 +100,11 @@ class StreamHandler(Protocol):
         """Ends the stream where its client has kept the server waiting for too long."""
 
 
-class GrpcConnection(Connection):
+class GrpcConnection(Connection[GrpcPort]):
     """One connection; what methods of `h2` leave to be sent goes out with `flush`."""
 
     __slots__ = (
-        *("_draining_s", "_idle_after", "_is_draining", "_peer", "_port", "_progress", "_stalled_s", "_unsent", "h2"),
+        *("_draining_s", "_idle_after", "_is_draining", "_peer", "_progress", "_stalled_s", "_unsent", "h2"),
         "_waits",
     )
 
@@ -83,7 +112,6 @@ class GrpcConnection(Connection):
 
     def __init__(self, port: GrpcPort) -> None:
         super().__init__(port, _FREE_BYTES)
-        self._port = port
         self._waits = False  # for the debts of its peer
         self._is_draining = port.ending
         self._draining_s: float | None = None
@@ -97,8 +125,8 @@ class GrpcConnection(Connection):
         super().connection_made(transport)
         address = transport.get_extra_info("peername")
         self._peer = peer_of(address[0]) if address else ""
-        credit, wait_s = self._port.debts.begin(self._peer)
-        self.h2 = H2Connection(self._port.limits, credit)
+        credit, wait_s = self.port.debts.begin(self._peer)
+        self.h2 = H2Connection(self.port.limits, credit)
         if wait_s:
             self._waits = True
             self._pause()
@@ -169,7 +197,7 @@ class GrpcConnection(Connection):
                     event.stream.context.received(event.data, ended=event.ended)
             elif type(event) is RequestReceived:
                 if not event.stream.closed:
-                    handler = event.stream.context = self._port.open(self, event.stream, event.headers)
+                    handler = event.stream.context = self.port.open(self, event.stream, event.headers)
                     if handler is not None and event.ended:
                         handler.received(b"", ended=True)
             else:
@@ -198,8 +226,11 @@ class GrpcConnection(Connection):
 
     def tick(self, seconds: float) -> None:
         """Renews the credit and ends streams that have taken too long, too."""
-        h2, settings = self.h2, self._port.settings
-        self._renew(seconds)
+        h2, settings = self.h2, self.port.settings
+        self._handle(h2.renew(seconds))
+        if h2.pending:
+            self._pause()
+            self._read_on_next_turn()
         self._count_idleness()
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
@@ -216,17 +247,11 @@ class GrpcConnection(Connection):
             handler.tick(seconds)
         if self._draining_s is not None:
             self._draining_s += seconds
-            if self._draining_s > _HEARING_S and not self._port.ending:
+            if self._draining_s > _HEARING_S and not self.port.ending:
                 h2.finish_shutdown()
         elif self._lifetime_s <= 0 and h2.greeted:
             self._begin_shutdown()
         self.flush()
-
-    def _renew(self, seconds: float) -> None:
-        self._handle(self.h2.renew(seconds))
-        if self.h2.pending:
-            self._pause()
-            self._read_on_next_turn()
 
     def drain(self) -> None:
         """The server ends: sends the client away, and takes what it sends before it has heard of that.
@@ -295,7 +320,7 @@ class GrpcConnection(Connection):
         """The connection is over, and its peer owes what it has used up."""
         if not self._ending:
             self._ending = True
-            self._port.debts.charge(self._peer, self.h2.spent)
+            self.port.debts.charge(self._peer, self.h2.spent)
 
     def _close(self) -> None:
         """Says no more, and listens a moment longer, so that what was said is read."""

@@ -80,10 +80,10 @@ _KEPT = b"connection: keep-alive\r\n\r\n"
 """Ends the head of a reply to HTTP/1.0, whose clients take a connection for closed unless they are told."""
 
 
-class HttpConnection(Connection):
+class HttpConnection(Connection["HttpPort[Any]"]):
     __slots__ = (
         *("_ahead", "_end_waits", "_ended", "_exchange", "_knows_interim", "_last_refusal", "_look", "_made_room"),
-        *("_parser", "_port", "_reply_room", "_rest_room", "_streamed", "_timed", "_timer", "_told", "_writable"),
+        *("_parser", "_reply_room", "_rest_room", "_streamed", "_timed", "_timer", "_told", "_writable"),
     )
 
     _PIECE_BYTES = _PIECE_BYTES
@@ -91,7 +91,6 @@ class HttpConnection(Connection):
 
     def __init__(self, port: HttpPort[Any]) -> None:
         super().__init__(port)
-        self._port = port
         self._parser = RequestParser(port, self.share, self._read_on_next_turn)
         self._timed = Reading.NOTHING
         self._timer: asyncio.TimerHandle | None = None
@@ -277,7 +276,7 @@ class HttpConnection(Connection):
         super().tick(seconds)
         if (
             self._idle_since is not None
-            and self.loop.time() - self._idle_since > self._port.settings.keep_alive_s
+            and self.loop.time() - self._idle_since > self.port.settings.keep_alive_s
             and not unread_bytes(self._transport)  # the request that it waited for, which has come in time
         ):
             self._end_idle()
@@ -313,7 +312,7 @@ class HttpConnection(Connection):
         """An exchange. Nobody awaits it: whatever happens in it ends in a reply or the end of the connection."""
         try:
             if ahead:
-                await self._port.turns.wait(_ANSWER_S)
+                await self.port.turns.wait(_ANSWER_S)
             reply = await self._reply_to(request)
             if request.held:
                 self.share.give(request.held)
@@ -335,14 +334,14 @@ class HttpConnection(Connection):
             self._exchange = self._told = None
             self._answered(keep_alive=keep_alive)
         except asyncio.CancelledError:
-            self._port.app.api.gone(request)
+            self.port.app.api.gone(request)
             raise
         except Exception as error:  # noqa: BLE001  the HTTP boundary, for the making of replies
             self._rescue(request, error)
 
     def _reply_to(self, request: HttpRequest) -> Coroutine[Any, Any, HttpReply]:
         """What answers a request. It is no coroutine itself, as each one more costs every request its part."""
-        port = self._port
+        port = self.port
         route = port.hot.find(request)
         if route is not None:
             return port.app.api.answer(route.direct, route.path, request)
@@ -362,7 +361,7 @@ class HttpConnection(Connection):
 
     def _goes_on(self) -> bool:
         """Whether a connection that its client would keep is kept."""
-        if not (self._ended or self._port.app.api.lifecycle.closing or self._lifetime_s <= 0):
+        if not (self._ended or self.port.app.api.lifecycle.closing or self._lifetime_s <= 0):
             return True
         self._ending = True  # what has been read is still answered
         return bool(self._ahead or self._last_refusal)
@@ -372,7 +371,7 @@ class HttpConnection(Connection):
 
         This is the only place where replies are written, whichever layer makes them.
         """
-        port = self._port
+        port = self.port
         body = reply.body if length is None and sends_body(request, reply) else b""
         parts = (
             _STATUS_LINES[reply.status],
@@ -397,7 +396,7 @@ class HttpConnection(Connection):
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
             if self._told is not None:  # or a part of it
-                self._port.app.api.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
+                self.port.app.api.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
                 left = True
@@ -445,7 +444,7 @@ class HttpConnection(Connection):
         return refuse(refusal, request), None
 
     async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: BinaryIO, *, keep_alive: bool) -> None:
-        api, sent, size = self._port.app.api, 0, os.fstat(opened.fileno()).st_size
+        api, sent, size = self.port.app.api, 0, os.fstat(opened.fileno()).st_size
         wanted = size if sends_body(request, reply) else 0
         try:
             with opened:
@@ -511,7 +510,7 @@ class HttpConnection(Connection):
             self._timer = None
         self._timed = reading
         if reading is not Reading.NOTHING:
-            settings = self._port.settings
+            settings = self.port.settings
             seconds = settings.header_timeout_s if reading is Reading.HEAD else settings.body_timeout_s
             self._timer = self.loop.call_later(seconds, guarded, self.abort, self._too_slow, reading, seconds)
 

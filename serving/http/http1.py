@@ -76,21 +76,9 @@ class RequestParser:
 
     # As of the connection: without slots each would be looked up in a dictionary.
     __slots__ = (
-        *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive", "_old"),
-        *(
-            "_max_header_bytes",
-            "_max_headers",
-            "_on_room",
-            "_parser",
-            "_path",
-            "_port",
-            "_query",
-            "_room",
-            "_settings",
-            "_share",
-            "_url",
-            "_violation",
-        ),
+        *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
+        *("_max_header_bytes", "_max_headers", "_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
+        *("_settings", "_share", "_url", "_violation"),
         *("awaits_leave", "body_bytes", "framing_bytes", "head_bytes", "length", "over", "reading", "requests"),
         "stream",
     )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from serving.net.buffers import BufferBudget
     from serving.settings import Settings
 
-C = TypeVar("C", bound="Connection")
+C = TypeVar("C", bound="Connection[Any]")
+P = TypeVar("P", bound="Port[Any]")
 
 
 class Port(Generic[C]):
@@ -47,7 +48,7 @@ class Port(Generic[C]):
             guarded(connection.abort, connection.drain)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, Generic[P]):
     """One connection.
 
     Attributes:
@@ -56,8 +57,8 @@ class Connection(asyncio.Protocol):
 
     # Attributes without slots would each be looked up in a dictionary (3 us a request of HTTP).
     __slots__ = (
-        *("_base_port", "_ending", "_idle_since", "_lifetime_s", "_lingering", "_paused", "_rest", "_sending"),
-        *("_transport", "_turn_is_due", "_used", "loop", "share"),
+        *("_ending", "_idle_since", "_lifetime_s", "_lingering", "_paused", "_rest", "_sending"),
+        *("_transport", "_turn_is_due", "_used", "loop", "port", "share"),
     )
 
     _PIECE_BYTES: ClassVar[float] = float("inf")
@@ -66,9 +67,9 @@ class Connection(asyncio.Protocol):
     _TAKEN_BYTES: ClassVar[int] = TAKEN_BYTES
     """A client must take so much of what it is sent in the time for a body."""
 
-    def __init__(self, port: Port[Any], free_bytes: int = 0) -> None:
+    def __init__(self, port: P, free_bytes: int = 0) -> None:
         """Waits for its transport; its first `free_bytes` need no room in the budget."""
-        self._base_port = port
+        self.port = port
         self.loop = asyncio.get_running_loop()
         self.share = port.budget.share(free_bytes)
         self._rest: bytes | memoryview = b""  # received, and yet to be read
@@ -97,11 +98,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._base_port.connections.add(self)
+        self.port.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Lets go of everything: the client has gone."""
-        self._base_port.connections.discard(self)
+        self.port.connections.discard(self)
         self._ending = True
         if self._lingering is not None:
             self._lingering.cancel()
@@ -147,7 +148,7 @@ class Connection(asyncio.Protocol):
     def _read_on_next_turn(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._base_port.turns.add(self._take_turn)
+            self.port.turns.add(self._take_turn)
 
     def _take_turn(self) -> float:
         """Reads on; returns about how many seconds of work it has begun for later turns."""
@@ -164,7 +165,7 @@ class Connection(asyncio.Protocol):
         if sending is not None:
             waited_s = sending.wait(self._transport.get_write_buffer_size(), seconds)
             # The first of these ticks comes at some moment within its time.
-            if waited_s - seconds >= self._base_port.settings.body_timeout_s:
+            if waited_s - seconds >= self.port.settings.body_timeout_s:
                 self.abort()
 
     def abort(self) -> None:
@@ -190,5 +191,5 @@ class Connection(asyncio.Protocol):
         self._idle_since = self.loop.time()
         self._rest = b""
         if self._lingering is None:
-            pace_s = self._base_port.settings.body_timeout_s
+            pace_s = self.port.settings.body_timeout_s
             self._lingering = LingeringClose(self._transport, quiet_s=quiet_s, pace_s=pace_s, heard_all=heard_all)
