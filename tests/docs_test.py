@@ -104,7 +104,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"sent {lingering_close._MAX_BYTES >> 20} MiB",
             f"{http_connection._TURN_BYTES >> 10} KiB are parsed in a turn",
             f"the loop does {fair_queue._TURN_S * 1000:g} ms",
-            f"more than {exchange._MOST_ELEMENTS:,} texts and lists",
+            f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
             f"less {http2.credit_per_s / 1000:g} ms of work for each second",
             f"after {settings.batch_keep_days:g} days",
             f"{http2.streams} at a time",

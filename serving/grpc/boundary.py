@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _UNCHECKED_BYTES = 16_384
 """A message of this size is parsed in a millisecond, whatever is in it."""
 
-_MOST_FIELDS = 4096
+_MAX_FIELDS = 4096
 """Of a message beside its inputs; numbers are packed, many into one field."""
 
 log = logging.getLogger("bertserve.grpc")
@@ -141,7 +141,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
 
 
 def _check_fields(call: Call, data: bytes) -> None:
-    most = _MOST_FIELDS + call.connection.port.settings.max_v2_batch_size
+    most = _MAX_FIELDS + call.connection.port.settings.max_v2_batch_size
     if has_more_fields(data, call.head.method.kind, most):
         raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
 
