@@ -118,7 +118,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
     try:
-        return await inflate(call.connection.port.inflating, call.grow, data, wbits, limit)
+        return await inflate(call.connection.port.large_body_lock, call.grow, data, wbits, limit)
     except MalformedRequest as error:
         raise InvalidCompression(error.without_traceback().message) from None
 

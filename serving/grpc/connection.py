@@ -49,7 +49,7 @@ class GrpcPort(Port["GrpcConnection"]):
         keys: What all but the open methods need one of; None where there are none.
         observer: Is told of requests that have ended; None where nobody listens.
         load_reports: What balancers are told of the load behind a reply; None where nothing is.
-        inflating: Held by the call whose message is being decompressed.
+        large_body_lock: Held by the call whose message is being decompressed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GrpcPort(Port["GrpcConnection"]):
         super().__init__(settings, budget)
         self.methods = methods
         self.record_error, self.keys, self.observer, self.load_reports = record_error, keys, observer, load_reports
-        self.inflating = asyncio.Lock()
+        self.large_body_lock = asyncio.Lock()
         self.limits = limits = Limits(
             header_bytes=settings.header_limit_bytes,
             header_fields=settings.header_limit_count,
