@@ -294,7 +294,7 @@ def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequ
     try:
         return model.encode(value)
     except InvalidRequest as error:
-        return error.bare()
+        return error.without_traceback()
 
 
 def _rejected(error: InvalidRequest) -> Prediction:

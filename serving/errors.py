@@ -37,7 +37,7 @@ class BertserveError(Exception):
         self.retry_after_s = retry_after_s
         self._jitter = jitter
 
-    def bare(self) -> Self:
+    def without_traceback(self) -> Self:
         """Itself without its traceback and what led to it, whose frames hold the whole request.
 
         For whoever catches it and keeps it, if only in a variable: variable, frame, traceback and error would hold one

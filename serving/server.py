@@ -30,8 +30,8 @@ from serving.jobs.runner import Runner
 from serving.jobs.service import Jobs
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import members, tell
-from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
+from serving.net.connection_limiter import ConnectionLimiter
 from serving.net.free_memory import give_back_free_memory
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReports
@@ -90,7 +90,7 @@ class Server:
     grpc: GrpcListener
     probes: ProbeListener
     agent: AgentPort | None
-    places: Places
+    limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
     jobs: Jobs | None
@@ -171,7 +171,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     versions = Versions(settings, repository, slot, chooser, builder)
 
     # The ports.
-    places = Places.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
+    limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
     files = FileWatch()
 
     def keys_changed() -> None:
@@ -192,7 +192,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         *(ports.grpc, v2_service, tei_service, settings, record_error),
         keys=keys,
         tls=tls,
-        places=places,
+        limiter=limiter,
         observer=observer,
         budget=budget,
         load_reports=load_reports,
@@ -218,7 +218,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     http = HttpListener(
         *(App(api), ports.http, settings),
         tls=tls,
-        places=places,
+        limiter=limiter,
         budget=budget,
         hosts=known_hosts(settings, ports.http, keys),
     )
@@ -255,7 +255,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         grpc=grpc,
         probes=probes,
         agent=None if ports.agent is None else AgentPort(ports.agent, lifecycle, dispatcher),
-        places=places,
+        limiter=limiter,
         budget=budget,
         recent=recent,
         jobs=jobs,
@@ -287,16 +287,16 @@ def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCo
     metrics.read(catalogue.JOB_LINES, lambda: runner.lines if runner else {"completed": 0.0, "failed": 0.0})
     metrics.read(catalogue.JOB_FILES, lambda: jobs.store.files if jobs else 0)
     metrics.read(catalogue.JOB_BYTES, lambda: jobs.store.used_bytes if jobs else 0)
-    places = {"clients": server.places, "probes": server.probes.places}
-    metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in places.items()})
+    limiters = {"clients": server.limiter, "probes": server.probes.limiter}
+    metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in limiters.items()})
     metrics.read(
         catalogue.CONNECTIONS_REFUSED,
         lambda: {
-            (port, reason): float(count) for port, each in places.items() for reason, count in each.refused.items()
+            (port, reason): float(count) for port, each in limiters.items() for reason, count in each.refused.items()
         },
     )
     metrics.read(
-        catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in places.items()}
+        catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in limiters.items()}
     )
 
 
@@ -453,7 +453,7 @@ async def _end_requests(server: Server, limit_s: float) -> None:
     """Takes no connection, answers what clients sent before they could know, and refuses the rest past the limit."""
     server.versions.stop()
     server.http.close()
-    closed = asyncio.gather(server.http.drained(), server.grpc.close(limit_s, REPLY_GRACE_S))
+    closed = asyncio.gather(server.http.emptied(), server.grpc.finish(limit_s, REPLY_GRACE_S))
     try:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:

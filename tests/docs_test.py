@@ -18,7 +18,7 @@ from serving.grpc.h2.limits import Limits as Http2Limits
 from serving.http import connection as http_connection
 from serving.http import exchange
 from serving.inference import tokenizer_process, tokenizer_rules
-from serving.net import buffers, farewell, turns
+from serving.net import buffers, fair_queue, lingering_close
 from serving.security import watch
 from serving.settings import Settings
 
@@ -90,8 +90,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_pages_of_security_name_the_bounds_of_today() -> None:
     """Each figure is the one that the code has."""
-    limits, http2, settings = http_connection.Limits, Http2Limits(), Settings.load([], {})
-    turn_bytes = limits.of(settings).turn_bytes
+    http2, settings = Http2Limits(), Settings.load([], {})
     said = {
         "SECURITY.md": [
             f"{tokenizer_process.CPU_S} s of CPU time and {tokenizer_process.MEMORY_BYTES >> 20} MiB for each call",
@@ -102,10 +101,10 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"beyond {grpc_connection._FREE_BYTES >> 10} KiB of a connection",
             f"those up to {calls.UNCOUNTED_BYTES >> 10} KiB that arrive at once are free",
             f"silent for up to {http_connection._LINGER_S:g} s",
-            f"sent {farewell._MOST_BYTES >> 20} MiB",
-            f"{turn_bytes >> 10} KiB are parsed in a turn",
-            f"the loop does {turns._TURN_S * 1000:g} ms",
-            f"more than {exchange._MOST_ELEMENTS:,} texts and lists",
+            f"sent {lingering_close._MAX_BYTES >> 20} MiB",
+            f"{http_connection._TURN_BYTES >> 10} KiB are parsed in a turn",
+            f"the loop does {fair_queue._TURN_S * 1000:g} ms",
+            f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
             f"less {http2.credit_per_s / 1000:g} ms of work for each second",
             f"after {settings.batch_keep_days:g} days",
             f"{http2.streams} at a time",

@@ -60,7 +60,7 @@ class BidirectionalCall(Call, eq=False):
 
     def keys_changed(self) -> None:
         """Ends if the key it was opened with is no longer valid: it could go on for ever."""
-        keys, authorization = self.environment.keys, self.metadata(b"authorization")
+        keys, authorization = self.connection.port.keys, self.metadata(b"authorization")
         if keys is not None and not self.head.method.open and not keys.allow(authorization):
             self.refuse(refusal(authorization))
 
@@ -113,7 +113,7 @@ class BidirectionalCall(Call, eq=False):
             if (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
                 raise BuffersFull
         except BertserveError as error:
-            self.refuse(error.bare())
+            self.refuse(error.without_traceback())
             return
         self.idle = not self._buffer or not self._may_start()
         if self._answers or self.stream.unsent is not None:
@@ -142,7 +142,7 @@ class BidirectionalCall(Call, eq=False):
             try:
                 self.reply(made.reply)
             except BertserveError as error:
-                return msgspec.structs.replace(made, error=error.bare())
+                return msgspec.structs.replace(made, error=error.without_traceback())
             self.tell(made.trace, len(made.reply))
         return None
 

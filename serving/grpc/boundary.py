@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _UNCHECKED_BYTES = 16_384
 """A message of this size is parsed in a millisecond, whatever is in it."""
 
-_MOST_FIELDS = 4096
+_MAX_FIELDS = 4096
 """Of a message beside its inputs; numbers are packed, many into one field."""
 
 log = logging.getLogger("bertserve.grpc")
@@ -71,7 +71,7 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         messages.clear()  # not kept twice while the request waits
         reply = await _run(call, requests, trace)
     except BertserveError as error:
-        failure = error.bare()
+        failure = error.without_traceback()
     except asyncio.CancelledError:
         if is_cancelled():
             call.tell(trace, 0, ClientGone("the client cancelled the call"))
@@ -118,9 +118,9 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
     wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
     try:
-        return await inflate(call.environment.inflating, call.grow, data, wbits, limit)
+        return await inflate(call.connection.port.large_body_lock, call.grow, data, wbits, limit)
     except MalformedRequest as error:
-        raise InvalidCompression(error.bare().message) from None
+        raise InvalidCompression(error.without_traceback().message) from None
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
@@ -141,7 +141,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
 
 
 def _check_fields(call: Call, data: bytes) -> None:
-    most = _MOST_FIELDS + call.environment.settings.max_v2_batch_size
+    most = _MAX_FIELDS + call.connection.port.settings.max_v2_batch_size
     if has_more_fields(data, call.head.method.kind, most):
         raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
 

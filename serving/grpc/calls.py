@@ -22,6 +22,7 @@ from serving.errors import (
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
+from serving.net.lingering_close import SendProgress
 from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
 from serving.records import RequestTrace
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
-    from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
 
 _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
@@ -90,48 +86,26 @@ class CallHead(msgspec.Struct, frozen=True, eq=False):
     error: BertserveError | None = None
 
 
-class CallEnvironment(msgspec.Struct, frozen=True, eq=False):
-    """What the calls of one port share.
-
-    Attributes:
-        record_error: Counts and logs an error.
-        keys: What all but the open methods need one of.
-        observer: Is told of requests that have ended; None where nobody listens.
-        load_reports: What balancers are told of the load behind a reply; None where nothing is.
-        inflating: Held by the call whose message is being decompressed.
-    """
-
-    settings: Settings
-    record_error: RecordError
-    keys: ApiKeys | None
-    observer: RequestObserver | None
-    load_reports: LoadReports | None = None
-    inflating: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-
-
 class Call(msgspec.Struct, eq=False):
     """One call, as its connection, its method and the boundary see it.
 
     Attributes:
         deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
         idle: Whether the client need not send anything now: it is between two messages.
-        waited_s: How long the client has kept the server waiting, for its request or for its window.
-        unsent: Bytes that its window held back when that wait began.
         trace: What is noted of its only message, or of all together; None where nobody is told.
     """
 
     connection: GrpcConnection
     stream: Stream
     head: CallHead
-    environment: CallEnvironment
     deadline: float | None = None
     idle: bool = False
-    waited_s: float = 0.0
-    unsent: int = 0
     trace: RequestTrace | None = None
     _trailing: Metadata = ()
     _headed: bool = False
     _taken: asyncio.Future[None] | None = None
+    _sending: SendProgress | None = None
+    _waited_s: float = 0.0
 
     _trailers: bytes | None = None
     _held: int = 0
@@ -158,7 +132,7 @@ class Call(msgspec.Struct, eq=False):
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
         """Counts an error that does not end the call, of the message that has this id and this trace."""
         request_id = self.request_id(message_id)
-        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
+        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.failed(error.reason, error.http_status, error.grpc_code)
             trace.request_id = request_id
@@ -170,7 +144,7 @@ class Call(msgspec.Struct, eq=False):
     # What the boundary uses.
 
     def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
-        """Sends a message, the end of the call, or both.
+        """Sends a message, the end of the call, or both: every reply goes out here.
 
         Raises:
             BuffersFull: There is no room for what the client does not take; its stream is reset.
@@ -184,7 +158,9 @@ class Call(msgspec.Struct, eq=False):
         self._headed = True
         connection.h2.send(stream, headers, data, trailers)
         if stream.unsent is not None:
-            self._wait_for_window(stream.unsent)
+            self._wait_for_window()
+        elif self._held and trailers is not None:
+            self._hold(0)
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
@@ -204,8 +180,6 @@ class Call(msgspec.Struct, eq=False):
         """Ends the call well, with its message if it has not been sent."""
         trailing = self._trailing + self._load_report()
         self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
-        if self._held and self.stream.unsent is None:
-            self._hold(0)
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
@@ -221,13 +195,10 @@ class Call(msgspec.Struct, eq=False):
         if not self._headed:
             no_call = error is self.head.error and isinstance(error, UnsupportedMediaType | MethodNotAllowed)
             trailers = (reply_headers(error.http_status) if no_call else REPLY_HEADERS) + trailers
-        self._headed = True
-        self.connection.h2.send(self.stream, None, b"", trailers)
-        self.waited_s = 0.0
-        self._end_later()
-        self.connection.flush()
+            self._headed = True
+        self.reply(None, trailers)
         trace = trace or self.trace or self.begin_trace(0)
-        self.environment.record_error(error, request_id, "grpc", trace.model if trace else "")
+        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
             trace.request_id = request_id
             self.tell(trace, 0, error)
@@ -242,7 +213,7 @@ class Call(msgspec.Struct, eq=False):
 
     def begin_trace(self, size: int) -> RequestTrace | None:
         """The trace of messages of so many bytes; None where nobody is told."""
-        observer = self.environment.observer
+        observer = self.connection.port.observer
         if observer is None:
             return None
         if not observer.detailed:
@@ -257,7 +228,7 @@ class Call(msgspec.Struct, eq=False):
 
     def tell(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
         """Ends a trace, once, now that a reply of so many bytes was sent, or that nothing is sent any more."""
-        observer = self.environment.observer
+        observer = self.connection.port.observer
         if observer is None or trace is None or trace.ended:
             return
         if error is not None:
@@ -266,7 +237,7 @@ class Call(msgspec.Struct, eq=False):
         observer.end(trace)
 
     def _load_report(self) -> Metadata:
-        reports = self.environment.load_reports
+        reports = self.connection.port.load_reports
         if reports is None or self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is None:
             return ()
         return (reports.report().trailer(),)
@@ -288,7 +259,7 @@ class Call(msgspec.Struct, eq=False):
         data = bytes(buffer[PREFIX_BYTES:end])
         del buffer[:end]
         self._consumed += end
-        self.waited_s = 0.0
+        self._waited_s = 0.0
         h2.consume(self.stream, self._consumed)
         self.connection.flush()
         return data, compressed
@@ -326,24 +297,28 @@ class Call(msgspec.Struct, eq=False):
         if self._taken is not None and not self._taken.done():
             self._taken.set_result(None)
 
-    def too_slow(self) -> None:
-        limit_s = self.environment.settings.body_timeout_s
-        self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
+    def tick(self, seconds: float) -> None:
+        stream, limit_s = self.stream, self.connection.port.settings.body_timeout_s
+        if stream.closed:
+            return
+        if stream.unsent is not None:
+            if self._sending is not None and self._sending.wait(len(stream.unsent), seconds) > limit_s:
+                self.connection.h2.reset(stream, ErrorCode.CANCEL)
+                stream.context = None
+                self.lost()
+        elif not (stream.ended or stream.wanted or self.idle):  # else it waits for its answer or a grant
+            self._waited_s += seconds
+            if self._waited_s > limit_s:
+                self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
 
-    def _end_later(self) -> None:
-        """Where a part of the reply is held back, the trailers wait for `sent`: else nobody would be told."""
-        if self.stream.unsent is not None:
-            self._trailers, self.stream.trailers = self.stream.trailers, None
-        elif self._held:
-            self._hold(0)
-
-    def _wait_for_window(self, unsent: memoryview) -> None:
-        """Counts what is held back of a reply."""
-        self._end_later()
-        self.waited_s, self.unsent = 0.0, len(unsent)
+    def _wait_for_window(self) -> None:
+        """A part of the reply is held back: it counts, and the trailers wait for `sent`: else nobody would be told."""
+        stream = self.stream
+        self._trailers, stream.trailers = stream.trailers, None
+        self._sending = SendProgress(len(stream.unsent or b""))
         if not self._hold(self._kept()):
-            self.connection.h2.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
-            self.stream.context = None
+            self.connection.h2.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
+            stream.context = None
             self.connection.flush()
             raise BuffersFull
 

@@ -1,23 +1,24 @@
-"""One connection of a gRPC port: HTTP/2 over an asyncio transport, and the timers that end what takes too long."""
+"""One connection of a gRPC port: HTTP/2 on a connection, and what ends streams that take too long."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, RequestReceived, StreamReset
-from serving.net.farewell import Farewell, unsent_bytes
-from serving.net.peers import peer_of
-from serving.net.ports import lifetime_s
-from serving.unawaited import guarded
+from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
+from serving.net.connection import Connection, Port
+from serving.net.lingering_close import unsent_bytes
+from serving.net.peers import PeerDebts, peer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from serving.grpc.h2 import Event, Headers, Limits, Stream
+    from serving.grpc.h2 import Event, Headers, Stream
     from serving.net.buffers import BufferBudget
-    from serving.net.peers import PeerDebts
-    from serving.net.turns import TurnQueue
+    from serving.net.observer import RequestObserver
+    from serving.net.orca import LoadReports
+    from serving.net.requests import RecordError
+    from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
 _HEARING_S = 20.0
@@ -27,8 +28,8 @@ ends, the port says how long."""
 _FREE_BYTES = 1 << 16
 """What a connection may hold beside the budget, so that small messages are read while that is spent."""
 
-_TAKEN_BYTES = 4096
-"""A client that takes so much of its reply in the time for a body is slow; one that takes less is gone."""
+_GRANTED_MESSAGES = 4
+"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _CALL_S = 0.0001
 """What a call takes that has begun, about: those of one client wait for their turn, and not others behind them."""
@@ -37,41 +38,48 @@ _LINGER_S = 1.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
 
-class Application(Protocol):
+class GrpcPort(Port["GrpcConnection"]):
     """What the connections of one port share, and what answers their streams.
 
     Attributes:
-        budget: What they may hold.
-        turns: For what they have sent beyond one turn's work.
+        methods: By path.
+        limits: Those of each connection.
         debts: What their peers have used up on connections before.
-        ending: Whether the server ends.
+        record_error: Counts and logs an error.
+        keys: What all but the open methods need one of; None where there are none.
+        observer: Is told of requests that have ended; None where nobody listens.
+        load_reports: What balancers are told of the load behind a reply; None where nothing is.
+        large_body_lock: Held by the call whose message is being decompressed.
     """
 
-    budget: BufferBudget
-    turns: TurnQueue
-    debts: PeerDebts
-    settings: Settings
-    limits: Limits
-    connections: set[GrpcConnection]
-    ending: bool
+    def __init__(
+        self,
+        methods: Mapping[str, Any],
+        settings: Settings,
+        record_error: RecordError,
+        budget: BufferBudget,
+        keys: ApiKeys | None = None,
+        observer: RequestObserver | None = None,
+        load_reports: LoadReports | None = None,
+    ) -> None:
+        super().__init__(settings, budget)
+        self.methods = methods
+        self.record_error, self.keys, self.observer, self.load_reports = record_error, keys, observer, load_reports
+        self.large_body_lock = asyncio.Lock()
+        self.limits = limits = Limits(
+            header_bytes=settings.header_limit_bytes,
+            header_fields=settings.header_limit_count,
+            granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
+        )
+        self.debts = PeerDebts(limits.credit, limits.credit_per_s)
 
     def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> StreamHandler | None:
         """What handles a new stream; None if it has been answered."""
+        raise NotImplementedError
 
 
 class StreamHandler(Protocol):
-    """What handles one stream.
-
-    Attributes:
-        idle: Whether the client need not send anything now: it is between two messages.
-        waited_s: How long the client has kept the server waiting, for its request or for its window.
-        unsent: Bytes that its window held back when that wait began.
-    """
-
-    stream: Stream
-    idle: bool
-    waited_s: float
-    unsent: int
+    """What handles one stream."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
         """The client sent data, or its end."""
@@ -88,131 +96,98 @@ class StreamHandler(Protocol):
     def keys_changed(self) -> None:
         """The API keys are others now."""
 
-    def too_slow(self) -> None:
-        """The client did not finish its request in time."""
+    def tick(self, seconds: float) -> None:
+        """Ends the stream where its client has kept the server waiting for too long."""
 
 
-class GrpcConnection(asyncio.Protocol):
-    """One connection; what methods of `h2` leave to be sent goes out with `flush`.
+class GrpcConnection(Connection[GrpcPort]):
+    """One connection; what methods of `h2` leave to be sent goes out with `flush`."""
 
-    Attributes:
-        share: What it holds of messages on their way or worked on, and of unread replies.
-    """
+    __slots__ = (
+        *("_draining_s", "_idle_after", "_is_draining", "_peer", "_progress", "_stalled_s", "_unsent", "h2"),
+        "_waits",
+    )
 
     h2: H2Connection
-    _transport: asyncio.Transport
-    _peer: str
 
-    def __init__(self, application: Application) -> None:
-        self.share = application.budget.share(_FREE_BYTES)
-        self._application = application
-        self.loop = asyncio.get_running_loop()
-        self._behind = b""
-        self._waiting = self._paused = self._closing = self._turn_is_due = False
-        self._farewell: Farewell | None = None
-        self._ending = application.ending
-        self._paused_s = self._stalled_s = 0.0
-        self._progress = self._buffered = self._unread = 0
+    def __init__(self, port: GrpcPort) -> None:
+        super().__init__(port, _FREE_BYTES)
+        self._waits = False  # for the debts of its peer
+        self._is_draining = port.ending
         self._draining_s: float | None = None
-        self._lifetime_s = lifetime_s(application.settings)
-        self._idle_since = self.loop.time()
-        self._idle_after = 0
+        self._stalled_s = 0.0
+        self._progress = self._unsent = self._idle_after = 0
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         address = transport.get_extra_info("peername")
         self._peer = peer_of(address[0]) if address else ""
-        credit, wait_s = self._application.debts.begin(self._peer)
-        self.h2 = H2Connection(self._application.limits, credit)
+        credit, wait_s = self.port.debts.begin(self._peer)
+        self.h2 = H2Connection(self.port.limits, credit)
         if wait_s:
-            self._waiting = True
-            self.loop.call_later(wait_s, guarded, self.abort, self._stop_waiting)
-        self._application.connections.add(self)
+            self._waits = True
+            self._pause()
+            self.loop.call_later(wait_s, self._stop_waiting)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self._transport.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+    def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the calls under way: their client has gone."""
         self._end_credit()
-        if self._farewell is not None:
-            self._farewell.cancel()
-        self._application.connections.discard(self)
         self._handle(self.h2.terminate())
-        self.share.close()
-
-    def data_received(self, data: bytes) -> None:
-        if self._closing:
-            if self._farewell is not None:
-                self._farewell.received(len(data))
-            return
-        if self.h2.pending or self.h2.overdrawn or self._waiting:
-            # What came before waits for its turn, or has taken the time of others: nothing more is read meanwhile.
-            self._behind += data
-            self._transport.pause_reading()
-            if not self._waiting:
-                self._take_rest_next_turn()
-            return
-        self._handle(self.h2.receive(data))
-        self.flush()
-        if self.h2.pending:
-            self._take_rest_next_turn()
+        super().connection_lost(exc)
 
     def _stop_waiting(self) -> None:
         """Reads what has come while the peer's debts made this connection wait."""
-        self._waiting = False
-        if self._closing or self._transport.is_closing():
-            return
-        data, self._behind = self._behind, b""
-        self.data_received(data)
-        if not self.h2.pending:
-            self._transport.resume_reading()
+        self._waits = False
+        self._read_on_next_turn()
 
     def pause_writing(self) -> None:
-        """The client does not read: it is not read either, until it does or the tick ends it."""
-        self._paused, self._paused_s = True, 0.0
-        self._buffered = self._unread = self._transport.get_write_buffer_size()
+        """The client is not read either, until it reads."""
+        super().pause_writing()
+        self._unsent = self._transport.get_write_buffer_size()
         self.h2.pause()
-        self._transport.pause_reading()
-        if not self.share.take(self._unread):
-            self._unread = 0
-            self._transport.abort()
+        self._pause()
+        if not self.share.take(self._unsent):
+            self._unsent = 0
+            self.abort()
 
     def resume_writing(self) -> None:
-        self._paused = False
-        self.share.give(self._unread)
+        super().resume_writing()
+        self.share.give(self._unsent)
         self._handle(self.h2.resume())
         self.flush()
-        if self.h2.pending or self._behind:
-            self._take_rest_next_turn()
-        else:
-            self._transport.resume_reading()
+        self._read_on_next_turn()
 
-    def _take_rest_next_turn(self) -> None:
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._application.turns.add(self._take_rest)
+    # What is received.
 
-    def _take_rest(self) -> float:
-        """Goes on with what waits; returns about how many seconds the calls take that it has begun."""
-        self._turn_is_due = False
-        if self._paused or not (self.h2.pending or self._behind) or self._transport.is_closing():
-            return 0.0
+    def receive(self, data: bytes) -> None:
+        """Has HTTP/2 read it; what is beyond a turn's work, or what comes behind too much of it, waits for another."""
+        h2 = self.h2
+        self._handle(h2.receive(data))
+        if h2.outgoing or h2.pongs or h2.finished:
+            self.flush()
+        if h2.pending or h2.overdrawn:
+            self._pause()
+            self._read_on_next_turn()
+
+    def read_on(self) -> None:
+        if self._waits or self._sending is not None:
+            return
+        data, self._rest = bytes(self._rest), b""
+        self._paused = False
+        self.receive(data)
+        if not (self._paused or self._ending):
+            self._resume()
+
+    def _take_turn(self) -> float:
         before = self.h2.last_stream
-        guarded(self.abort, self._go_on)
+        super()._take_turn()
         return _CALL_S * (self.h2.last_stream - before) / 2  # clients use odd numbers alone
-
-    def _go_on(self) -> None:
-        data, self._behind = self._behind, b""
-        self._handle(self.h2.receive(data))
-        self.flush()
-        if self.h2.pending:
-            self._take_rest_next_turn()
-        elif not self._closing:
-            self._transport.resume_reading()
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -222,12 +197,12 @@ class GrpcConnection(asyncio.Protocol):
                     event.stream.context.received(event.data, ended=event.ended)
             elif type(event) is RequestReceived:
                 if not event.stream.closed:
-                    handler = event.stream.context = self._application.open(self, event.stream, event.headers)
+                    handler = event.stream.context = self.port.open(self, event.stream, event.headers)
                     if handler is not None and event.ended:
                         handler.received(b"", ended=True)
             else:
                 self._handle_end(event)
-        if self._ending:
+        if self._is_draining:
             self._take_leave()
 
     def _handle_end(self, event: Event) -> None:
@@ -242,7 +217,7 @@ class GrpcConnection(asyncio.Protocol):
     # What the port and the handlers of streams call.
 
     def flush(self) -> None:
-        if self._closing:
+        if self._ending:
             return
         if data := self.h2.data_to_send():
             self._transport.write(data)
@@ -250,46 +225,41 @@ class GrpcConnection(asyncio.Protocol):
             self._close()
 
     def tick(self, seconds: float) -> None:
-        """Renews the credit and ends what has taken too long; called every so many seconds."""
-        h2, settings = self.h2, self._application.settings
-        self._renew(seconds)
-        self._count_pause(seconds)
+        """Renews the credit and ends streams that have taken too long, too."""
+        h2, settings = self.h2, self.port.settings
+        self._handle(h2.renew(seconds))
+        if h2.pending:
+            self._pause()
+            self._read_on_next_turn()
         self._count_idleness()
         if h2.progress != self._progress or (h2.greeted and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
         self._stalled_s += seconds
         if h2.finished:
             return
-        if (self._paused and self._paused_s > settings.body_timeout_s) or (
-            not h2.greeted and self._stalled_s > settings.header_timeout_s
-        ):
-            self._transport.abort()
+        super().tick(seconds)
+        if not h2.greeted and self._stalled_s > settings.header_timeout_s:
+            self.abort()
             return
         if h2.partial and self._stalled_s > settings.body_timeout_s:
             self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
         for handler in self._handlers():
-            self._check_pace(handler, seconds)
-        self._lifetime_s -= seconds
+            handler.tick(seconds)
         if self._draining_s is not None:
             self._draining_s += seconds
-            if self._draining_s > _HEARING_S and not self._application.ending:
+            if self._draining_s > _HEARING_S and not self.port.ending:
                 h2.finish_shutdown()
         elif self._lifetime_s <= 0 and h2.greeted:
             self._begin_shutdown()
         self.flush()
-
-    def _renew(self, seconds: float) -> None:
-        self._handle(self.h2.renew(seconds))
-        if self.h2.pending:
-            self._take_rest_next_turn()
 
     def drain(self) -> None:
         """The server ends: sends the client away, and takes what it sends before it has heard of that.
 
         However long that takes: what has not come yet may be on its way, or wait in the system for this process.
         """
-        if not self.h2.finished:
-            self._ending = True
+        if not (self.h2.finished or self.h2.refusing):
+            self._is_draining = True
             self._take_leave()
             self.flush()
 
@@ -317,30 +287,26 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._begin_shutdown()
         if self.h2.refusing:
-            self._ending = False
+            self._is_draining = False
             for handler in self._handlers():
                 handler.draining()
 
     def _count_idleness(self) -> None:
-        if self.h2.streams or self.h2.last_stream != self._idle_after:
-            self._idle_since, self._idle_after = self.loop.time(), self.h2.last_stream
+        last = self.h2.last_stream
+        if self.h2.streams or last != self._idle_after:
+            self._idle_since, self._idle_after, self._used = self.loop.time(), last, last > 0
 
-    def idleness(self) -> tuple[bool, float] | None:
-        """Whether there was ever a call, and since when there is none, give or take a tick; None where there is one."""
-        if self._closing or self.h2.streams or self.h2.last_stream != self._idle_after:
-            return None
-        return self.h2.last_stream > 0, self._idle_since
+    def idle_since(self) -> tuple[bool, float] | None:
+        """Give or take a tick."""
+        is_busy = self.h2.streams or self.h2.last_stream != self._idle_after
+        return None if is_busy else super().idle_since()
 
-    def give_way(self) -> None:
+    def close_if_idle(self) -> None:
         """Ends an idle connection at once, for another one, unless its client has not received all that was said."""
         has_all = not unsent_bytes(self._transport)
         self.end("another connection needs its place")
         if has_all:
             self._transport.close()
-
-    def abort(self) -> None:
-        """Ends the connection at once: nobody can say anything on it any more."""
-        self._transport.abort()
 
     def _begin_shutdown(self) -> None:
         if self._draining_s is None:
@@ -350,44 +316,16 @@ class GrpcConnection(asyncio.Protocol):
     def _handlers(self) -> list[StreamHandler]:
         return [stream.context for stream in self.h2.streams if stream.context is not None]
 
-    def _check_pace(self, handler: StreamHandler, seconds: float) -> None:
-        """Ends a stream whose client has kept the server waiting for too long."""
-        stream = handler.stream
-        if stream.closed or (stream.unsent is None and (stream.ended or stream.wanted or handler.idle)):
-            return  # it waits for its answer or a grant, not for its client, or for nothing
-        if stream.unsent is not None and (unsent := len(stream.unsent)) <= handler.unsent - _TAKEN_BYTES:
-            handler.unsent, handler.waited_s = unsent, 0.0
-        handler.waited_s += seconds
-        if handler.waited_s <= self._application.settings.body_timeout_s:
-            return
-        if stream.unsent is None:
-            handler.too_slow()
-        else:
-            self.h2.reset(stream, ErrorCode.CANCEL)
-            stream.context = None
-            handler.lost()
-
-    def _count_pause(self, seconds: float) -> None:
-        """Counts how long the network has taken nothing of what is written."""
-        if self._paused:
-            buffered = self._transport.get_write_buffer_size()
-            if buffered <= self._buffered - _TAKEN_BYTES:
-                self._buffered, self._paused_s = buffered, 0.0
-            self._paused_s += seconds
-
     def _end_credit(self) -> None:
         """The connection is over, and its peer owes what it has used up."""
-        if not self._closing:
-            self._closing = True
-            self._application.debts.charge(self._peer, self.h2.spent)
+        if not self._ending:
+            self._ending = True
+            self.port.debts.charge(self._peer, self.h2.spent)
 
     def _close(self) -> None:
         """Says no more, and listens a moment longer, so that what was said is read."""
         self._end_credit()
-        if self._transport.is_closing():
-            return
         if self.h2.begun:
-            pace_s = self._application.settings.body_timeout_s
-            self._farewell = Farewell(self._transport, quiet_s=_LINGER_S, pace_s=pace_s)
+            self.linger(_LINGER_S)
         else:
             self._transport.close()  # there is nothing to say in another protocol

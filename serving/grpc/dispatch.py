@@ -18,12 +18,10 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.grpc.bidirectional import BidirectionalCall
-from serving.grpc.calls import Call, CallEnvironment, CallHead, Method
-from serving.grpc.h2 import Limits
+from serving.grpc.calls import Call, CallHead, Method
+from serving.grpc.connection import GrpcPort
 from serving.grpc.unary import GatheredCall, UnaryCall
-from serving.net.peers import PeerDebts
 from serving.net.requests import gathered
-from serving.net.turns import TurnQueue
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -31,18 +29,9 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Headers, Stream
-    from serving.net.buffers import BufferBudget
-    from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
 
 OPEN_BYTES = 4096
 """Of a message of a caller without a key: there is nothing of that size to ask."""
-
-_GRANTED_MESSAGES = 4
-"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
 
 _NO_METHOD = Method(Message)
 """Of calls that are refused before a method is asked."""
@@ -52,42 +41,14 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class CallDispatch:
+class CallDispatch(GrpcPort):
     """The calls of one port.
 
     Attributes:
         methods: By path; an error in place of a method that is not offered.
-        limits: Those of each connection.
-        budget: What all of them may hold.
-        turns: For what they have sent beyond one turn's work.
-        debts: What their peers have used up on connections before.
-        connections: All that are open.
-        ending: Whether the server ends.
     """
 
-    def __init__(
-        self,
-        methods: Mapping[str, Method | BertserveError],
-        settings: Settings,
-        record_error: RecordError,
-        budget: BufferBudget,
-        keys: ApiKeys | None = None,
-        observer: RequestObserver | None = None,
-        load_reports: LoadReports | None = None,
-    ) -> None:
-        self.methods = methods
-        self.settings = settings
-        self.budget = budget
-        self.turns = TurnQueue()
-        self.limits = Limits(
-            header_bytes=settings.header_limit_bytes,
-            header_fields=settings.header_limit_count,
-            granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
-        )
-        self.debts = PeerDebts(self.limits.credit, self.limits.credit_per_s)
-        self.connections: set[GrpcConnection] = set()
-        self.ending = False
-        self._environment = CallEnvironment(settings, record_error, keys, observer, load_reports)
+    methods: Mapping[str, Method | BertserveError]
 
     def open(
         self, connection: GrpcConnection, stream: Stream, headers: Headers
@@ -97,11 +58,11 @@ class CallDispatch:
         if head is None:
             head = headers.memo = self._read_head(headers)
         if head.error is not None:
-            Call(connection, stream, head, self._environment).refuse(head.error)
+            Call(connection, stream, head).refuse(head.error)
             return None
         kind = _kind(head.method)
         deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
-        return kind(connection, stream, head, self._environment, deadline)
+        return kind(connection, stream, head, deadline)
 
     def keys_changed(self) -> None:
         """Reads what connections remember of the keys anew."""
@@ -121,7 +82,7 @@ class CallDispatch:
     def _checked(  # noqa: PLR0911  as many refusals
         self, headers: Headers, route: str, values: Mapping[bytes, bytes]
     ) -> CallHead | BertserveError:
-        settings, keys = self.settings, self._environment.keys
+        settings, keys = self.settings, self.keys
         if headers.size > settings.header_limit_bytes:
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
         if headers.count > settings.header_limit_count:

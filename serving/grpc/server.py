@@ -15,15 +15,15 @@ from serving.grpc.services.reflection import ReflectionService
 from serving.grpc.services.tei import SERVICES as TEI
 from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State
-from serving.net.acceptor import Acceptor
+from serving.net.listener import Listener
 from serving.net.ports import keep_alive
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
 
-    from serving.net.acceptor import Places
     from serving.net.buffers import BufferBudget
+    from serving.net.connection_limiter import ConnectionLimiter
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
@@ -33,12 +33,8 @@ if TYPE_CHECKING:
     from serving.settings import Settings
     from serving.tei.service import TeiService
 
-_TICK_S = 1.0
 
-
-class GrpcListener:
-    """One gRPC port and its connections."""
-
+class GrpcListener(Listener):
     def __init__(
         self,
         opened: socket.socket,
@@ -51,7 +47,7 @@ class GrpcListener:
         load_reports: LoadReports,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
-        places: Places | None = None,
+        limiter: ConnectionLimiter | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
         """Prepares; nothing is accepted before `start`. The listening socket is owned from here on.
@@ -64,29 +60,15 @@ class GrpcListener:
         reflection = ReflectionService([SERVICE, *TEI, HEALTH])
         methods |= {**self.health.methods(), **reflection.methods(), **self._orca.methods()}
         self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer, load_reports)
-        self._acceptor = Acceptor(opened, lambda: GrpcConnection(self._calls), tls, "h2", places=places)
-        if places is not None:
-            places.follow(lambda: self._calls.connections)
+        super().__init__(
+            *(opened, lambda: GrpcConnection(self._calls), tls, "h2"),
+            ports=[self._calls],
+            limiter=limiter,
+        )
         keep_alive(opened)
-        self._clock: asyncio.TimerHandle | None = None
         v2_service.lifecycle.subscribe(self._follow)
 
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._acceptor.address
-
-    @property
-    def connections(self) -> int:
-        return len(self._calls.connections)
-
-    async def start(self) -> None:
-        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        await self._acceptor.start()
-
-    async def renew(self) -> None:
-        await self._acceptor.renew()
-
-    async def close(self, drain_s: float, grace_s: float) -> None:
+    async def finish(self, drain_s: float, grace_s: float) -> None:
         """Accepts no more, answers what clients send before they know, then ends their connections.
 
         Args:
@@ -96,33 +78,20 @@ class GrpcListener:
         self.health.close()
         self._orca.close()
         self._calls.ending = True  # for connections whose handshake has not ended
-        self._acceptor.close()
+        self.close()
         limit = asyncio.get_running_loop().time() + drain_s
-        for connection in list(self._calls.connections):
-            guarded(connection.abort, connection.drain)
+        self._calls.drain()
         try:
-            await self._emptied(limit)
+            await self.emptied(limit)
             for connection in list(self._calls.connections):
                 guarded(connection.abort, connection.refuse_more)
-            await self._emptied(limit + grace_s)
+            await self.emptied(limit + grace_s)
         finally:
             for connection in list(self._calls.connections):
                 guarded(connection.abort, connection.end)
-            if self._clock is not None:
-                self._clock.cancel()
-
-    async def _emptied(self, limit: float) -> None:
-        loop = asyncio.get_running_loop()
-        while (self._calls.connections or self._acceptor.opening) and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
-            await asyncio.sleep(0.01)
 
     def keys_changed(self) -> None:
         self._calls.keys_changed()
 
     def _follow(self, state: State) -> None:
         self.health.set(serving=state in {State.READY, State.DEGRADED})
-
-    def _tick(self) -> None:
-        self._clock = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        for connection in list(self._calls.connections):
-            guarded(connection.abort, connection.tick, _TICK_S)

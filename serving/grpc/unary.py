@@ -93,7 +93,7 @@ class GatheredCall(UnaryCall, eq=False):
             self._task = self.connection.loop.create_task(answer(self, messages))
 
     def _check(self) -> None:
-        limit, most = self.head.body_limit, self.environment.settings.max_openai_batch_size
+        limit, most = self.head.body_limit, self.connection.port.settings.max_openai_batch_size
         if self._size > limit:
             raise BodyTooLarge(f"the call's messages have more than {limit} bytes together{setting_of(limit)}")
         if len(self._messages) > most:

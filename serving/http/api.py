@@ -152,7 +152,7 @@ class Api:
                 await request.inflate(self.settings.body_limit_bytes, self.turn)
             return await endpoint(self, request)
         except BertserveError as error:
-            return refuse(error.bare(), request)
+            return refuse(error.without_traceback(), request)
         except asyncio.CancelledError:
             if is_cancelled():
                 self.gone(request)
@@ -201,7 +201,6 @@ class Api:
 
 
 def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:
-    """The reply that an error becomes."""
     return error_reply(request.path, error, request.request_id)
 
 

@@ -74,7 +74,6 @@ class _Stream:
 
 
 def stream_request(request: Request) -> HttpRequest:
-    """The request with a body that is still to be read."""
     http = head_of(request.scope)
     if http is not request.scope.get(_REQUEST):
         http.stream = _Stream(request)

@@ -47,8 +47,8 @@ NO_ROUTE = "?"
 
 _UNCOUNTED_BYTES = 131_072
 _COUNTED_BYTES = 65_536
-_MOST_ELEMENTS = 100_000
-_MOST_NUMBERS = 1_000_000
+_MAX_ELEMENTS = 100_000
+_MAX_NUMBERS = 1_000_000
 """What a body's JSON may hold: the most inputs that any setting allows, and 4 MiB of token ids."""
 _COMMA, _QUOTE, _ZERO, _NINE = b',"09'
 
@@ -213,9 +213,9 @@ async def _check_elements(data: bytes | memoryview, turn: asyncio.Lock) -> None:
             quoted = (quoted + int(np.count_nonzero(quotes))) & 1
             numbers += behind_digits
             elements += int(np.count_nonzero(commas)) - behind_digits
-            if elements > _MOST_ELEMENTS or numbers > _MOST_NUMBERS:
+            if elements > _MAX_ELEMENTS or numbers > _MAX_NUMBERS:
                 raise InvalidRequest(
-                    f"the body has more than {_MOST_ELEMENTS} texts and lists, or more than {_MOST_NUMBERS} numbers;"
+                    f"the body has more than {_MAX_ELEMENTS} texts and lists, or more than {_MAX_NUMBERS} numbers;"
                     " send fewer at once"
                 )
             await asyncio.sleep(0)
@@ -286,7 +286,6 @@ class HttpRequest(msgspec.Struct):
     ignored: Ignored | None = None
 
     def header(self, name: bytes) -> bytes | None:
-        """The header of that lower-case name."""
         return self.headers.get(name)
 
     def timeout_ms(self) -> float | None:

@@ -107,7 +107,6 @@ class OwnError(msgspec.Struct):
 
 
 def error_type(path: str) -> type[msgspec.Struct]:
-    """The type of the bodies of a path's errors."""
     path = _plain(path)
     if path in TEI_PATHS:
         return TeiError
@@ -119,7 +118,6 @@ def error_type(path: str) -> type[msgspec.Struct]:
 
 
 def status_of(path: str, error: BertserveError) -> int:
-    """The HTTP status of an error on a path."""
     family = error_type(path)
     if family is TeiError:
         return _TEI_STATUS.get(type(error), error.http_status)
@@ -129,7 +127,6 @@ def status_of(path: str, error: BertserveError) -> int:
 
 
 def error_body(path: str, error: BertserveError, identity: str) -> bytes:
-    """The JSON body of an error on a path."""
     family = error_type(path)
     body: Any = OwnError(Detail(error.reason, error.message, identity))
     if family is V2Error:

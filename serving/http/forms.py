@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # It warns of what clients send, a line for each body; they are told, and the log has no use for it.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
-_MOST_FIELDS = 16
-_MOST_FIELD_BYTES = 4096
+_MAX_FIELDS = 16
+_MAX_FIELD_BYTES = 4096
 _LONGEST_NAME = 255
 _LONGEST_PREAMBLE = 4096
 _NO_BOUNDARY = (
@@ -110,8 +110,8 @@ class FileForm:
 
     def _begin_part(self) -> None:
         self._parts += 1
-        if self._parts > _MOST_FIELDS:
-            raise InvalidRequest(f"a form has at most {_MOST_FIELDS} fields")
+        if self._parts > _MAX_FIELDS:
+            raise InvalidRequest(f"a form has at most {_MAX_FIELDS} fields")
         self._disposition = b""
         self._name = None
         self._value.clear()
@@ -148,8 +148,8 @@ class FileForm:
             self._write(data[start:end])
             return
         self._value += data[start:end]
-        if len(self._value) > _MOST_FIELD_BYTES:
-            raise InvalidRequest(f"a field of the form has more than {_MOST_FIELD_BYTES} bytes")
+        if len(self._value) > _MAX_FIELD_BYTES:
+            raise InvalidRequest(f"a field of the form has more than {_MAX_FIELD_BYTES} bytes")
 
     def _end_part(self) -> None:
         if self._name is not None and self._name != self._file_field:

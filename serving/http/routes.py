@@ -103,7 +103,6 @@ class ApiRoute(APIRoute):
         self.public = public
 
     async def received(self, request: Request, api: Api) -> HttpRequest:
-        """The request, with its body."""
         return await read_request(request, api.settings.body_limit_bytes)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -190,7 +189,6 @@ class Router:
 
 
 def of_task(task: str) -> Models:
-    """The models of a task."""
     return lambda api: [model.name for model in api.repository.of_task(task)]
 
 

@@ -356,7 +356,7 @@ class Runner:
             error = InternalError()
         elif isinstance(error, EngineFault) and error.news:
             log.error("a line of a batch ended two engine processes", extra=fields(request_id=line.id))
-        return Result(line, self._endpoint.refusal(line.id, error.bare()))
+        return Result(line, self._endpoint.refusal(line.id, error.without_traceback()))
 
     @contextlib.asynccontextmanager
     async def _admitted(self, texts: int) -> AsyncIterator[None]:

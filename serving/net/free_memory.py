@@ -7,7 +7,7 @@ import ctypes
 import os
 from pathlib import Path
 
-_LEAST_WAIT_S, _MOST_WAIT_S = 2.0, 30.0
+_MIN_WAIT_S, _MAX_WAIT_S = 2.0, 30.0
 _GROWN_BYTES = 16 << 20
 _WORTH_BYTES = 4 << 20
 _LARGE_BYTES = 1 << 20
@@ -30,7 +30,7 @@ async def give_back_free_memory() -> None:
         return
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
-    least, wait_s = _resident_bytes(), _LEAST_WAIT_S
+    least, wait_s = _resident_bytes(), _MIN_WAIT_S
     while True:
         await asyncio.sleep(wait_s)
         resident = _resident_bytes()
@@ -39,7 +39,7 @@ async def give_back_free_memory() -> None:
         if resident > least + _GROWN_BYTES:
             await asyncio.to_thread(trim, 0)
             is_worth = resident - _resident_bytes() > _WORTH_BYTES
-        wait_s = _LEAST_WAIT_S if is_worth else min(2 * wait_s, _MOST_WAIT_S)
+        wait_s = _MIN_WAIT_S if is_worth else min(2 * wait_s, _MAX_WAIT_S)
 
 
 def _resident_bytes() -> int:

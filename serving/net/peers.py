@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 _IPV6_NETWORK = 64
 """Bits of an IPv6 address that name a peer: the rest is its own to choose."""
 
-_MOST_PEERS = 4096
-_LEAST_SHARE = 2
+_MAX_PEERS = 4096
+_MIN_SHARE = 2
 """A new connection has half a credit, whatever its peer owes: it may be another client's, with many calls at once."""
 
-_LEAST_DEBT_SHARE = 16
+_MIN_DEBT_SHARE = 16
 """Less than a sixteenth of it is not remembered."""
 
-_MOST_CREDITS = 10
+_MAX_CREDITS = 10
 """More is not remembered either: a peer that stops is as good as any other 10 s later, or so."""
 
-_MOST_WAIT_S = 1.0
+_MAX_WAIT_S = 1.0
 
 
 def peer_of(address: str) -> str:
@@ -51,19 +51,19 @@ class PeerDebts:
 
     def charge(self, peer: str, spent: float) -> None:
         """A connection is over that has used up so much."""
-        if spent < self._credit / _LEAST_DEBT_SHARE:
+        if spent < self._credit / _MIN_DEBT_SHARE:
             return
-        debt = min(_MOST_CREDITS * self._credit, self._owed(peer) + spent)
+        debt = min(_MAX_CREDITS * self._credit, self._owed(peer) + spent)
         self._debts.pop(peer, None)
-        if len(self._debts) >= _MOST_PEERS:
+        if len(self._debts) >= _MAX_PEERS:
             del self._debts[next(iter(self._debts))]
         self._debts[peer] = debt, self._clock()
 
     def begin(self, peer: str) -> tuple[int, float]:
         """The credit of a new connection, and for how many seconds it waits."""
         debt = self._owed(peer)
-        credit = max(self._credit // _LEAST_SHARE, self._credit - round(debt))
-        return credit, min(_MOST_WAIT_S, max(0.0, debt - self._credit) / self._per_s)
+        credit = max(self._credit // _MIN_SHARE, self._credit - round(debt))
+        return credit, min(_MAX_WAIT_S, max(0.0, debt - self._credit) / self._per_s)
 
     def _owed(self, peer: str) -> float:
         if peer not in self._debts:

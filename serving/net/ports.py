@@ -31,7 +31,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 _AGE_SPREAD = 0.1
 """As gRPC's own servers spread theirs (proposal A9)."""
 
-_MOST_DESCRIPTORS = 65_536
+_MAX_DESCRIPTORS = 65_536
 """More are never asked for: some libraries close every number up to the limit in the processes that they start."""
 
 
@@ -41,8 +41,6 @@ PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics",
 
 @dataclass(slots=True, frozen=True)
 class Ports:
-    """The listening sockets."""
-
     http: socket.socket
     grpc: socket.socket
     metrics: socket.socket
@@ -100,13 +98,13 @@ def _listening(host: str, port: int) -> socket.socket:
 def descriptor_limit() -> int:
     """Files that this process may have open; an unlimited number counts as the most that are asked for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptor_limit() -> None:
     """Raises the soft limit of open files to the hard one, as far as it makes sense; engine processes inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
         with suppress(OSError, ValueError):  # some sandboxes forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -48,7 +48,7 @@ _ONE_LINE = frozenset({b"host"})
 
 _SEPARATORS: Mapping[bytes, bytes] = {b"cookie": b"; "}
 
-_MOST_MEMBERS = 1000
+_MAX_MEMBERS = 1000
 """Of a gzip file: empty ones would bring nothing and take time."""
 
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -122,7 +122,7 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
     """
     pieces: list[bytes] = []
     left = limit
-    for _ in range(_MOST_MEMBERS):
+    for _ in range(_MAX_MEMBERS):
         stream = zlib.decompressobj(wbits)
         try:
             piece = stream.decompress(data, left + 1)
@@ -137,7 +137,7 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
             raise MalformedRequest("the compressed body ends too early, or something follows it")
         if not data:
             return b"".join(pieces)
-    raise MalformedRequest(f"the body has more than {_MOST_MEMBERS} gzip members; send fewer, larger ones")
+    raise MalformedRequest(f"the body has more than {_MAX_MEMBERS} gzip members; send fewer, larger ones")
 
 
 async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, wbits: int, limit: int) -> bytes:

@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from serving.lifecycle import State
-from serving.net.acceptor import PROBE_PLACES, Acceptor, Places
+from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
+from serving.net.listener import Listener
 from serving.operations.load import text_s
 
 if TYPE_CHECKING:
@@ -38,17 +39,17 @@ class AgentPort:
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._connections: set[_Check] = set()
-        places = Places(PROBE_PLACES)
-        places.follow(lambda: self._connections)
-        self._acceptor = Acceptor(opened, lambda: _Check(self._connections, self.line), None, "", places=places)
+        limiter = ConnectionLimiter(MAX_PROBE_CONNECTIONS)
+        limiter.follow(lambda: self._connections)
+        self._listener = Listener(opened, lambda: _Check(self._connections, self.line), None, "", limiter=limiter)
 
     async def start(self) -> None:
-        await self._acceptor.start()
+        await self._listener.start()
 
     def close(self) -> None:
-        self._acceptor.close()
+        self._listener.close()
         for connection in list(self._connections):
-            connection.give_way()
+            connection.close_if_idle()
 
     def line(self) -> bytes:
         """What HAProxy is told now."""
@@ -86,9 +87,9 @@ class _Check(asyncio.Protocol):
         self._timer.cancel()
         self._all.discard(self)
 
-    def idleness(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """As `Closable` has it: once it was told there is nothing left to do."""
         return (True, self._since)
 
-    def give_way(self) -> None:
+    def close_if_idle(self) -> None:
         self._transport.abort()

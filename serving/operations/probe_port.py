@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
 from serving.grpc.h2 import PREFACE
-from serving.http.listener import TICK_S, HttpListener
-from serving.net.acceptor import PROBE_PLACES, Places
+from serving.http.listener import HttpListener
 from serving.net.buffers import BufferBudget
+from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
 from serving.net.ports import keep_alive
 from serving.unawaited import guarded
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from serving.grpc.calls import Method
     from serving.http.app import App
-    from serving.net.acceptor import Closable
+    from serving.net.connection_limiter import Closable
     from serving.settings import Settings
 
 _WORD = PREFACE[:4]
@@ -35,35 +35,31 @@ class ProbeListener(HttpListener):
     """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port.
 
     Attributes:
-        places: Its own too.
+        limiter: Its own too.
     """
 
     def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
         settings = settings.model_copy(update={"body_limit_bytes": min(OPEN_BYTES, settings.body_limit_bytes)})
-        self.places = Places(PROBE_PLACES)
+        self.limiter = ConnectionLimiter(MAX_PROBE_CONNECTIONS)
         self._undecided: set[_Undecided] = set()
         budget = BufferBudget.of(settings)
-        super().__init__(app, opened, settings, budget=budget, places=self.places)
+        super().__init__(app, opened, settings, budget=budget, limiter=self.limiter)
         self._calls = CallDispatch(methods, settings, app.api.record_error, budget)
+        self._ports = (self._port, self._calls)
         keep_alive(opened)
 
     def close(self) -> None:
         super().close()
-        self._close_idle()
+        self._port.drain()
         for connection in list(self._calls.connections):
             guarded(connection.abort, connection.end)
 
-    def _connections(self) -> Iterable[Closable]:
-        return chain(self._undecided, super()._connections(), self._calls.connections)
+    def _closable(self) -> Iterable[Closable]:
+        return chain(self._undecided, super()._closable())
 
-    def _open(self) -> asyncio.Protocol:
+    def _open_connection(self) -> asyncio.Protocol:
         limit_s = self._calls.settings.header_timeout_s
-        return _Undecided(self._undecided, super()._open, lambda: GrpcConnection(self._calls), limit_s)
-
-    def _tick(self) -> None:
-        super()._tick()
-        for connection in list(self._calls.connections):
-            guarded(connection.abort, connection.tick, TICK_S)
+        return _Undecided(self._undecided, super()._open_connection, lambda: GrpcConnection(self._calls), limit_s)
 
 
 class _Undecided(asyncio.Protocol):
@@ -93,11 +89,11 @@ class _Undecided(asyncio.Protocol):
         self._timer.cancel()
         self._all.discard(self)
 
-    def idleness(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """Never used, since it was opened; None once it is closing."""
         return None if self._transport.is_closing() else (False, self._since)
 
-    def give_way(self) -> None:
+    def close_if_idle(self) -> None:
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica, haproxy
-from serving.net.acceptor import PROBE_PLACES
+from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS
 from tests.support.clients import post_json
 from tests.support.server import Server, free_port
 from tests.support.waiting import wait_for
@@ -75,7 +75,7 @@ def test_an_agent_listens_to_nobody(replicas: dict[str, Replica]) -> None:
     for sent in (b"bertserve\n", b"drain\n" * 20_000):
         assert percent(port, sent) > 0
     with ExitStack() as held:
-        for _ in range(PROBE_PLACES):
+        for _ in range(MAX_PROBE_CONNECTIONS):
             held.enter_context(socket.create_connection(("127.0.0.1", port), 5))
         wait_for(lambda: _told_or_none(port).startswith("ready up"), "a place", LIMIT_S)
 

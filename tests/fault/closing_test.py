@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import h11
 import pytest
 
-from serving.net.farewell import Farewell
+from serving.net.lingering_close import LingeringClose
 from tests.support.certificates import Certificates
 from tests.support.clients import RawConnection, http_call, metrics
 from tests.support.credentials import FIRST, bearer, write_keys
@@ -149,7 +149,7 @@ def test_a_farewell_ends() -> None:
         wire, loop = Stuck(), asyncio.get_running_loop()
         wire.buffered = buffered
         began = loop.time()
-        farewell = Farewell(wire, quiet_s=0.02, pace_s=0.06)
+        farewell = LingeringClose(wire, quiet_s=0.02, pace_s=0.06)
         farewell.received(received)
         await until(lambda: wire.closed, "the end")
         farewell.cancel()

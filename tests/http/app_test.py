@@ -217,7 +217,7 @@ class Everywhere:
         server.should_exit = True
         await serving
         listener.close()
-        await listener.drained()
+        await listener.emptied()
 
     def _record(self, error: BertserveError, *_: str) -> None:
         self.errors.append(error.reason)

@@ -9,7 +9,8 @@ import pytest
 
 from serving.http.api import Api
 from serving.http.app import App
-from serving.http.connection import HttpConnection, HttpPort, Limits
+from serving.http.connection import HttpConnection
+from serving.http.port import HttpPort
 from serving.lifecycle import Lifecycle
 from serving.net.buffers import BufferBudget
 from serving.settings import Settings
@@ -43,11 +44,11 @@ def test_a_turn_parses_so_much(sent: bytes, least: int, most: int) -> None:
     async def parsed() -> int:
         settings, nothing = Settings.load([], {}), None
         parts: tuple[Any, ...] = (nothing, nothing, Lifecycle(), settings, nothing, nothing, dict, bytes, "", print)
-        port = HttpPort(App(Api(*parts), [], documented=False), Limits.of(settings), "http", BufferBudget.of(settings))
+        port = HttpPort(App(Api(*parts), [], documented=False), settings, "http", BufferBudget.of(settings))
         connection = HttpConnection(port)
         connection.connection_made(Taken())
         connection.data_received(sent)
-        left = len(connection._rest)
+        left = connection.unread
         connection.connection_lost(None)
         return len(sent) - left
 

@@ -17,8 +17,8 @@ from serving.http.exchange import HttpReply
 from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
 from serving.lifecycle import Lifecycle, State
-from serving.net.acceptor import Places
 from serving.net.buffers import BufferBudget
+from serving.net.connection_limiter import ConnectionLimiter
 from serving.net.ports import bind
 from serving.settings import Settings
 from tests.support.waiting import until
@@ -52,7 +52,7 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 @asynccontextmanager
-async def listening(places: Places | None = None) -> AsyncIterator[HttpListener]:
+async def listening(limiter: ConnectionLimiter | None = None) -> AsyncIterator[HttpListener]:
     """A port with one route."""
     settings, lifecycle = Settings.load(LIMITS, {}), Lifecycle()
     unused: Any = None
@@ -61,14 +61,14 @@ async def listening(places: Places | None = None) -> AsyncIterator[HttpListener]
     api = Api(*(unused, unused, lifecycle, settings, unused, unused, dict, bytes, ""), record_error=lambda *_: None)
     opened = bind("127.0.0.1", 0, "HTTP")
     budget = BufferBudget.of(settings)
-    listener = HttpListener(App(api, [router], documented=False), opened, settings, budget=budget, places=places)
+    listener = HttpListener(App(api, [router], documented=False), opened, settings, budget=budget, limiter=limiter)
     await listener.start()
     try:
         yield listener
     finally:
         lifecycle.to(State.DRAINING)
         listener.close()
-        await asyncio.wait_for(listener.drained(), 10)
+        await asyncio.wait_for(listener.emptied(), 10)
 
 
 def connect(listener: HttpListener) -> socket.socket:
@@ -142,7 +142,7 @@ async def test_an_idle_connection_is_closed_with_its_port() -> None:
     async with listening() as listener:
         clients = [await used(listener), connect(listener)]
         listener.close()
-        await listener.drained()
+        await listener.emptied()
         for client in clients:
             assert await received(client) == b""
             client.close()
@@ -169,10 +169,10 @@ def test_a_loop_that_stands_still_blames_no_client(cut: int, seconds: float) -> 
 @in_loop
 async def test_a_refused_client_that_sends_on_can_read_why() -> None:
     """It has 503 to read, and nothing that it sends meanwhile is reset."""
-    places = Places(0)
-    async with listening(places) as listener:
+    limiter = ConnectionLimiter(0)
+    async with listening(limiter) as listener:
         clients = [connect(listener) for _ in range(40)]
-        await until(lambda: places.refused["full"] == len(clients), "the refusals")
+        await until(lambda: limiter.refused["full"] == len(clients), "the refusals")
         told = clients[:16]
         for _ in range(3):
             for client in told:

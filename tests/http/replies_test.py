@@ -126,7 +126,7 @@ class Running:
         self._started.set()
         await self._ending.wait()
         listener.close()
-        await listener.drained()
+        await listener.emptied()
 
     def _record(self, error: BertserveError, *_: str) -> None:
         self.errors.append(error.reason)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.http.connection import HotRoutes
 from serving.http.exchange import HttpReply, HttpRequest
+from serving.http.port import HotRoutes
 from serving.http.routes import ApiRoute, Docs, Router, methods_of
 
 if TYPE_CHECKING:

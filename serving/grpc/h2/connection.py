@@ -73,6 +73,8 @@ class H2Connection:
         overdrawn: Whether a single frame took much more than was left of the turn's work: call `receive` for what comes
             next on a later turn, as if it were pending.
         progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
+        outgoing: What `data_to_send` will give.
+        pongs: The same, behind that.
         finished: Whether the connection is over: write `data_to_send`, then close.
         expect: Lets the peer send until a body has so many bytes; now, or once other streams have given enough back.
         forget_headers: Forgets every `Headers.memo`.
@@ -84,14 +86,14 @@ class H2Connection:
         self.begun = self.greeted = self.pending = self.overdrawn = self.finished = False
         self.progress = 0
         self._limits = limits
-        self._out: list[bytes | memoryview] = []
-        self._pongs: list[bytes] = []
+        self.outgoing: list[bytes | memoryview] = []
+        self.pongs: list[bytes] = []
         self._events: list[Event] = []
         self._headers = HeaderDecoder(limits)
         self.forget_headers = self._headers.forget
         self._known_blocks = self._headers.known
-        self._sending = SendingWindow(self._out)
-        self._receiving = ReceivingWindow(self._out, limits.granted_bytes)
+        self._sending = SendingWindow(self.outgoing)
+        self._receiving = ReceivingWindow(self.outgoing, limits.granted_bytes)
         self.expect = self._receiving.expect
         self.consume = self._receiving.consume
         self._streams: dict[int, Stream] = {}
@@ -134,10 +136,10 @@ class H2Connection:
 
     def data_to_send(self) -> bytes:
         """Bytes for the peer; call this after any other method and write them."""
-        out = self._out
-        if self._pongs:
-            out += self._pongs
-            self._pongs.clear()
+        out = self.outgoing
+        if self.pongs:
+            out += self.pongs
+            self.pongs.clear()
         if not out:
             return b""
         data = b"".join(out)
@@ -193,7 +195,7 @@ class H2Connection:
         """
         if stream.closed:
             return
-        out, number = self._out, stream.number
+        out, number = self.outgoing, stream.number
         if headers is not None:
             if len(headers) > FRAME_BYTES or self._resize_table:
                 out.append(self._header_frames(0, number, headers))
@@ -219,7 +221,7 @@ class H2Connection:
         if not stream.closed:
             if not stream.ended:
                 self._late.append(stream.number)
-            self._out.append(frames.rst_stream(stream.number, code))
+            self.outgoing.append(frames.rst_stream(stream.number, code))
             self._close(stream)
 
     # The end.
@@ -233,14 +235,13 @@ class H2Connection:
         """
         if not self._draining:
             self._draining = True
-            self._out.append(frames.goaway(LARGEST, ErrorCode.NO_ERROR))
-            self._out.append(frames.frame(frames.PING, 0, 0, _DRAINING_PING))
+            self.outgoing.append(frames.goaway(LARGEST, ErrorCode.NO_ERROR))
+            self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PING))
 
     def finish_shutdown(self) -> None:
-        """Refuses further streams."""
         if self._final is None and not self.finished:
             self._final = self._last
-            self._out.append(frames.goaway(self._final, ErrorCode.NO_ERROR))
+            self.outgoing.append(frames.goaway(self._final, ErrorCode.NO_ERROR))
             self.finished = not self._streams
 
     def terminate(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> list[Event]:
@@ -265,7 +266,7 @@ class H2Connection:
             return False
         limits = self._limits
         ours = {Setting.MAX_CONCURRENT_STREAMS: limits.streams, Setting.MAX_HEADER_LIST_SIZE: limits.header_bytes}
-        self._out.append(frames.settings(ours))
+        self.outgoing.append(frames.settings(ours))
         self._receiving.open()
         return True
 
@@ -436,7 +437,7 @@ class H2Connection:
         if window is not None:
             self._work -= len(self._streams)
             self._go_on(self._sending.resize_streams(window, self.streams))
-        self._out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self.outgoing.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self.greeted = True
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
@@ -449,7 +450,7 @@ class H2Connection:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
         if not flags & frames.ACK:
             # Behind what the caller answers to the frames before it: clients take a ping's answer for that of all.
-            self._pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self.pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif self._draining and payload == _DRAINING_PING:
             self.finish_shutdown()
 
@@ -524,12 +525,12 @@ class H2Connection:
     def _end(self, stream: Stream, trailers: bytes) -> None:
         number = stream.number
         if len(trailers) > FRAME_BYTES or self._resize_table:
-            self._out.append(self._header_frames(END_STREAM, number, trailers))
+            self.outgoing.append(self._header_frames(END_STREAM, number, trailers))
         else:
-            self._out += (_pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number), trailers)
+            self.outgoing += (_pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number), trailers)
         if not stream.ended:
             self._late.append(number)
-            self._out.append(frames.rst_stream(number, ErrorCode.NO_ERROR))
+            self.outgoing.append(frames.rst_stream(number, ErrorCode.NO_ERROR))
         if stream.context is not None:
             self._credit += stream.work
             stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
@@ -539,7 +540,7 @@ class H2Connection:
         stream = self._streams.get(number)
         if stream is None:
             self._late.append(number)
-            self._out.append(frames.rst_stream(number, code))
+            self.outgoing.append(frames.rst_stream(number, code))
         else:
             self.reset(stream, code)
             self._events.append(StreamReset(stream, code))
@@ -561,6 +562,6 @@ class H2Connection:
         for stream in self.streams:
             self._close(stream)
             self._events.append(StreamReset(stream, fault.code))
-        self._out.append(frames.goaway(last, fault.code, fault.reason))
+        self.outgoing.append(frames.goaway(last, fault.code, fault.reason))
         self._events.append(ConnectionFailed(fault.code, fault.reason))
         self.finished, self.pending, self.overdrawn = True, False, False

@@ -113,7 +113,6 @@ class SendingWindow:
         return self.drain()
 
     def grow_stream(self, stream: Stream, size: int) -> list[Stream]:
-        """Grows the window of one stream, as `drain`."""
         stream.window += size
         if not size or stream.window > LARGEST:
             raise StreamFault(_window_code(size))

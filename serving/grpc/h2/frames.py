@@ -135,7 +135,6 @@ def goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
 
 
 def read_number(payload: bytes) -> int:
-    """The payload of WINDOW_UPDATE or RST_STREAM."""
     if len(payload) != _NUMBER.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of a broken size")
     return int.from_bytes(payload, "big")

@@ -33,7 +33,7 @@ SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady"})
 """What probes ask, and need no API key for."""
 
-_MOST_TENSORS = 64
+_MAX_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata with which a client wants the errors of a stream as the call's own status."""
 
@@ -128,7 +128,7 @@ class InferenceService:
     ) -> tuple[pb.ModelInferResponse, Ignored | None]:
         """The answer, and the parameters that were passed over."""
         arrival = time.perf_counter()
-        if len(request.outputs) > _MOST_TENSORS:
+        if len(request.outputs) > _MAX_TENSORS:
             raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
         parameters = _values(request.parameters)
         ignored = _passed_over(request, parameters)
@@ -169,7 +169,7 @@ class InferenceService:
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
-            call.record(error.bare(), request.id, trace)
+            call.record(error.without_traceback(), request.id, trace)
             return pb.ModelStreamInferResponse(
                 error_message=error.message, infer_response=pb.ModelInferResponse(id=request.id)
             )
@@ -181,14 +181,13 @@ class InferenceService:
 
 
 def _message(struct: msgspec.Struct, message: Message) -> Message:
-    """A record as the message that has its fields."""
     return ParseDict(msgspec.to_builtins(struct), message)
 
 
 def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
     """The inputs, from `raw_input_contents` or from each one's `contents`."""
     raw = request.raw_input_contents
-    if len(request.inputs) > _MOST_TENSORS:
+    if len(request.inputs) > _MAX_TENSORS:
         raise InvalidRequest(f"{len(request.inputs)} input tensors in one request; no model takes so many")
     if raw and len(raw) != len(request.inputs):
         raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from serving.net.orca import LoadReports
 
 SERVICE = "xds.service.orca.v3.OpenRcaService"
-_LEAST_S, _USUAL_S = 0.1, 10.0
+_MIN_S, _USUAL_S = 0.1, 10.0
 
 
 class OrcaService:
@@ -38,7 +38,7 @@ class OrcaService:
         interval_s = asked.seconds + asked.nanos / 1e9
         if interval_s < 0:
             raise InvalidRequest("`report_interval` is below zero")
-        interval_s = max(_LEAST_S, interval_s or _USUAL_S)
+        interval_s = max(_MIN_S, interval_s or _USUAL_S)
         while not self._closed.is_set():
             yield self._reports.report().message()
             with contextlib.suppress(TimeoutError):

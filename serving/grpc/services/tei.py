@@ -206,7 +206,6 @@ def _rows(vectors: NDArray[np.float32]) -> list[pb.TokenEmbedding]:
 
 
 def _ranking(outcome: Outcome[list[float]], texts: Sequence[str], metadata: pb.Metadata) -> pb.RerankResponse:
-    """Scores in their order, with the texts if there are some."""
     ranks = [
         pb.Rank(index=index, score=score, text=texts[index] if texts else None)
         for index, score in sorted(enumerate(outcome.answer), key=lambda rank: -rank[1])

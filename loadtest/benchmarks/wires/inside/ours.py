@@ -21,8 +21,8 @@ from serving.http.app import App
 from serving.http.exchange import OCTETS, HttpReply, HttpRequest
 from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
-from serving.net.acceptor import Acceptor
 from serving.net.buffers import BufferBudget
+from serving.net.listener import Listener
 from serving.settings import Settings
 
 HOST = "127.0.0.1"
@@ -72,7 +72,7 @@ async def grpc(port: int) -> None:
     settings = Settings.load([], {})
     methods = {"/wires.Wires/Echo": Method(kind, unary=unary)}
     dispatch = CallDispatch(methods, settings, _ignored, BufferBudget.of(settings))
-    await Acceptor(_opened(port), lambda: GrpcConnection(dispatch), None, "h2").start()
+    await Listener(_opened(port), lambda: GrpcConnection(dispatch), None, "h2").start()
     await asyncio.Event().wait()
 
 

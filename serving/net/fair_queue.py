@@ -14,7 +14,7 @@ _TURN_S = 0.0003
 """What all connections of a port may do of such work in one turn of the loop. A request passes five turns or so."""
 
 
-class TurnQueue:
+class FairQueue:
     """The work of one port that waits for the next turn of the loop, first come, first served.
 
     Each turn does as much of it as takes 0.3 ms, and at least one piece, so that other work of the loop is

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from serving.net.turns import TurnQueue
+from serving.net.fair_queue import FairQueue
 
 
 class Clock:
@@ -29,7 +29,7 @@ def done_by_turn(pieces: list[tuple[float, float]], turns: int) -> list[int]:
         return more_s
 
     async def run() -> None:
-        queue = TurnQueue(clock)
+        queue = FairQueue(clock)
         for takes_s, more_s in pieces:
             queue.add(partial(work, takes_s, more_s))
         for _ in range(turns):
@@ -60,7 +60,7 @@ def test_who_has_more_to_do_waits_behind_the_others() -> None:
     said: list[str] = []
 
     async def run() -> None:
-        queue = TurnQueue(Clock())
+        queue = FairQueue(Clock())
 
         def greedy() -> float:
             said.append("greedy")
@@ -87,7 +87,7 @@ def test_work_that_fails_keeps_nobody_waiting() -> None:
     async def run() -> list[BaseException]:
         errors: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
-        queue = TurnQueue()
+        queue = FairQueue()
 
         def other() -> float:
             said.append("other")
@@ -108,7 +108,7 @@ def test_who_waits_for_a_turn_may_leave() -> None:
     """The turn goes to the next."""
 
     async def run() -> None:
-        queue = TurnQueue()
+        queue = FairQueue()
         first, second = (asyncio.ensure_future(queue.wait(0.001)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()

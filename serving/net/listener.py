@@ -1,187 +1,45 @@
-"""A listening socket and the connections it accepts: as many as there are places for, over TLS where that is on."""
+"""A port: a listening socket, the connections it accepts, and the clock that they share."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import math
 import socket
 import time
-from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
-from serving.errors import StartupError
-from serving.net.farewell import Farewell
-from serving.net.peers import peer_of
-from serving.net.ports import BACKLOG, descriptor_limit
+from serving.net.lingering_close import LingeringClose
+from serving.net.ports import BACKLOG
 from serving.unawaited import guarded, start
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from serving.net.connection import Port
+    from serving.net.connection_limiter import Closable, ConnectionLimiter
     from serving.security.tls import Tls
-    from serving.settings import Settings
 
 log = logging.getLogger("bertserve.net")
-
-PROBE_PLACES = 64
-"""Connections of the metrics port, which nobody else can take."""
-
-_MOST_PLACES = 10_000
-_OWN_FILES = 64
-"""Descriptors of the server itself: ports, the loop, files that are read, the caches' locks."""
-
-_LEAVING = 32
-"""Connections that were closed to make room, and whose descriptors are not free yet."""
-
-_ENGINES = 5
-"""For each socket of an engine: while another one starts beside two that are there, it has both ends and a copy."""
-
-_ENGINE_SOCKETS = 2
-"""Of an engine beside those of its threads: control and the wide lane."""
 
 _ACCEPTS = 64
 """At most so many new connections in one turn of the loop: those that are there must have theirs."""
 
-_IDLE_S = 0.5
-"""A connection that is idle for less is between two requests, or about to send its first."""
-
 _REFUSALS = 16
 """Refused connections of a port that stay open until their clients can have read why; further ones close at once."""
-
-_REFUSING_PORTS = 2
-"""Those of HTTP; nothing is said on the others, nor over TLS."""
 
 _LINGER_S = 1.0
 """How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
 
-_LOOK_S = 0.25
-"""How often all connections are looked through for idle ones."""
-
+_TICK_S = 1.0
 _TELL_S = 10.0
 _PAUSE_S = 0.1
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-
-
-class Closable(Protocol):
-    """A connection, as it is asked when there are too many."""
-
-    def idleness(self) -> tuple[bool, float] | None:
-        """Whether it was ever used, and since when (the loop's time) nothing is under way; None where something is."""
-
-    def give_way(self) -> None:
-        """Closes it at once, since it is idle."""
-
-
-class Places:
-    """How many connections there may be at once, on one port or on several together.
-
-    When all places are taken, a new connection takes that of an idle one: first of those that were never used, then of
-    those that have been idle the longest. Where none is idle the new one is refused.
-
-    Attributes:
-        limit: How many there are.
-        refused: New connections that were refused: because all places were taken (`full`), or all of their peer's.
-        displaced: Idle connections that were closed for new ones.
-    """
-
-    def __init__(self, limit: int, per_peer: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`per_peer` bounds the connections from one address (of IPv6: one network of 64 bits); 0: nothing does."""
-        self.limit = limit
-        self.refused = {"full": 0, "peer": 0}
-        self.displaced = 0
-        self._per_peer = per_peer
-        self._clock = clock
-        self._taken = 0
-        self._peers: Counter[str] = Counter()
-        self._groups: list[Callable[[], Iterable[Closable]]] = []
-        self._idle: deque[tuple[tuple[bool, float], Closable]] = deque()
-        self._looked_at = self._told_at = float("-inf")
-
-    @classmethod
-    def of(cls, settings: Settings, threads: int) -> Places:
-        """The places of a server whose engines have so many threads.
-
-        Raises:
-            StartupError: The limit of open files is too low.
-        """
-        own = PROBE_PLACES + _OWN_FILES + _LEAVING + _REFUSING_PORTS * _REFUSALS
-        own += _ENGINES * (_ENGINE_SOCKETS + threads)
-        left, wanted = descriptor_limit() - own, settings.max_connections
-        if left < (wanted or 1):
-            least = f"{own + (wanted or 1):,}"
-            what = f"--max-connections {wanted}" if wanted else "the server"
-            raise StartupError(
-                f"{what} needs {least} open files, and this process may have {descriptor_limit():,}: raise the hard"
-                f" limit (`ulimit -Hn`, systemd's LimitNOFILE=)"
-            )
-        return cls(wanted or min(left, _MOST_PLACES), settings.max_connections_per_peer)
-
-    @property
-    def taken(self) -> int:
-        """Connections whose descriptors are open."""
-        return self._taken
-
-    def follow(self, connections: Callable[[], Iterable[Closable]]) -> None:
-        """Learns where to look for idle connections."""
-        self._groups.append(connections)
-
-    def take(self, address: str) -> Callable[[], None] | None:
-        """Takes a place for a connection from an address; returns what gives it back, or None where it is refused."""
-        peer = ""
-        if self._per_peer:
-            peer = peer_of(address)
-            if self._peers[peer] >= self._per_peer:
-                self.refused["peer"] += 1
-                self._tell("refused a connection: its address has as many as one may have (--max-connections-per-peer)")
-                return None
-        if self._taken >= self.limit and (self._taken >= self.limit + _LEAVING or not self.make_room()):
-            self.refused["full"] += 1
-            self._tell("refused a connection: all places are taken and none is idle (--max-connections)")
-            return None
-        self._taken += 1
-        if self._per_peer:
-            self._peers[peer] += 1
-
-        def give_back() -> None:
-            self._taken -= 1
-            if self._per_peer:
-                self._peers[peer] -= 1
-                if not self._peers[peer]:
-                    del self._peers[peer]
-
-        return give_back
-
-    def make_room(self) -> bool:
-        """Closes the connection that can best be spared; False where none is idle."""
-        now = self._clock()
-        if not self._idle and now - self._looked_at >= _LOOK_S:
-            self._looked_at = now
-            found = [(idleness, one) for group in self._groups for one in group() if (idleness := one.idleness())]
-            idle = [pair for pair in found if now - pair[0][1] >= _IDLE_S]
-            self._idle.extend(sorted(idle, key=lambda pair: pair[0]))
-        while self._idle:
-            idleness, connection = self._idle.popleft()
-            if connection.idleness() != idleness:
-                continue  # it has been used or closed since
-            connection.give_way()
-            self.displaced += 1
-            self._tell("closed an idle connection for a new one: all places are taken (--max-connections)")
-            return True
-        return False
-
-    def _tell(self, what: str) -> None:
-        """Says it in the log, though not each time."""
-        now = self._clock()
-        if now - self._told_at >= _TELL_S:
-            self._told_at = now
-            log.warning(
-                "%s; %d of %d are open, and so far %d were refused and %d closed",
-                *(what, self._taken, self.limit, sum(self.refused.values()), self.displaced),
-            )
 
 
 class _Accepted(socket.socket):
@@ -191,11 +49,11 @@ class _Accepted(socket.socket):
     closed for another one as long as it is no connection yet: over TLS that is until the end of the handshake.
     """
 
-    __slots__ = ("_give_back", "_since", "opening")
+    __slots__ = ("_release", "_since", "opening")
 
-    def __init__(self, opened: socket.socket, give_back: Callable[[], None]) -> None:
+    def __init__(self, opened: socket.socket, release: Callable[[], None]) -> None:
         super().__init__(opened.family, opened.type, opened.proto, opened.detach())
-        self._give_back: Callable[[], None] | None = give_back
+        self._release: Callable[[], None] | None = release
         self._since = time.monotonic()
         self.opening: asyncio.Task[None] | None = None
 
@@ -207,17 +65,17 @@ class _Accepted(socket.socket):
         self._leave()
         return super().detach()
 
-    def idleness(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         return None if self.opening is None or self.opening.done() else (False, self._since)
 
-    def give_way(self) -> None:
+    def close_if_idle(self) -> None:
         if self.opening is not None:
             self.opening.cancel()
 
     def _leave(self) -> None:
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class _Refused(asyncio.Protocol):
@@ -231,21 +89,22 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         told = cast("asyncio.Transport", transport)
         told.write(self._refusal)
-        self._farewell = Farewell(told, quiet_s=_LINGER_S, pace_s=_LINGER_S)
+        self._lingering = LingeringClose(told, quiet_s=_LINGER_S, pace_s=_LINGER_S)
 
     def data_received(self, data: bytes) -> None:
-        self._farewell.received(len(data))
+        self._lingering.received(len(data))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        self._farewell.cancel()
+        self._lingering.cancel()
         self._all.discard(self)
 
 
-class Acceptor:
+class Listener:
     """One port; it owns the listening socket, and accepts nothing before `start`.
 
     Args:
-        places: What its connections take places of; without it there is no bound.
+        ports: What its connections share: one of each protocol that is spoken here.
+        limiter: What its connections take places of; without it there is no bound.
         refusal: What a connection for which there is no place is told, without TLS.
         plain: What a client is told that sends a request where it should begin TLS; empty: nothing.
     """
@@ -257,7 +116,8 @@ class Acceptor:
         tls: Tls | None,
         protocol: str,
         *,
-        places: Places | None = None,
+        ports: Sequence[Port[Any]] = (),
+        limiter: ConnectionLimiter | None = None,
         refusal: bytes = b"",
         plain: bytes = b"",
     ) -> None:
@@ -265,7 +125,8 @@ class Acceptor:
         self._connection = connection
         self._tls = tls
         self._protocol = protocol
-        self._places = places
+        self._ports = ports
+        self._limiter = limiter
         self._refusal = refusal if tls is None else b""
         self._plain = plain
         self._context: ssl.SSLContext | None = None
@@ -273,8 +134,8 @@ class Acceptor:
         self._refused: set[_Refused] = set()
         self._accepts = 1
         self._told_at = float("-inf")
-        if places is not None:
-            places.follow(lambda: self._opening)
+        if limiter is not None:
+            limiter.follow(self._closable)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -284,6 +145,7 @@ class Acceptor:
     async def start(self) -> None:
         self._context = self._read_context()
         self._socket.setblocking(False)
+        self._tick()
         self._listen()
 
     async def renew(self) -> None:
@@ -297,9 +159,19 @@ class Acceptor:
         self._context = self._read_context()
 
     @property
-    def opening(self) -> int:
-        """Sockets that have been accepted and are no connections yet, or are refused and still open."""
-        return len(self._opening) + len(self._refused)
+    def connections(self) -> int:
+        return sum([len(port.connections) for port in self._ports])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is open, none is being opened, and none that was refused still reads why."""
+        return not (self.connections or self._opening or self._refused)
+
+    async def emptied(self, limit: float = math.inf) -> None:
+        """Waits until it is empty, or until a time of the loop's clock."""
+        loop = asyncio.get_running_loop()
+        while not self.is_empty and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
+            await asyncio.sleep(0.01)
 
     def close(self) -> None:
         """Takes the connections that wait to be accepted, and then no more.
@@ -311,6 +183,16 @@ class Acceptor:
             self._accepts = BACKLOG
             guarded(self._socket.close, self._accept)
             self._socket.close()
+
+    def _closable(self) -> Iterable[Closable]:
+        return chain(self._opening, *[port.connections for port in self._ports])
+
+    def _tick(self) -> None:
+        is_open = self._socket.fileno() >= 0
+        if self._ports and (is_open or not self.is_empty):
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+            for port in self._ports:
+                port.tick(_TICK_S)
 
     def _read_context(self) -> ssl.SSLContext | None:
         return None if self._tls is None else self._tls.context(self._protocol)
@@ -332,11 +214,11 @@ class Acceptor:
                     raise
                 self._pause(error)
                 return
-            give_back = self._places.take(address[0]) if self._places is not None else _nothing
-            if give_back is None:
+            release = self._limiter.take(address[0]) if self._limiter is not None else _nothing
+            if release is None:
                 self._refuse(opened)
                 continue
-            accepted = _Accepted(opened, give_back)
+            accepted = _Accepted(opened, release)
             self._opening.add(accepted)
             accepted.opening = start(self._open(accepted))
             accepted.opening.add_done_callback(partial(self._opened, accepted))
@@ -393,8 +275,8 @@ class Acceptor:
         if loop.time() - self._told_at >= _TELL_S:
             self._told_at = loop.time()
             log.error("new connections wait: %s", error.strerror)
-        if self._places is not None:
-            self._places.make_room()
+        if self._limiter is not None:
+            self._limiter.make_room()
         loop.remove_reader(self._socket)
         loop.call_later(_PAUSE_S, self._listen)
 

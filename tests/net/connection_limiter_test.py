@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.net.acceptor import Places
+from serving.net.connection_limiter import ConnectionLimiter
 
 
 class Connection:
@@ -11,11 +11,11 @@ class Connection:
     def __init__(self, name: str, idle_since: float | None, gone: list[str], *, used: bool = True) -> None:
         self._name, self._idle_since, self._used, self._gone = name, idle_since, used, gone
 
-    def idleness(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """As the server's."""
         return None if self._idle_since is None or self._name in self._gone else (self._used, self._idle_since)
 
-    def give_way(self) -> None:
+    def close_if_idle(self) -> None:
         """Is gone."""
         self._gone.append(self._name)
 
@@ -23,7 +23,7 @@ class Connection:
 def test_those_never_used_give_way_first() -> None:
     """Then those that have been idle the longest; never one with something under way, or idle for a moment only."""
     gone: list[str] = []
-    places = Places(0, clock=lambda: 100.0)
+    limiter = ConnectionLimiter(0, clock=lambda: 100.0)
     connections = [
         Connection("busy", None, gone),
         Connection("used long ago", 1.0, gone),
@@ -31,7 +31,7 @@ def test_those_never_used_give_way_first() -> None:
         Connection("never used", 90.0, gone, used=False),
         Connection("just used", 99.9, gone),
     ]
-    places.follow(lambda: connections)
-    taken = [places.take("192.0.2.1") is not None for _ in range(4)]
+    limiter.follow(lambda: connections)
+    taken = [limiter.take("192.0.2.1") is not None for _ in range(4)]
     assert (taken, gone) == ([True, True, True, False], ["never used", "used long ago", "used lately"])
-    assert (places.displaced, places.refused["full"]) == (3, 1)
+    assert (limiter.displaced, limiter.refused["full"]) == (3, 1)

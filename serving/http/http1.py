@@ -1,0 +1,383 @@
+"""HTTP/1.1, the half of requests: bytes in, requests or a refusal out. httptools parses; this bounds and checks.
+
+Bounded: header bytes and lines (431), body bytes (413), and the bytes that all connections hold (503).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from serving.errors import (
+    BertserveError,
+    BodyTooLarge,
+    BuffersFull,
+    HeadersTooLarge,
+    InternalError,
+    MalformedRequest,
+    Unsupported,
+    VersionNotSpoken,
+    WrongHost,
+)
+from serving.http.asgi import body_too_large
+from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
+from serving.http.exchange import HttpRequest
+from serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
+from serving.net.requests import combined, request_id, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.http.port import HttpPort
+    from serving.net.buffers import BufferShare
+
+log = logging.getLogger("bertserve.http")
+
+_FRAMING_BYTES = 6 * 65_536
+"""What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
+
+_PIECES = 256
+"""Of a body, at most: those of one byte each would take 60 times their size, and long to put together."""
+
+_ROOM_BYTES = 65_536
+"""A body takes room for so much at a time."""
+
+_HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
+"""RFC 3986, section 3.2, without user information."""
+
+
+class Reading(Enum):
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class RequestParser:
+    """The requests of one connection.
+
+    Attributes:
+        requests: Those that are whole, and uploads that have begun, each with whether its connection is kept behind
+            it. Whoever answers them takes them out.
+        reading: What comes next; a head that has not begun may never come.
+        head_bytes: Of a head that has begun and not ended.
+        body_bytes: Of the body that arrives.
+        framing_bytes: What else came with it.
+        length: What the head said of that body, if it did.
+        awaits_leave: Whether the body waits for `100 Continue`.
+        over: Whether nothing that follows is a request.
+        stream: The body of an upload that arrives.
+    """
+
+    # As of the connection: without slots each would be looked up in a dictionary.
+    __slots__ = (
+        *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
+        *("_max_header_bytes", "_max_headers", "_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
+        *("_settings", "_share", "_url", "_violation"),
+        *("awaits_leave", "body_bytes", "framing_bytes", "head_bytes", "length", "over", "reading", "requests"),
+        "stream",
+    )
+
+    def __init__(self, port: HttpPort[Any], share: BufferShare, on_room: Callable[[], None]) -> None:
+        """`on_room` is called when the stream of an upload is no longer full."""
+        self._port = port
+        self._settings = port.settings
+        self._max_header_bytes = port.settings.header_limit_bytes
+        self._max_headers = port.settings.header_limit_count
+        self._share = share
+        self._on_room = on_room
+        self._parser = httptools.HttpRequestParser(self)
+        self.requests: list[tuple[HttpRequest, bool]] = []
+        self.reading = Reading.HEAD
+        self.head_bytes = 0
+        self.over = False
+        self.stream: ReceivedBody | None = None
+        self._again = False  # a head is read a second time
+        self._old = False  # HTTP/1.0
+        self._path = ""
+        self._query = b""
+        self._host = b"/"  # the last one that was valid and known; this one never is
+        self._keep_alive = True
+        self._violation: BertserveError | None = None
+        self._held = 0
+        self._forget_request()
+
+    def feed(self, data: bytes | memoryview) -> BertserveError | None:
+        """Reads bytes; returns why the connection ends behind the requests that came before, if it does."""
+        if self.reading is Reading.BODY:
+            self.framing_bytes += len(data)
+        else:
+            self.head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            return self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            return self._refusal(error)
+        if self.framing_bytes > self._max_header_bytes + _FRAMING_BYTES:
+            return BodyTooLarge("the framing of the body's chunks takes too many bytes; send larger chunks")
+        if self.reading is Reading.HEAD and self.head_bytes > self._max_header_bytes:
+            return self._headers_too_large()
+        return None
+
+    def partial_request(self) -> HttpRequest:
+        """What was read of a request that is refused; its body is forgotten."""
+        headers = self._headers
+        path = (self._url or b"").split(b"?")[0].decode("ascii", "replace")
+        method = self._parser.get_method().decode() if self._url else ""
+        request = HttpRequest(
+            *(method, path, headers, b"", request_id(headers.get(b"x-request-id")), time.perf_counter())
+        )
+        request.route = self._port.app.route_of(path)
+        self._share.give(self._held)
+        self._forget_request()
+        return request
+
+    def close(self) -> None:
+        """The connection has gone: lets go of what refers to it, and of what leads back here."""
+        del self._parser
+        del self._on_room
+        self.stream = None
+        self._forget_request()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._again:
+            return
+        self.reading = Reading.HEAD
+        self.head_bytes = max(1, self.head_bytes)  # in one piece with the end of the request before
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._header_bytes += len(url)
+        if self._header_bytes > self._max_header_bytes:
+            raise self._violated(self._headers_too_large())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts header lines and their bytes, trailers included, which no handler sees."""
+        self._header_lines += 1
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_lines > self._max_headers:
+            raise self._violated(HeadersTooLarge(f"more than {self._max_headers} headers (--header-limit-count)"))
+        if self._header_bytes > self._max_header_bytes:
+            raise self._violated(self._headers_too_large())
+        if self.reading is Reading.HEAD:
+            name = name.lower()
+            if name in self._headers:
+                try:
+                    value = combined(name, self._headers[name], value)
+                except MalformedRequest as error:
+                    raise self._violated(error) from None
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        """Checks what the headers announce: a key before a byte of the body is kept."""
+        if self._again:
+            return
+        headers = self._headers
+        self._keep_alive = self._parser.should_keep_alive()
+        version = "1.1"
+        if not self._keep_alive or b"connection" in headers:  # else it is 1.1, whose connections are kept unasked
+            version = self._parser.get_http_version()
+        self._old = version == "1.0"
+        self._parse_target()
+        if version != "1.1" or b"transfer-encoding" in headers or headers.get(b"host") != self._host:
+            self._check_head(version)
+        self._check_key()
+        self.length = int(headers.get(b"content-length", b"0"))
+        is_upload = self._path in self._port.uploads and self._parser.get_method() == b"POST"
+        limit = self._port.upload_bytes if is_upload else self._settings.body_limit_bytes
+        if self.length > limit:
+            raise self._violated(body_too_large(limit))
+        self.head_bytes = 0
+        self.reading = Reading.BODY
+        if b"expect" in headers and version == "1.1":
+            self.awaits_leave = b"100-continue" in words(headers[b"expect"])
+        if is_upload:
+            self._begin_upload()
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        self.framing_bytes -= len(body)
+        if self.stream is not None:
+            if self.body_bytes > self._port.upload_bytes:
+                raise self._violated(body_too_large(self._port.upload_bytes))
+            self.stream.feed(body)
+            return
+        if self.body_bytes > self._room:
+            self._make_room()
+        self._body.append(body)
+        if len(self._body) > _PIECES:
+            self._body[:] = [b"".join(self._body)]
+
+    def on_message_complete(self) -> None:
+        """The request is whole: answer it, after those before it."""
+        if self._parser.should_upgrade():
+            if self._parser.get_method() == b"CONNECT":
+                self._keep_alive = False  # what follows is no HTTP
+            elif self.length or b"transfer-encoding" in self._headers:
+                return  # its body is yet to be read; see `_decline`
+        self.reading = Reading.NOTHING
+        self.head_bytes = 0
+        if self.stream is not None:
+            self.stream.end()
+            self.stream = None
+            self._forget_request()
+            return
+        parser, headers, body = self._parser, self._headers, self._body
+        if self._held:
+            self._share.give(self._held - self.body_bytes)
+            self._held = self.body_bytes
+        identity = request_id(headers.get(b"x-request-id"))
+        content = body[0] if len(body) == 1 else b"".join(body)
+        request = HttpRequest(
+            *(parser.get_method().decode(), self._path, headers, content, identity),
+            *(time.perf_counter(), self._query, self._share, self._held),
+        )
+        request.http_1_0 = self._old
+        self._forget_request()
+        self.requests.append((request, self._keep_alive))
+
+    def _begin_upload(self) -> None:
+        """Has an upload answered while its body arrives. What is held of that takes room from the beginning."""
+        parser, headers = self._parser, self._headers
+        if not self._share.take(WINDOW_BYTES):
+            raise self._violated(BuffersFull())
+        self.stream = ReceivedBody(self._on_room)
+        request = HttpRequest(
+            *(parser.get_method().decode(), self._path, headers, b"", request_id(headers.get(b"x-request-id"))),
+            *(time.perf_counter(), self._query, self._share, WINDOW_BYTES),
+            stream=self.stream,
+            http_1_0=self._old,
+        )
+        self.requests.append((request, self._keep_alive))
+
+    def _check_key(self) -> None:
+        """Refuses a request without an API key, before anything shows whether there is such a route."""
+        app, headers = self._port.app, self._headers
+        keys = app.api.keys
+        if keys is None:
+            return
+        method = self._parser.get_method().decode()
+        if (error := unauthenticated(keys, app.public, method, self._path, headers)) is None:
+            return
+        if not app.origins or not is_preflight(method, headers) or announces_body(headers):
+            raise self._violated(error)
+
+    def _violated(self, error: BertserveError) -> BertserveError:
+        """To be raised in a callback: it stops the parser, which then raises an error of its own."""
+        self._violation = error
+        return error
+
+    def _check_head(self, version: str) -> None:
+        """Version, framing and host, by RFC 9112, sections 2.3, 3.2 and 6.1.
+
+        HTTP/1.0 needs no host: probes of load balancers send none.
+        """
+        headers = self._headers
+        if self._old and b"close" in words(headers.get(b"connection", b"")):
+            self._keep_alive = False  # whatever else it says: RFC 9112, 9.3
+        if version not in {"1.0", "1.1"}:
+            raise self._violated(
+                MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
+                if version == "0.9"
+                else VersionNotSpoken(f"HTTP/{version} is not spoken here as text; send HTTP/1.1")
+            )
+        if (coding := headers.get(b"transfer-encoding")) is not None:
+            codings = words(coding)
+            if version == "1.0" or codings.count(b"chunked") != 1 or codings[-1] != b"chunked":
+                raise self._violated(MalformedRequest("Transfer-Encoding must be `chunked`, and only in HTTP/1.1"))
+            if len(codings) > 1:
+                raise self._violated(Unsupported("no Transfer-Encoding but `chunked` is read; use Content-Encoding"))
+        self._check_host(headers.get(b"host"), version)
+
+    def _check_host(self, host: bytes | None, version: str) -> None:
+        if host is None:
+            if version == "1.1":
+                raise self._violated(MalformedRequest("the header Host is missing"))
+        elif not _HOST.fullmatch(host):
+            raise self._violated(MalformedRequest("the header Host is not a host with an optional port"))
+        elif (names := self._port.hosts) is None or is_known_host(host, names):
+            self._host = host
+        elif self._path not in self._port.app.probes:
+            raise self._violated(
+                WrongHost(
+                    "the header Host names another server: it is neither localhost, a loopback address nor one of"
+                    " --allowed-hosts"
+                )
+            )
+
+    def _make_room(self) -> None:
+        """A body has outgrown its room: takes more, within the body's limit and the budget."""
+        if self.body_bytes > self._settings.body_limit_bytes:
+            raise self._violated(body_too_large(self._settings.body_limit_bytes))
+        room = min(self._settings.body_limit_bytes, -(-self.body_bytes // _ROOM_BYTES) * _ROOM_BYTES)
+        if not self._share.take(room - self._held):
+            raise self._violated(BuffersFull())
+        self._room = self._held = room
+
+    def _forget_request(self) -> None:
+        """Before and behind each request."""
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._header_lines = self._header_bytes = self.length = self.body_bytes = self.framing_bytes = 0
+        self._room = self._port.free_bytes
+        self._held = 0
+        self.awaits_leave = False
+
+    def _decline(self, rest: bytes | memoryview) -> BertserveError | None:
+        """Reads on as HTTP/1.1 where the parser would leave off: no other protocol is spoken here (RFC 9110, 7.8).
+
+        It skips the body of a request that offers one. Another parser reads that, behind a head that offers nothing.
+        """
+        if self.reading is Reading.BODY:
+            url, lines, size = self._url, self._header_lines, self._header_bytes
+            chunked = b"transfer-encoding" in self._headers
+            head = b"%b / HTTP/1.1\r\n%b%b\r\n" % (
+                self._parser.get_method(),
+                b"transfer-encoding: chunked\r\n" if chunked else b"content-length: %d\r\n" % self.length,
+                b"" if self._keep_alive else b"connection: close\r\n",
+            )
+            self._parser = httptools.HttpRequestParser(self)
+            self._again = True
+            self._parser.feed_data(head)
+            self._again = False
+            self._url, self._header_lines, self._header_bytes = url, lines, size
+        elif not self._keep_alive:
+            self.over = True
+            return None
+        return self.feed(rest)
+
+    def _refusal(self, error: httptools.HttpParserError) -> BertserveError:
+        violation, self._violation = self._violation, None
+        if isinstance(error, httptools.HttpParserInvalidURLError):
+            self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
+            return MalformedRequest("the request's target is not a path")
+        if violation is None and isinstance(error, httptools.HttpParserCallbackError):
+            log.error("a request could not be taken", exc_info=error)
+            return InternalError()
+        return violation or MalformedRequest("the bytes received are not an HTTP/1.1 request")
+
+    def _parse_target(self) -> None:
+        url = self._url
+        if url.startswith(b"/") and b"?" not in url and b"%" not in url and b"#" not in url:
+            self._path, self._query = url.decode("latin-1"), b""
+            return
+        try:
+            target = httptools.parse_url(url)
+        except httptools.HttpParserInvalidURLError:
+            raise self._violated(MalformedRequest("the request's target is not a path")) from None
+        self._path = unquote_to_bytes(target.path or b"/").decode("utf-8", "replace")
+        self._query = target.query or b""
+
+    def _headers_too_large(self) -> HeadersTooLarge:
+        return HeadersTooLarge(
+            f"the request's line and headers exceed {self._max_header_bytes} bytes (--header-limit-bytes)"
+        )
