@@ -14,7 +14,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_FILES = 23
+MAX_FILES = 25
 _PROGRAM = (sys.executable, "tests/support/touched_files.py")
 _COUNTED = "telemetry/metrics.py"
 """The last that a request passes: it is counted after its reply."""
@@ -58,4 +58,4 @@ def test_a_warm_embed_passes_few_files(models: Path) -> None:
     assert "http/connection.py" in way, way
     assert "engine/process/wire.py" in way, way
     assert _COUNTED in way, way
-    assert len(way) <= MOST_FILES, f"{len(way)} files: {', '.join(way)}"
+    assert len(way) <= MAX_FILES, f"{len(way)} files: {', '.join(way)}"
