@@ -15,11 +15,11 @@ VERBS = {
     "simulate": ("simulate.cli", "tell from what batches cost how a server would bear a load"),
     "size": ("sizing.cli", "say how many of which card or CPU a load needs, and what that costs"),
     "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
-    "batch": ("batch.cli", "answer every row of files of texts, on this machine or a Ray cluster"),
+    "batch": ("serving.bulk.cli", "answer every row of files of texts, on this machine or a Ray cluster"),
     "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),
 }
 
-OFFERED = {"BatchPredictor": "batch.predictor"}
+OFFERED = {"BatchPredictor": "serving.bulk.predictor"}
 """What other programs import from here: `from bertserve import BatchPredictor`."""
 
 

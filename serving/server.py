@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from serving.bulk.batches_api.records import JobState
+from serving.bulk.batches_api.runner import Runner
+from serving.bulk.batches_api.service import Jobs
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
 from serving.host import installing
@@ -25,9 +28,6 @@ from serving.http.middleware import is_loopback, known_hosts
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
-from serving.jobs.records import JobState
-from serving.jobs.runner import Runner
-from serving.jobs.service import Jobs
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import members, tell
 from serving.net.buffers import BufferBudget

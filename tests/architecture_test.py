@@ -16,7 +16,7 @@ from tests.support.imported_names import imported_names
 from tests.support.lasting import lasting_objects
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("batch", "charts", "serving", "export", "loadtest", "simulate", "sizing")
+PACKAGES = ("charts", "serving", "export", "loadtest", "simulate", "sizing")
 GENERATED = "_pb2"
 
 LOOSE = {
@@ -51,17 +51,20 @@ ARROWS = {
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models inference tasks",
     "tei": "errors records settings models inference oip",
-    # What outlives a request knows neither protocol nor pipeline.
-    "jobs": "errors records settings logs fields",
+    # Which engine runs, and how another one takes over.
+    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
+    # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
+    # chooses one, without wires and queues.
+    "bulk": "errors records options host settings logs fields tasks models engine inference rollout.engine_choice",
     "net": "errors unawaited records settings security",
-    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei jobs net tasks",
+    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
+    " bulk.batches_api net tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
     # Not on a request's way.
-    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
-    " jobs net http grpc rollout",
+    " rollout bulk.batches_api net http grpc",
     "server": "errors unawaited records host settings lifecycle logs security scheduling engine inference telemetry oip"
-    " tei jobs net http grpc rollout operations",
+    " tei rollout bulk.batches_api net http grpc operations",
     "cli": "errors settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
@@ -73,9 +76,6 @@ OTHER_PACKAGES = {
     # Its proof answers texts by the server's own way, up to the wires.
     "export": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
     " serving.engine serving.inference serving.scheduling.cost serving.tasks",
-    # Bulk runs the server's engines and tasks on the server's choice of them, without its wires and queues.
-    "batch": "serving.errors serving.records serving.options serving.host serving.settings serving.fields"
-    " serving.models serving.engine serving.inference serving.tasks serving.rollout.engine_choice",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
     "loadtest": "charts serving.host serving.options serving.tasks",
@@ -209,6 +209,15 @@ def test_asking_engines_imports_no_library() -> None:
     assert imported & {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "onnx"} == set()
 
 
+def test_the_server_imports_nothing_of_ray() -> None:
+    """Bulk on Ray lies in a room that the server uses for its Batches API; an image without Ray and Arrow serves."""
+    loaded = "import sys, bertserve, serving.server, serving.operations.doctor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "serving.bulk.batches_api.runner" in modules
+    assert not {name for name in modules if name.partition(".")[0] in {"ray", "pyarrow", "pandas"}}
+
+
 def test_costs_stand_alone() -> None:
     """Engine, models and exporter use them and see nothing else of scheduling."""
     for module in _below("serving.scheduling.cost"):
@@ -276,6 +285,8 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         ("cuda", {"serving.engine.gpu.cuda_driver"}),
         ("pynvml", {"serving.telemetry.gpus"}),
         ("opentelemetry", {"serving.telemetry.tracing"}),
+        ("pyarrow", {f"serving.bulk.{name}" for name in ("answers", "predictor", "ray_job", "ray_store", "sources")}),
+        ("ray", {"serving.bulk.ray_job"}),
     ],
 )
 def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[str]) -> None:
@@ -324,7 +335,7 @@ BROAD_HANDLERS = {
     "serving.unawaited": "the boundary of all else that nobody awaits",
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
-    "serving.jobs.runner": "a line's boundary: without it a job would fall over the same line for ever",
+    "serving.bulk.batches_api.runner": "a line's boundary: without it a job would fall over the same line for ever",
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
@@ -351,7 +362,7 @@ AWAITED = {
     "serving.grpc.bidirectional": "the same of a message",
     "serving.http.apis.huggingface": "a group, which waits for its tasks",
     "serving.http.apis.openai_lines": "pieces that are gathered",
-    "serving.jobs.runner": "lines and jobs, whose ends are looked at",
+    "serving.bulk.batches_api.runner": "lines and jobs, whose ends are looked at",
     "serving.rollout.engine_slot": "the supervision, whose end is looked at",
     "serving.server": "what the server waits for until it ends",
     "serving.unawaited": "all others",
@@ -368,10 +379,10 @@ def test_what_nobody_awaits_is_begun_in_one_place() -> None:
 
 
 def test_settings_read_the_environment_alone() -> None:
-    """No module but the settings looks at environment variables; the front of `serve` and the package set one each."""
+    """No module but the settings looks at environment variables; the package, fronts and Ray's user set some."""
     readers = re.compile(r"\bos\.(environ|getenv)\b")
     found = {m.name for m in _below("serving") if readers.search(ast.unparse(m.tree))}
-    assert found <= {"serving", "serving.settings", "serving.cli"}
+    assert found <= {"serving", "serving.settings", "serving.cli", "serving.bulk.cli", "serving.bulk.ray_job"}
 
 
 def test_sources_do_not_check_input_with_assert() -> None:

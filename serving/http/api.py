@@ -16,9 +16,9 @@ from serving.records import InferRequest, RequestTrace
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
+    from serving.bulk.batches_api.service import Jobs
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository
-    from serving.jobs.service import Jobs
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from serving import host
+from serving.bulk.batches_api import store
 from serving.cgroups import cpu_quota, memory_limit
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
 from serving.host import available_cpus, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
-from serving.jobs import store
 from serving.net.ports import PURPOSES, open_port
 from serving.rollout.model_export import home_of
 from serving.settings import Settings, flag_of

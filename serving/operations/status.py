@@ -12,10 +12,10 @@ from serving.scheduling.cost import bucket_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from serving.bulk.batches_api.service import Jobs
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
-    from serving.jobs.service import Jobs
     from serving.lifecycle import Lifecycle
     from serving.models.manifest import Artifact
     from serving.rollout.engine_slot import EngineSlot

@@ -61,6 +61,8 @@ def test_every_data_file_is_in_the_wheel(wheel: Path) -> None:
     assert {"serving/py.typed", "serving/web/index.html"} <= data
     assert data - names == set()
     assert "bertserve.py" in names
+    packages = {name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name}
+    assert packages == {source for source in SOURCES if (ROOT / source).is_dir()}
 
 
 def test_the_wheel_brings_its_licence(wheel: Path) -> None:

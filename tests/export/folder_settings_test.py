@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from batch.predictor import Model, Predictor
 from export.checkpoint import probes
 from export.cli.export import main
 from export.errors import ExportError
+from serving.bulk.predictor import Model, Predictor
 from tests.support.checkpoints import edit_json
 from tests.support.clients import post_json
 from tests.support.exports import opened

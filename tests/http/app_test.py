@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from serving.bulk.batches_api.service import Jobs
 from serving.errors import ModelNotFound
 from serving.http import openapi
 from serving.http.api import Api
@@ -21,7 +22,6 @@ from serving.http.faults import TeiError, error_type
 from serving.http.listener import HttpListener
 from serving.http.routes import ApiRoute, HotRoute
 from serving.inference.served_models import Repository
-from serving.jobs.service import Jobs
 from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver

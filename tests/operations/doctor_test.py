@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.bulk.batches_api.store import Store, StoreLimits
 from serving.errors import StartupError
-from serving.jobs.store import Store, StoreLimits
 from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
 from serving.settings import Settings, kind_of
 from tests.support.server import free_port

@@ -99,17 +99,17 @@ the subject of an outsider is the code that deals with other people's software."
 
 OUTSIDERS = {
     "Ray": Outsider(
-        tests=("tests/batch/job_test.py", "tests/deploy/ray_serve_test.py"),
+        tests=("tests/bulk/ray_job_test.py", "tests/deploy/ray_serve_test.py"),
         # Ray kills and restarts what runs an engine's process.
         paths=(
             "bertserve.py",
-            "batch",
+            "serving/bulk",
             "serving/engine/process",
             "serving/rollout/engine_process.py",
             "deploy/ray",
             "docs/bulk.md",
         ),
-        runs=("batch.cli", "deploy.ray.serve_app", "serving.cli"),
+        runs=("serving.bulk.cli", "deploy.ray.serve_app", "serving.cli"),
         beside=("serving", "export"),
     ),
     "LoadGen": Outsider(
@@ -260,7 +260,7 @@ OUTSIDERS = {
         # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
         paths=("export", "serving/engine/cpu", "serving/inference", "serving/models", "serving/records.py"),
         runs=("export.cli.export", "export.cli.verify", "serving.cli"),
-        beside=("batch", "bertserve.py", "charts", "serving"),
+        beside=("bertserve.py", "charts", "serving"),
     ),
     "schedules": Outsider(
         tests=(

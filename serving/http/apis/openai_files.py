@@ -7,6 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
+from serving.bulk.batches_api.records import Job
+from serving.bulk.batches_api.service import Upload
+from serving.bulk.batches_api.store import INPUT_PURPOSE
 from serving.errors import Forbidden, InvalidRequest, MalformedRequest, UnsupportedMediaType
 from serving.fields.rule import Level
 from serving.http.apis.openai_files_messages import (
@@ -24,17 +27,14 @@ from serving.http.apis.openai_files_messages import (
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply
 from serving.http.forms import FileForm
 from serving.http.routes import Docs, Router
-from serving.jobs.records import Job
-from serving.jobs.service import Upload
-from serving.jobs.store import INPUT_PURPOSE
 from serving.security.keys import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serving.bulk.batches_api.service import Jobs
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.jobs.service import Jobs
 
 router = Router("OpenAI")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from serving.jobs.records import Job, JobState, Problem, StoredFile
+from serving.bulk.batches_api.records import Job, JobState, Problem, StoredFile
 
 LEAST_KEEP_S, MOST_KEEP_S = 3600, 2_592_000
 

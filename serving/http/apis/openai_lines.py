@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import orjson
 
+from serving.bulk.batches_api.lines import Answer
 from serving.http.apis.openai import EMBEDDINGS, embedded, embeddings_of, inputs_of, usage_of
 from serving.http.exchange import JSON, HttpRequest
 from serving.http.faults import error_body, status_of
-from serving.jobs.lines import Answer
 from serving.records import BULK
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from serving.bulk.batches_api.runner import Retry
     from serving.errors import BertserveError
     from serving.http.api import Api
     from serving.http.apis.openai_messages import EmbeddingsRequest
-    from serving.jobs.runner import Retry
     from serving.records import Outcome
 
 PATH = "/v1/embeddings"

@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batch.errors import BatchError
+from serving.bulk.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

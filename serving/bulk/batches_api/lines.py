@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from serving.bulk.batches_api.records import Problem
+from serving.bulk.batches_api.store import room_on_disk, sync_directory
 from serving.errors import InvalidRequest
 from serving.fields.rule import Ignored, Level
-from serving.jobs.records import Problem
-from serving.jobs.store import room_on_disk, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import BinaryIO
 
-    from serving.jobs.records import Job
+    from serving.bulk.batches_api.records import Job
 
 _METHOD = "POST"
 _FIELDS = ("custom_id", "method", "url", "body")

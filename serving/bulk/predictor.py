@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 import pydantic
 
-from batch.answers import AnswerColumn
-from batch.errors import BatchError
+from serving.bulk.answers import AnswerColumn
+from serving.bulk.errors import BatchError
 from serving.engine.base import LaneKind, Load
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from serving.bulk.batches_api import runner as runner_module
+from serving.bulk.batches_api.lines import Answer
+from serving.bulk.batches_api.records import Job, JobState
+from serving.bulk.batches_api.runner import Runner
+from serving.bulk.batches_api.service import Jobs, Upload
+from serving.bulk.batches_api.store import Store, StoreLimits
 from serving.errors import (
     EngineFault,
     EngineLost,
@@ -23,12 +29,6 @@ from serving.errors import (
     StartupError,
     StorageFull,
 )
-from serving.jobs import runner as runner_module
-from serving.jobs.lines import Answer
-from serving.jobs.records import Job, JobState
-from serving.jobs.runner import Runner
-from serving.jobs.service import Jobs, Upload
-from serving.jobs.store import Store, StoreLimits
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
 from tests.support.engine_processes import asynchronous
@@ -38,8 +38,8 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from serving.bulk.batches_api.runner import Retry
     from serving.errors import BertserveError
-    from serving.jobs.runner import Retry
 
 LIMITS = StoreLimits(bytes=1 << 20, files=20, jobs=3, keep_s=1000)
 DAY_S = 86_400

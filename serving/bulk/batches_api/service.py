@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from serving.bulk.batches_api.store import Store, StoreLimits, room_on_disk
 from serving.errors import BodyTooLarge
-from serving.jobs.store import Store, StoreLimits, room_on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
-    from serving.jobs.records import Job, StoredFile
+    from serving.bulk.batches_api.records import Job, StoredFile
     from serving.settings import Settings
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from batch import sources
-from batch.errors import BatchError
-from batch.predictor import Model, Prediction, Predictor
-from batch.store import Entry, Job, Store
+from serving.bulk import sources
+from serving.bulk.errors import BatchError
+from serving.bulk.predictor import Model, Prediction, Predictor
+from serving.bulk.ray_store import Entry, Job, Store
 from serving.engine.base import DeviceLost
 from serving.engine.process.worker import DEVICE_LOST
 from serving.host import available_cpus

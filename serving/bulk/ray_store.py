@@ -26,9 +26,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batch.answers import plain
-from batch.errors import BatchError
-from batch.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
+from serving.bulk.answers import plain
+from serving.bulk.errors import BatchError
+from serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
 from serving.models.staging_dir import sync
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from batch.answers import AnswerColumn
-    from batch.predictor import Prediction
-    from batch.sources import Part
+    from serving.bulk.answers import AnswerColumn
+    from serving.bulk.predictor import Prediction
+    from serving.bulk.sources import Part
 
 _ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
 
@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         bundle: SHA-256 of the manifest of the model's bundle.
-        model: What `batch.predictor.Model` takes, besides the path of the repository.
+        model: What `serving.bulk.predictor.Model` takes, besides the path of the repository.
     """
 
     inputs: tuple[InputFile, ...]

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from batch.errors import BatchError
-from batch.predictor import BatchPredictor, Model, Predictor
+from serving.bulk.errors import BatchError
+from serving.bulk.predictor import BatchPredictor, Model, Predictor
 from serving.records import EmbedOptions
 
 if TYPE_CHECKING:

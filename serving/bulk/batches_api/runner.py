@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from serving.bulk.batches_api.lines import Answer, Line, Lines, Result, Results, check_lines
+from serving.bulk.batches_api.records import Job, JobState, Problem
 from serving.errors import (
     BertserveError,
     DeadlineExceeded,
@@ -30,14 +32,12 @@ from serving.errors import (
     StorageFull,
     Unavailable,
 )
-from serving.jobs.lines import Answer, Line, Lines, Result, Results, check_lines
-from serving.jobs.records import Job, JobState, Problem
 from serving.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from serving.jobs.service import Jobs
+    from serving.bulk.batches_api.service import Jobs
     from serving.settings import Settings
 
 T = TypeVar("T")

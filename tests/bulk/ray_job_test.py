@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.cli import main
-from batch.job import _read, _Run, _Writer
-from batch.store import Job, OwnedStore
+from serving.bulk.cli import main
+from serving.bulk.ray_job import _read, _Run, _Writer
+from serving.bulk.ray_store import Job, OwnedStore
 from tests.support.models import ROOT
 from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
 from tests.support.server import environment
@@ -248,7 +248,7 @@ def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp
 @pytest.mark.long
 def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path, tmp_path: Path) -> None:
     """After some attempts, with the rows among which it is; what is finished stays."""
-    from batch.predictor import Model  # noqa: PLC0415  for this test alone
+    from serving.bulk.predictor import Model  # noqa: PLC0415  for this test alone
 
     word = Model(tasks_repository, "embed").encode("server")[0].ids[1]
     rows = [{"id": index, "text": "server" if index == 25 else "a text"} for index in range(30)]

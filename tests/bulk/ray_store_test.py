@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from batch.errors import BatchError
-from batch.predictor import Model, Prediction
-from batch.sources import Columns, InputFile, Part, Row
-from batch.store import Job, OwnedStore
+from serving.bulk.errors import BatchError
+from serving.bulk.predictor import Model, Prediction
+from serving.bulk.ray_store import Job, OwnedStore
+from serving.bulk.sources import Columns, InputFile, Part, Row
 from tests.support.no_room import no_room
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batch.answers import AnswerColumn
+    from serving.bulk.answers import AnswerColumn
 
 FILE = InputFile("/docs.jsonl", "jsonl", 100, 1, whole_ids=True)
 JOB = Job((FILE,), Columns(("text",), "id"), "parquet", 3, "embed", "0" * 64, {"truncate": False})

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batch.errors import BatchError
+from serving.bulk.errors import BatchError
 from serving.engine.kinds import ENGINES, SETTINGS
 from serving.host import installing
 from serving.options import OptionParser
@@ -20,8 +20,8 @@ from serving.tasks import TASKS
 if TYPE_CHECKING:
     from types import FrameType
 
-    from batch.sources import InputFile
-    from batch.store import Entry, Manifest
+    from serving.bulk.ray_store import Entry, Manifest
+    from serving.bulk.sources import InputFile
 
 _FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
 
@@ -119,10 +119,10 @@ def _object(argument: str) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from batch import job as jobs  # noqa: PLC0415  what it needs may be missing
-    from batch.predictor import Model  # noqa: PLC0415  likewise
-    from batch.sources import Columns, find  # noqa: PLC0415  likewise
-    from batch.store import Job, OwnedStore  # noqa: PLC0415  likewise
+    from serving.bulk import ray_job  # noqa: PLC0415  what it needs may be missing
+    from serving.bulk.predictor import Model  # noqa: PLC0415  likewise
+    from serving.bulk.ray_store import Job, OwnedStore  # noqa: PLC0415  likewise
+    from serving.bulk.sources import Columns, find  # noqa: PLC0415  likewise
 
     columns = Columns(tuple(options.column or ["text"]), options.id_column)
     inputs = find(options.input, columns)
@@ -149,14 +149,14 @@ def _run(options: argparse.Namespace) -> int:
         raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
     rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
     job = Job(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
-    workers = jobs.Workers(options.address, options.actors, options.threads, options.gpus)
+    workers = ray_job.Workers(options.address, options.actors, options.threads, options.gpus)
     with OwnedStore(options.out, job) as store:
         finished = store.finished()
         progress = _Progress(inputs, list(finished.values()))
         manifest = store.concluded(finished)
         if manifest is None:
             signal.signal(signal.SIGTERM, _end)
-            for entry in jobs.run(job, options.out, options.models, settings, finished, workers):
+            for entry in ray_job.run(job, options.out, options.models, settings, finished, workers):
                 progress.add(entry)
             manifest = store.conclude()
     progress.report(manifest, options.out)

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from serving.bulk.batches_api.records import UNFINISHED, Job, JobState, StoredFile
 from serving.errors import Conflict, InvalidRequest, ObjectNotFound, Overloaded, StartupError, StorageFull
-from serving.jobs.records import UNFINISHED, Job, JobState, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from serving.jobs.records import Problem
+    from serving.bulk.batches_api.records import Problem
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve.jobs")
