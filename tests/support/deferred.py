@@ -45,7 +45,7 @@ MODULES = (
 SLOW = (*MODULES, "locust", "ray", "schemathesis", "scipy", "sklearn", "sympy")
 """What collecting tests must not load."""
 
-PACKAGES = ("batch", "export", "sizing", "tests")
+PACKAGES = ("batch", "export", "loadtest", "tests")
 """Packages of the project that import them."""
 
 
