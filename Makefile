@@ -268,7 +268,7 @@ bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions
 	@$(BIN)/python -m loadtest.benchmarks swap
 
 bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
-	@$(BIN)/python -m export.benchmarks gpu
+	@$(BIN)/python -m loadtest.benchmarks.exports gpu
 
 test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -m gpu tests/gpu

@@ -16,7 +16,7 @@ from tests.support.imported_names import imported_names
 from tests.support.lasting import lasting_objects
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("charts", "serving", "export", "loadtest", "simulate", "sizing")
+PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
@@ -70,29 +70,23 @@ ARROWS = {
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
 
 OTHER_PACKAGES = {
-    # Every report draws with them, so they know none.
-    "charts": "",
     # The exporter shares the bundle and the engines with the server.
-    # Its proof answers texts by the server's own way, up to the wires.
-    "export": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
+    # Its proof answers texts by the server's own way, up to the wires. Every report draws with its charts.
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
     " serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
-    "loadtest": "charts serving.host serving.options serving.tasks",
-    # The server's decisions over the load generator's schedules, in the form of its reports.
-    "simulate": "charts serving.errors serving.records serving.options serving.scheduling loadtest.errors"
-    " loadtest.generator loadtest.report",
-    # The simulator over costs that the exporter's graphs, run by the server's engines, are measured to have.
-    "sizing": "charts serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
-    " serving.engine serving.scheduling loadtest.errors loadtest.generator loadtest.report simulate export",
+    "loadtest": "export.charts serving.host serving.options serving.tasks",
+    # The server's decisions over the load generator's schedules, in the form of its reports, and over costs that the
+    # exporter's graphs, run by the server's engines, are measured to have.
+    "loadtest.capacity": "export serving.errors serving.records serving.options serving.cgroups serving.host"
+    " serving.models serving.engine serving.scheduling loadtest.errors loadtest.generator loadtest.report",
+    # What is measured with the exporter, declared for the runner of all benchmarks.
+    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups serving.host"
+    " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks"
+    " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks loadtest.capacity",
 }
-"""The packages beside the server, and what they may import of the others."""
-
-BENCHMARKS = {"sizing.carried", "sizing.benchmark", "export.benchmarks"}
-"""Benchmarks outside `loadtest`, which are declared for its runner and start servers as those of `loadtest` do."""
-
-RUNNER = ("loadtest.errors", "loadtest.benchmarks", "loadtest.report")
-"""What they may import for that."""
+"""The packages beside the server, and what they may import. A room with a row is no part of the one around it."""
 
 RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
 """Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
@@ -132,6 +126,11 @@ class Module:
 
 def _lies_in(name: str, *rooms: str) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def _row(name: str) -> str | None:
+    """The innermost room of `OTHER_PACKAGES` in which a module lies."""
+    return max((room for room in OTHER_PACKAGES if _lies_in(name, room)), key=len, default=None)
 
 
 def _modules() -> list[Module]:
@@ -194,9 +193,11 @@ def test_a_room_of_the_server_imports_what_its_row_allows(room: str) -> None:
 @pytest.mark.parametrize("package", OTHER_PACKAGES)
 def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -> None:
     """The server's decisions, engines and bundles are shared; its wires are not."""
-    for module in _below(package):
-        allowed = [package, *OTHER_PACKAGES[package].split(), *(RUNNER if _lies_in(module.name, *BENCHMARKS) else ())]
-        strangers = {name for name in module.project_imports if not _lies_in(name, *allowed)}
+    for module in MODULES:
+        if _row(module.name) != package:
+            continue
+        others = {name for name in module.project_imports if _row(name) != package}
+        strangers = {name for name in others if not _lies_in(name, *OTHER_PACKAGES[package].split())}
         assert module.name in RUN_ALONE or strangers - {"serving", "loadtest"} == set(), module.name
         assert not RUN_ALONE & module.project_imports, module.name
 

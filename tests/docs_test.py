@@ -27,9 +27,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "de
 
 TO_BE_MADE = {"docs/benchmarks/gpu-costs.json"}
 """Figures that nobody has measured yet."""
-_PATH = re.compile(r"(?<![\w/.:{$-])(?:serving|export|loadtest|simulate|sizing|tests|deploy|docs)/[\w*./-]*[\w*/]")
+_PATH = re.compile(r"(?<![\w/.:{$-])(?:serving|export|loadtest|tests|deploy|docs)/[\w*./-]*[\w*/]")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_MODULE = re.compile(r"python -m ((?:serving|export|loadtest|simulate|sizing)[\w.]*\w)")
+_MODULE = re.compile(r"python -m ((?:serving|export|loadtest)[\w.]*\w)")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charts.distributions import distances, scatter
+from export.charts.distributions import distances, scatter
 from export.recipe import limits_of
 from export.report.markup import Markup, element, join
 from export.report.terminal import answer, end_to_end, executor, ranges, size

@@ -6,8 +6,8 @@ import re
 import statistics
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from charts.lines import Series, chart_file
-from charts.plot import Axis
+from export.charts.lines import Series, chart_file
+from export.charts.plot import Axis
 from loadtest.errors import BenchError
 from loadtest.report.tables import Table
 

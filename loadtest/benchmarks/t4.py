@@ -58,7 +58,7 @@ _COLOURS = ("blue", "orange", "green")
 
 def published(name: str, tokens: int) -> dict[int, dict[str, float]]:
     """The points of a table at one length, by the texts of a batch: `ms`, and `p99_ms` where that was published."""
-    content = json.loads((files("simulate") / "data" / f"{name}.json").read_text(encoding="utf-8"))
+    content = json.loads((files("loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8"))
     return {point["texts"]: point for point in content["points"] if point["tokens"] == tokens}
 
 

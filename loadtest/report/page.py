@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from charts.lines import Series, line_chart, stacked_bar
-from charts.plot import Axis
+from export.charts.lines import Series, line_chart, stacked_bar
+from export.charts.plot import Axis
 from loadtest.report import compare
 from loadtest.report.result import LATE_S
 

@@ -16,10 +16,9 @@ from export.cli import export as export_cli
 from export.cli import inspect
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.__main__ import BENCHMARKS
+from loadtest.capacity import simulate_cli, size_cli
 from serving.lifecycle import longest_end_s
 from serving.settings import Settings
-from simulate import cli as simulate_cli
-from sizing import cli as sizing_cli
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
 from tests.support.kubernetes import (
@@ -60,7 +59,7 @@ def test_commands_are_understood() -> None:
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
     for words in commands("bertserve", "size"):
-        sizing_cli.parser().parse_args(words)
+        size_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
     for words in commands("python", "-m", "loadtest.benchmarks"):

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from charts.distributions import distances, scatter
+from export.charts.distributions import distances, scatter
 from export.proof.parity import Comparison, Reference
 from export.report import latency, markup, page, terminal
 from serving.engine.base import InlineEngine, LaneKind

@@ -9,8 +9,8 @@ import pytest
 
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Workload, drive, even
+from loadtest.capacity.simulate_cli import main
 from loadtest.generator.scenario import Phase
-from simulate.cli import main
 from tests.support.clients import get
 from tests.support.open_loop import target_of
 from tests.support.waiting import wait_for

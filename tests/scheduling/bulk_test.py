@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.capacity.simulator import Arrival, BulkJob, Device, Fate, play
 from serving.errors import BulkOverloaded, DeadlineExceeded
 from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
@@ -15,7 +16,6 @@ from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
-from simulate.simulator import Arrival, BulkJob, Device, Fate, play
 from tests.support.costs import constant, model_costs, per_token
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ MODULES = (
 SLOW = (*MODULES, "locust", "ray", "schemathesis", "scipy", "sklearn", "sympy")
 """What collecting tests must not load."""
 
-PACKAGES = ("export", "sizing", "tests")
+PACKAGES = ("export", "loadtest", "tests")
 """Packages of the project that import them."""
 
 

@@ -119,7 +119,7 @@ OUTSIDERS = {
         ),
         paths=("loadtest/errors.py", "loadtest/generator", "loadtest/mlperf"),
         runs=("loadtest.mlperf.run", "serving.cli"),
-        beside=("charts", "loadtest", *_SERVER),
+        beside=("loadtest", *_SERVER),
     ),
     "Locust": Outsider(
         tests=("tests/loadtest/locust_test.py",),
@@ -147,9 +147,10 @@ OUTSIDERS = {
         paths=("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
         runs=(
             *("export.cli.export", "export.cli.verify", "export.cli.build", "export.cli.inspect", "loadtest.cli"),
-            *("simulate.cli", "sizing.cli", "serving.operations.doctor", "serving.cli"),
+            *("loadtest.capacity.simulate_cli", "loadtest.capacity.size_cli"),
+            *("serving.operations.doctor", "serving.cli"),
         ),
-        imports_of=("charts", "export", "loadtest", "serving", "simulate", "sizing"),
+        imports_of=("export", "loadtest", "serving"),
     ),
     "clients": Outsider(
         tests=("tests/contract/existing_clients_test.py",),
@@ -183,7 +184,7 @@ OUTSIDERS = {
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
         paths=("export/triton", "loadtest/benchmarks/peers/triton.py", "loadtest/perf_analyzer", "serving/oip"),
         runs=("serving.cli",),
-        beside=("charts", "loadtest", *_SERVER),
+        beside=("loadtest", *_SERVER),
     ),
     "HTTP/2 and gRPC": Outsider(
         tests=("tests/contract/h2spec_test.py", "tests/contract/foreign_grpc_test.py"),
@@ -195,7 +196,7 @@ OUTSIDERS = {
         tests=("tests/deploy/manifests_test.py",),
         # The jobs' words are parsed by the commands that they start.
         paths=("deploy", "export/cli", "loadtest/cli.py"),
-        beside=("charts", "loadtest", *_SERVER),
+        beside=("loadtest", *_SERVER),
     ),
     "Prometheus": Outsider(
         tests=("tests/contract/monitoring_test.py",),
@@ -219,7 +220,7 @@ OUTSIDERS = {
             "serving/settings.py",
         ),
         runs=("export.cli.export", "serving.cli"),
-        beside=("charts", "export", "serving"),
+        beside=("export", "serving"),
     ),
     "TensorRT": Outsider(
         tests=(
@@ -235,7 +236,7 @@ OUTSIDERS = {
         # What makes the graphs that it parses, what orders the builds, and what takes them over.
         paths=("export/engines", "export/graph", "export/precision", "serving/rollout"),
         runs=("serving.cli",),
-        beside=("bertserve.py", "charts", "export", "serving"),
+        beside=("bertserve.py", "export", "serving"),
     ),
     "exports": Outsider(
         tests=(
@@ -260,7 +261,7 @@ OUTSIDERS = {
         # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
         paths=("export", "serving/engine/cpu", "serving/inference", "serving/models", "serving/records.py"),
         runs=("export.cli.export", "export.cli.verify", "serving.cli"),
-        beside=("bertserve.py", "charts", "serving"),
+        beside=("bertserve.py", "serving"),
     ),
     "schedules": Outsider(
         tests=(
@@ -275,8 +276,8 @@ OUTSIDERS = {
             ),
         ),
         # Pure functions of their arguments; the other tests of the room run always.
-        paths=("serving/scheduling", "simulate"),
-        beside=_SERVER,
+        paths=("serving/scheduling", "loadtest/capacity"),
+        beside=("loadtest", *_SERVER),
     ),
     "fuzz": Outsider(
         tests=(
@@ -296,25 +297,25 @@ OUTSIDERS = {
             "tests/loadtest/options_test.py",
             "tests/loadtest/report/result_test.py",
             "tests/loadtest/secured_test.py",
-            "tests/simulate/commands_test.py",
-            "tests/simulate/simulator_test.py",
-            "tests/sizing/commands_test.py",
-            "tests/sizing/partial_test.py",
+            "tests/loadtest/capacity/simulate_test.py",
+            "tests/loadtest/capacity/simulator_test.py",
+            "tests/loadtest/capacity/size_test.py",
+            "tests/loadtest/capacity/partial_test.py",
         ),
-        paths=("charts", "loadtest", "simulate", "sizing"),
+        paths=("loadtest",),
         runs=("serving.cli",),
         beside=_SERVER,
     ),
     "compatibility": Outsider(
-        tests=("tests/export/compatibility_test.py",),
+        tests=("tests/loadtest/benchmarks/compatibility_test.py",),
         paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),
         runs=("serving.cli",),
-        beside=("charts", "loadtest", *_SERVER),
+        beside=("loadtest", *_SERVER),
     ),
     "sizing": Outsider(
-        tests=("tests/sizing/carried_test.py",),
-        paths=("sizing", "simulate", "loadtest/errors.py", "loadtest/generator"),
+        tests=("tests/loadtest/benchmarks/carried_test.py",),
+        paths=("loadtest/benchmarks/exports", "loadtest/capacity", "loadtest/errors.py", "loadtest/generator"),
         runs=("serving.cli",),
-        beside=("charts", "loadtest", *_SERVER),
+        beside=("loadtest", *_SERVER),
     ),
 }

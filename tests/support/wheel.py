@@ -17,7 +17,7 @@ from tests.support.models import ROOT
 NAME = "bertserve"
 SOURCES = (
     *("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
-    *("charts", "serving", "export", "loadtest", "simulate", "sizing"),
+    *("serving", "export", "loadtest"),
 )
 """What the wheel is built of."""
 _LIMIT_S = 120

@@ -7,7 +7,7 @@ import signal
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from charts.bars import Bar, Block, bars_file
+from export.charts.bars import Bar, Block, bars_file
 from loadtest.benchmarks.peers import who
 from loadtest.benchmarks.peers.who import (
     BEST,

@@ -12,8 +12,8 @@ import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from charts.lines import Panel, Series, panels_file
-from charts.plot import Axis
+from export.charts.lines import Panel, Series, panels_file
+from export.charts.plot import Axis
 from loadtest.benchmarks.drive import REPEATED_TEXTS, closed_loop, drive, even, mixed_texts, repeated_texts
 from loadtest.benchmarks.peers.who import (
     CACHED,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from charts.lines import Series, chart_file
-from charts.plot import Axis
+from export.charts.lines import Series, chart_file
+from export.charts.plot import Axis
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
 from loadtest.benchmarks.scheduling import KNEE, OVERLOADS, REPLAYED, SHARES, page, replays_page

@@ -1,0 +1,16 @@
+"""`python -m loadtest.benchmarks.exports NAME`: what is measured with the exporter, by the runner of all benchmarks."""
+
+from __future__ import annotations
+
+import sys
+
+from loadtest.benchmarks.exports.compatibility import CompatibilityBenchmark
+from loadtest.benchmarks.exports.exports import ExportsBenchmark
+from loadtest.benchmarks.exports.gpu import GpuBenchmark
+from loadtest.benchmarks.exports.sizing import SizingBenchmark
+from loadtest.benchmarks.runner import main
+
+BENCHMARKS = (ExportsBenchmark, CompatibilityBenchmark, GpuBenchmark, SizingBenchmark)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARKS, prog="loadtest.benchmarks.exports"))

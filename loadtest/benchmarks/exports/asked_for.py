@@ -1,0 +1,120 @@
+"""The models that people ask for most, by the settings that they are published with: what becomes of each."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import DEMO, Source, find
+from export.errors import ExportError
+from loadtest.benchmarks.exports.random_checkpoints import name_tokenizer
+
+if TYPE_CHECKING:
+    from export.checkpoint.labels import Asked
+
+_TOKENIZER = {"vocab_size": 2000, "pad_token_id": 0}
+"""What the start of the demo model's vocabulary, which stands in the place of each model's own, asks of the settings.
+
+It holds the special tokens and single characters; an export opens and tries it in a third of the time of all words.
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Model:
+    """A model of the hub.
+
+    Attributes:
+        name: Its id there.
+        config: The settings of its config.json that decide.
+        pooling: Of its 1_Pooling/config.json; empty where it has no such file.
+        normalize: Whether its modules.json ends in a Normalize.
+        task: What it has to be asked for with --task; empty where its settings say it.
+        files: Whether its very files were at hand.
+    """
+
+    name: str
+    config: dict[str, Any]
+    pooling: str = ""
+    normalize: bool = False
+    task: Asked | None = None
+    files: bool = False
+
+
+def read() -> list[Model]:
+    """The models of `asked_for.jsonl`."""
+    lines = (importlib.resources.files("loadtest.benchmarks.exports") / "asked_for.jsonl").read_text(encoding="utf-8")
+    return [Model(**json.loads(line)) for line in lines.splitlines()]
+
+
+def verdict(model: Model) -> dict[str, str]:
+    """What the exporter makes of its settings: `family` and `answers`, or `refused` with its sentence."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        _write(folder, model)
+        try:
+            checkpoint = open_checkpoint(Source(folder, model.name, "model"), None, lambda _: None, model.task)
+        except ExportError as error:
+            return {"refused": str(error).removeprefix(f"checkpoint {folder}: ")}
+    pooled = [*checkpoint.sentence.pooling, *(["normalised"] if checkpoint.sentence.normalize else [])]
+    answers = f"`{checkpoint.task}`"
+    if checkpoint.task == "embed" and model.pooling:
+        answers += f" ({', '.join(pooled)})"
+    return {"family": f"`{checkpoint.family.model_type}`", "answers": answers}
+
+
+@functools.cache
+def verdicts() -> dict[str, dict[str, str]]:
+    """Those of all models, by name: the exporter's code alone decides them."""
+    return {model.name: verdict(model) for model in read()}
+
+
+def fp32_bytes(model: Model) -> int:
+    """Of its weights; 0 where no class of Transformers is its own."""
+    # Slow to import, and needed here alone.
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    kind: Any = getattr(transformers, model.config["architectures"][0], None)
+    if kind is None or kind.config_class.model_type != model.config["model_type"]:
+        return 0
+    # A model without memory behind it.
+    with torch.device("meta"):
+        tensors = kind(kind.config_class(**model.config)).parameters()
+    return sum(4 * tensor.numel() for tensor in tensors)
+
+
+def _write(folder: Path, model: Model) -> None:
+    """A folder with its settings: no tensor of its weights is looked at."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model.config | _TOKENIZER))
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
+    name_tokenizer(folder)
+    if model.pooling:
+        names = ["Transformer", "Pooling", *(["Normalize"] if model.normalize else [])]
+        modules = [
+            {
+                "idx": at,
+                "name": str(at),
+                "path": f"{at}_{name}" if at else "",
+                "type": f"sentence_transformers.x.{name}",
+            }
+            for at, name in enumerate(names)
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": model.pooling}))
+
+
+@functools.cache
+def _tokenizer() -> str:
+    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: at for word, at in vocabulary.items() if at < _TOKENIZER["vocab_size"]}
+    return json.dumps(tokenizer)

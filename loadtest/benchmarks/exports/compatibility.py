@@ -1,0 +1,254 @@
+"""What every family, task and artifact is worth: exports random checkpoints and writes the tables of a page.
+
+The text around the tables of docs/compatibility.md is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint import modules, pooling
+from export.checkpoint.families import FAMILIES, TOLD
+from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
+from export.errors import ExportError
+from export.recipe import FORMS
+from loadtest.benchmarks.exports import asked_for, random_checkpoints
+from loadtest.benchmarks.runner import Benchmark, Option
+from loadtest.benchmarks.show import filled
+from loadtest.report.tables import Table, as_markdown
+from serving.host import available_cpus, installed, processor
+from serving.tasks import TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from loadtest.benchmarks.store import Step, Store
+
+_PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
+_MIB = 1 << 20
+_NOT_INVARIANT, _BREAKS = " †", " ‡"
+_WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
+
+
+class CompatibilityBenchmark(Benchmark):
+    """A step is a family for `embed`, its other tasks small, or the sizes of the models that people ask for."""
+
+    name = "compatibility"
+    purpose = "every family, task and artifact, exported from random weights: the tables of docs/compatibility.md"
+    rounds = 15
+    models = ""
+    own = (
+        Option("--page", Path("docs/compatibility.md"), "whose tables to write (%(default)s)"),
+        Option("--small", False, "layers of 64, whose times say nothing"),
+    )
+
+    @property
+    def _sizes(self) -> random_checkpoints.Sizes:
+        return random_checkpoints.SMALL if self.options.small else random_checkpoints.BASE
+
+    def facts(self) -> dict[str, Any]:
+        return facts(self._sizes)
+
+    def steps(self) -> Iterator[Step]:
+        # Imports PyTorch, which the tables do without.
+        from loadtest.benchmarks.exports.compatibility_runs import measure  # noqa: PLC0415
+
+        for name in FAMILIES:
+            yield name, partial(_kept, partial(measure, name, "embed", self._sizes, self.options.rounds))
+        yield "fp32 bytes", lambda: {model.name: asked_for.fp32_bytes(model) for model in asked_for.read()}
+        for name, family in FAMILIES.items():
+            for task in sorted({*TASKS} - {"embed"} - family.tasks_without):
+                yield f"{name} {task}", partial(_kept, partial(measure, name, task, random_checkpoints.SMALL, 0))
+
+    def show(self, store: Store) -> str:
+        page = self.options.page
+        page.write_text(tables(page.read_text(encoding="utf-8"), store), encoding="utf-8")
+        return f"written: {page}"
+
+
+def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
+    """What figures have to have in common to stand in one table."""
+    versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
+    return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
+
+
+def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON holds
+    """A step's figures, or what stands against them: one family that cannot be made ends no run."""
+    try:
+        return measured()
+    except ExportError as error:
+        return {"obstacle": str(error)}
+
+
+def tables(text: str, store: Store) -> str:
+    """A page with the tables of today between its marks; raises BenchError where one has no place there."""
+    made = {"heads": _heads(), "settings": _settings(), "files": _files(), "speed": _speed(store)}
+    return filled(text, {**made, "agreement": _agreement(store), "models": _models(store)})
+
+
+def _heads() -> str:
+    rows = [
+        (f"`{name}`", family.stem, *("no" if task in family.tasks_without else "yes" for task in TASKS))
+        for name, family in FAMILIES.items()
+    ]
+    return _table(("family", "classes", *(f"`{task}`" for task in TASKS)), rows, text=len(TASKS) + 2)
+
+
+def _settings() -> str:
+    """What is read of config.json, a row for each setting, and below it what changes no answer."""
+    forms = {f"`{name}`": family for name, family in FAMILIES.items()}
+    others = (family for family in TOLD if family not in FAMILIES.values())
+    forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, family in forms.items():
+        activations = _names(family.activations or (*ACTIVATIONS, *ALIASES))
+        values = dict.fromkeys((*READ, *family.read()), "read") | _only({**FIXED, **family.fixed})
+        if values[family.activation] == "read":
+            values[family.activation] = activations
+        for key, value in values.items():
+            rows.setdefault((key, value), []).append(name)
+    table = [(f"`{key}`", value, _among(names, forms)) for (key, value), names in sorted(rows.items())]
+    unused = {"every family": UNUSED, **{name: family.unused for name, family in forms.items() if family.unused}}
+    return f"{_table(('setting', 'values', 'families'), table, text=3)}\n\n{_without_effect(unused)}"
+
+
+_FORMS = {
+    "bert": "with relative positions",
+    "jina_bert": "for code",
+    "nomic_bert": "in its first form",
+    "ernie": "with task ids",
+}
+"""How the families of `TOLD` differ from those that share their model_type."""
+
+
+def _files() -> str:
+    """What is read of each file of Sentence Transformers, a row for each setting, and what changes no answer."""
+    only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
+    transformer, own = "`sentence_*_config.json`", "`config.json` of"
+    files: dict[str, dict[str, str]] = {
+        transformer: dict.fromkeys(pooling.TRANSFORMER_READ, "read") | _only(only),
+        "`modules.json`": dict.fromkeys(("type", "path"), "read"),
+        f"{own} Pooling": dict.fromkeys((*pooling.POOLING_READ, *pooling.OLD_FLAGS), "read"),
+        "`config_sentence_transformers.json`": dict.fromkeys(pooling.SETTINGS_READ, "read"),
+    }
+    for kind, names in modules.READ.items():
+        files[f"{own} {kind}"] = dict.fromkeys(names, "read") | _only(modules.FIXED if kind != "Dropout" else {})
+    rows = [(file, f"`{key}`", value) for file, values in files.items() for key, value in values.items()]
+    unused = {transformer: pooling.TRANSFORMER_UNUSED, "`modules.json`": frozenset({"idx", "name", "kwargs"})}
+    unused |= {f"{_names(names)} of {transformer}": keys for names, keys in pooling.ARGUMENTS_UNUSED.items()}
+    return (
+        f"The star stands for {', '.join(name.split('_')[1] for name in pooling.TRANSFORMER_FILES)}.\n\n"
+        f"{_table(('file', 'setting', 'values'), rows, text=3)}\n\n{_without_effect(unused)}"
+    )
+
+
+def _without_effect(settings: Mapping[str, Iterable[str]]) -> str:
+    lines = (f"- {name}: {_names(sorted(keys))}" for name, keys in settings.items())
+    return "\n".join(["Settings that change no answer:", "", *lines])
+
+
+def _among(names: Sequence[str], every: Iterable[str]) -> str:
+    """Names, told by those that are missing where these are fewer."""
+    others = [name for name in every if name not in names]
+    if len(others) < len(names):
+        return f"all but {', '.join(others)}" if others else "all"
+    return ", ".join(names)
+
+
+def _only(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: f"only `{json.dumps(value)}`" for key, value in values.items()}
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _speed(store: Store) -> str:
+    head = ("family", "fp32, texts/s", "INT8", "OpenVINO", "MiB: fp32", "fp16", "INT8", "OpenVINO", "T4 engine")
+    rows = []
+    for name in FAMILIES:
+        step = store.steps.get(name)
+        if step is None or "obstacle" in step:
+            rows.append((f"`{name}`", "not measured" if step is None else step["obstacle"], *[""] * (len(head) - 2)))
+            continue
+        rates = step["texts_per_s"]
+        alone = " / ".join(f"{statistics.median(by_form['fp32']):.0f}" for by_form in rates.values())
+        times = [" / ".join(_times(by_form, form) for by_form in rates.values()) for form in ("int8", "int8-openvino")]
+        sizes = [_size(step["forms"][form]) for form in ("fp32", "fp16", "int8", "int8-openvino")]
+        rows.append((f"`{name}`", alone, *times, *sizes, _size(step["t4"])))
+    return f"{_facts(store)} {_least(store)}\n\n{_table(head, rows)}"
+
+
+def _least(store: Store) -> str:
+    """The family that gains least from INT8, for each library."""
+    steps = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
+    found = []
+    for form in ("int8", "int8-openvino"):
+        times = [(_ratio(r, form), name, at) for name, rates in steps.items() for at, r in rates.items() if form in r]
+        found += [f"{_WORDS[form]} {ratio:.2f} ({name}, {at} tokens)" for ratio, name, at in sorted(times)[:1]]
+    return f"The least of all families: {'; '.join(found)}."
+
+
+def _times(by_form: dict[str, list[float]], form: str) -> str:
+    return f"{_ratio(by_form, form):.2f}" if form in by_form else "-"
+
+
+def _ratio(by_form: dict[str, list[float]], form: str) -> float:
+    return statistics.median(one / other for one, other in zip(by_form[form], by_form["fp32"], strict=True))
+
+
+def _size(found: dict[str, Any]) -> str:
+    return f"{found['size_bytes'] / _MIB:.0f}" if "size_bytes" in found else f"none: {found['obstacle']}"
+
+
+def _agreement(store: Store) -> str:
+    rows = []
+    for name in FAMILIES:
+        for form in FORMS:
+            cells = [_agrees(store.steps.get(f"{name} {task}".removesuffix(" embed")), form) for task in TASKS]
+            rows.append((f"`{name}`", _WORDS[form], *cells))
+    return _table(("family", "artifact", *(f"`{task}`" for task in TASKS)), rows, text=2)
+
+
+def _agrees(step: dict[str, Any] | None, form: str) -> str:
+    found = None if step is None else step.get("forms", step).get(form, step)
+    if found is None or "obstacle" in found:
+        return "-" if found is None else "none"
+    if form == "fp32":
+        figure = f"{found['max_abs_difference']:.0e}"
+    elif found["cosine_min"] is not None:
+        figure = f"{found['cosine_min']:.4f}"
+    else:
+        figure = f"{100 * found['agreement']:.0f}%"
+    return figure + ("" if found["invariant"] else _NOT_INVARIANT) + (_BREAKS if found["broken"] else "")
+
+
+def _models(store: Store) -> str:
+    sizes = store.steps.get("fp32 bytes", {})
+    rows = []
+    for model in asked_for.read():
+        found = asked_for.verdicts()[model.name]
+        size = f"{sizes[model.name] / _MIB:,.0f}" if sizes.get(model.name) else "-"
+        refused = found.get("refused", "").partition(";")[0]
+        answers = f"refused: {refused}" if refused else found["answers"]
+        asked = f", with `--task {model.task}`" if model.task else ""
+        rows.append(
+            (f"`{model.name}`", found.get("family", "-"), answers + asked, "yes" if model.files else "no", size)
+        )
+    return _table(("model", "family", "answers", "its files at hand", "fp32 MiB"), rows, text=4)
+
+
+def _facts(store: Store) -> str:
+    sizes = [f"{name} {value}" for name, value in store.facts["sizes"].items()]
+    known = [f"{name} {value}" for name, value in store.facts.items() if name not in {"sizes", "machine"}]
+    return f"Of each model: {', '.join(sizes)}. Measured with {', '.join(known)}."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
+    """A table whose first `text` columns are words, the others figures."""
+    return as_markdown(Table("", "", head, list(rows), text))

@@ -1,0 +1,199 @@
+"""What `compatibility.py` measures: every form of a random checkpoint, beside PyTorch and in turns."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from export.build import judge_of
+from export.checkpoint.families import FAMILIES
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.engines import tensorrt
+from export.errors import ExportError
+from export.graph import draft, optimize, task_model
+from export.precision import emulation, half, int8
+from export.progress import Progress, quiet
+from export.proof import parity
+from export.proof.engine import open_engine
+from export.recipe import FORMS, Recipe
+from export.texts import corpus
+from loadtest.benchmarks.exports import random_checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from export.checkpoint.reader import Checkpoint
+    from loadtest.benchmarks.exports.random_checkpoints import Sizes
+    from serving.engine.base import Engine
+    from serving.records import EncodedText
+
+LENGTHS = (32, 128)
+"""Tokens of the texts that are timed; the second is the longest that an artifact is made for."""
+
+THREADS = 1
+"""As a lane has that carries load."""
+
+_TEXTS, _CALIBRATION = slice(0, None, 8), slice(1, None, 12)
+"""Which of the package's own texts are compared, and which INT8 takes its ranges from."""
+_BLOCK_S = 0.05
+
+
+def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """Exports one random checkpoint in every form.
+
+    Args:
+        model_type: Of its family.
+        task: Of its head.
+        sizes: Of its layers.
+        rounds: In which its artifacts are timed in turns; 0 to time none and to build no TensorRT engine.
+
+    Returns:
+        The figures of the page, as JSON values.
+
+    Raises:
+        ExportError: There is no such checkpoint, or its graph is not what an export takes.
+    """
+    started = _cpu_s()
+    with TemporaryDirectory() as name, quiet():
+        source = random_checkpoints.write(Path(name) / "checkpoint", model_type, task, sizes)
+        checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None, task)
+        if checkpoint.family is not FAMILIES[model_type]:
+            raise ExportError(f"Transformers writes a checkpoint of {checkpoint.family.model_type} in its place")
+        export = _Export(checkpoint, Path(name))
+        found: dict[str, Any] = {"forms": {form: export.form(form) for form in FORMS}}
+        if rounds:
+            found["texts_per_s"] = texts_per_s(export.engines, export.reference.encoded, rounds)
+            found["t4"] = export.tensorrt()
+    return {**found, "cpu_s": round(_cpu_s() - started, 1)}
+
+
+class _Export:
+    """An export without a bundle: each form is made as `build` makes it, and compared on fewer texts."""
+
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
+        self._checkpoint, self._folder = checkpoint, folder
+        self._raw, self._fused = folder / "raw.onnx", folder / "fused.onnx"
+        self._judge = judge_of(checkpoint)
+        self.engines: dict[str, Engine] = {}
+        texts = corpus.read()
+        calibration = folder / "calibration.txt"
+        calibration.write_text("\n".join(text for text in texts[_CALIBRATION] if isinstance(text, str)), "utf-8")
+        recipe = Recipe(str(folder), folder, forms=tuple(FORMS), calibration=calibration)
+        self._int8 = int8.Int8(recipe, checkpoint, Progress(io.StringIO(), lambda: None))
+        self._limits = {form: recipe.limits_of(form, checkpoint.task) for form in FORMS}
+        model = task_model.load(checkpoint)
+        task_model.write(model, self._raw)
+        optimize.fuse(self._raw, self._fused, optimize.shape_of(checkpoint))
+        chosen = corpus.for_task(texts[_TEXTS], checkpoint.task)
+        encoded = checkpoint.encode(chosen)
+        rows = task_model.answers(model, encoded, threads=THREADS, count=_uncounted)
+        self.reference = parity.Reference(chosen, encoded, rows)
+
+    def form(self, name: str) -> dict[str, Any]:
+        """A form's figures, in INT8 the first way that keeps its limits; where it cannot be made, why."""
+        ways: Sequence[int8.Way | None] = int8.WAYS if name in int8.FORMS else (None,)
+        found: dict[str, Any] = {}
+        for way in ways:
+            path = self._folder / FORMS[name].file
+            try:
+                self._make(name, way, path)
+                found = self._compared(name, path)
+            except ExportError as error:
+                return {"obstacle": str(error)}
+            found["way"] = way
+            if not found["broken"]:
+                break
+        return found
+
+    def _make(self, name: str, way: int8.Way | None, path: Path) -> None:
+        if way is not None:
+            self._int8.make(name, path, way, self._fused, self._raw)
+        elif name == "fp16":
+            half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
+        else:
+            draft.copy(self._fused, path)
+
+    def _compared(self, name: str, path: Path) -> dict[str, Any]:
+        target, size = FORMS[name].target, path.stat().st_size
+        if target == "cuda":
+            twin = self._folder / "twin.onnx"
+            emulation.emulate(path, twin)
+            path, target = twin, "cpu"
+        engine = open_engine(task_model.spec_of(self._checkpoint, path), target, THREADS)
+        verdict = parity.verify(
+            engine,
+            self._judge,
+            self.reference,
+            self._limits[name],
+            max_length=self._checkpoint.max_length,
+            count=_uncounted,
+        )
+        # A twin's time says nothing of a GPU's.
+        if FORMS[name].target != "cuda":
+            self.engines[name] = engine
+        found = verdict.parity
+        return {
+            "size_bytes": size,
+            "max_abs_difference": found.max_abs_difference,
+            "cosine_mean": found.cosine_mean,
+            "cosine_min": found.cosine_min,
+            "agreement": found.agreement,
+            "invariant": verdict.batch_invariant,
+            "broken": sorted(verdict.broken),
+        }
+
+    def tensorrt(self) -> dict[str, Any]:
+        """The size of the engine for the T4, or what stands against it."""
+        halved, engine = self._folder / "half.onnx", self._folder / "t4.engine"
+        try:
+            half.convert(self._raw, halved)
+            tensorrt.build(halved, engine, "t4", max_length=LENGTHS[-1], count=_uncounted)
+        except ExportError as error:
+            return {"obstacle": str(error)}
+        return {"size_bytes": engine.stat().st_size}
+
+
+def texts_per_s(
+    engines: Mapping[str, Engine], texts: Sequence[EncodedText], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Texts a second, one at a time, by their tokens and by the form that runs them: a figure for each round.
+
+    In a round each form has a block at each length, so that forms are compared while the machine is as fast for each.
+    """
+    made = {tokens: parity.text_of_length(texts, tokens) for tokens in LENGTHS}
+    counts = {(tokens, form): _block(engines[form], made[tokens]) for tokens in LENGTHS for form in engines}
+    found: dict[str, dict[str, list[float]]] = {str(tokens): {form: [] for form in engines} for tokens in LENGTHS}
+    for at in range(rounds):
+        for tokens, text in made.items():
+            for form in list(engines)[:: 1 if at % 2 else -1]:
+                count = counts[tokens, form]
+                found[str(tokens)][form].append(round(count / _seconds(engines[form], text, count), 2))
+    return found
+
+
+def _block(engine: Engine, text: EncodedText) -> int:
+    """How many texts fill a block."""
+    _seconds(engine, text, 1)
+    return max(1, math.ceil(_BLOCK_S / _seconds(engine, text, 2) * 2))
+
+
+def _seconds(engine: Engine, text: EncodedText, count: int) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        parity.run_batch(engine, [text])
+    return time.perf_counter() - started
+
+
+def _cpu_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _uncounted(_done: int, _total: int) -> None:
+    """No one is told how far a stage is."""

@@ -1,0 +1,205 @@
+"""What `make bench-gpu` measures without a server: the GPU, the engines on it, and PyTorch beside them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from export.checkpoint.reader import open_checkpoint
+from export.checkpoint.source import find
+from export.engines import tensorrt
+from export.graph import optimize
+from export.precision import half
+from export.progress import quiet
+from loadtest.benchmarks.exports.exports import random_checkpoint
+from loadtest.capacity import encoder_kernels
+from serving.engine.gpu.model import SIZES
+from serving.engine.gpu.tensorrt import TensorRtBackend
+from serving.records import Batch, EncodedText, ModelIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from export.checkpoint.reader import Checkpoint
+    from serving.engine.base import Backend
+    from serving.engine.gpu.cuda import Device
+    from serving.engine.gpu.discovery import Machine
+    from serving.records import EngineBuild, ModelSpec
+
+LENGTHS = (16, 32, 64, 128, 256, 384)
+COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
+"""Shapes (texts, tokens) on which PyTorch runs too."""
+
+MOST_TOKENS = SIZES[-1] * LENGTHS[-1]
+"""Of a batch."""
+
+SERVED_TOKENS = 128
+"""Of the texts that a server is asked for, and of those that a GPU's matrix rate is measured with."""
+
+_LEAST_RUNS, _MOST_RUNS, _CELL_S = 20, 300, 0.4
+_MIB = 1 << 20
+
+
+class Cell(NamedTuple):
+    """One shape's times.
+
+    Attributes:
+        texts: In a batch.
+        tokens: Of each text.
+        p50_us: Median.
+        p99_us: 99th percentile.
+        runs: So many were timed.
+    """
+
+    texts: int
+    tokens: int
+    p50_us: float
+    p99_us: float
+    runs: int
+
+    @property
+    def per_s(self) -> float:
+        """Texts a second, one batch after another."""
+        return 1e6 * self.texts / self.p50_us
+
+
+def gpu_rates(torch: Any, encoder: encoder_kernels.Encoder, until: float) -> tuple[float, float]:  # noqa: ANN401  a module
+    """Bytes a second of a copy, and operations a second on a model's products in FP16."""
+    block = torch.empty(256 * _MIB, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(block)
+    copied_us = _torch_cell(torch, lambda: target.copy_(block), until).p50_us
+    bandwidth = 2 * block.numel() / copied_us * 1e6
+    best = 0.0
+    for rows, width, out in encoder_kernels.products(encoder, SIZES[-1] * SERVED_TOKENS):
+        left = torch.randn(rows, width, dtype=torch.float16, device="cuda")
+        right = torch.randn(width, out, dtype=torch.float16, device="cuda")
+        us = _torch_cell(torch, partial(torch.matmul, left, right), until).p50_us
+        best = max(best, 2e6 * rows * width * out / us)
+    return bandwidth, best
+
+
+def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int = 1, tokens: int = 1) -> Cell:  # noqa: ANN401
+    """Times work of PyTorch's by the GPU's own clock."""
+    for _ in range(5):
+        work()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    started = time.monotonic()
+    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.monotonic() - started < _CELL_S):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * first.elapsed_time(last))
+        if time.monotonic() > until:
+            break
+    return cell_of(texts, tokens, times)
+
+
+def cell_of(texts: int, tokens: int, times: Sequence[float]) -> Cell:
+    """What some times in microseconds come to."""
+    ordered = sorted(times)
+    return Cell(
+        texts,
+        tokens,
+        statistics.median(ordered),
+        ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        len(ordered),
+    )
+
+
+class Prepared(NamedTuple):
+    """A model on disk: the graph of ONNX Runtime, and the one that TensorRT is built of."""
+
+    name: str
+    checkpoint: Checkpoint
+    fused: Path
+    plain: Path
+
+    def spec(self, path: Path, build: EngineBuild | None = None) -> ModelSpec:
+        """A file of it as engines load it."""
+        from export.graph.task_model import spec_of  # noqa: PLC0415  imports PyTorch
+
+        return msgspec.structs.replace(spec_of(self.checkpoint, path), build=build)
+
+
+def prepare(size: str, folder: Path) -> Prepared:
+    """Writes the fp16 graphs of a random BERT."""
+    from export.graph import task_model  # noqa: PLC0415  brings PyTorch
+
+    folder.mkdir(parents=True)
+    source = random_checkpoint(size, folder / "checkpoint")
+    checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None)
+    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
+    with quiet():
+        task_model.write(task_model.load(checkpoint), raw)
+    optimize.fuse(raw, fused, optimize.shape_of(checkpoint))
+    half.convert(fused, folder / "cuda.onnx")
+    half.convert(raw, folder / "plain.onnx")
+    return Prepared(f"BERT-{size}", checkpoint, folder / "cuda.onnx", folder / "plain.onnx")
+
+
+def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple[str, Callable[[], Backend]]]:
+    """Each way to run a model that this machine has, by name; what has not is told by what loading raises."""
+
+    def ort_cuda() -> Backend:
+        from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
+
+        return OrtCudaBackend([model.spec(model.fused)], device, MOST_TOKENS)
+
+    def tensorrt_engine(target: str) -> Backend:
+        file = model.plain.with_name(f"{target}.engine")
+        done = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
+
+        return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
+
+    yield "ort-cuda", ort_cuda
+    for target, flavour in ((machine.gpus[0].target, "rtx"), (tensorrt.NATIVE, "enterprise")):
+        if not machine.libraries[flavour].problem:
+            yield f"tensorrt ({flavour})", lambda target=target: tensorrt_engine(target)  # type: ignore[misc]
+
+
+def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
+    """A backend's times, the shapes that are compared first, then the rest as long as there is time."""
+    runner = backend.runner(0)
+    rest = [(texts, tokens) for tokens in LENGTHS for texts in SIZES]
+    cells = []
+    for texts, tokens in dict.fromkeys([*COMPARED, *rest]):
+        if time.monotonic() > until:
+            break
+        ids = array("i", [1000 + 7919 * index % (vocabulary - 1000) for index in range(tokens)])
+        batch = Batch(ModelIndex(0), [EncodedText(ids)] * texts)
+        times: list[float] = []
+        started = time.monotonic()
+        runner.run(batch)
+        while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.monotonic() - started < _CELL_S):
+            times.append(runner.run(batch).compute_us)
+        cells.append(cell_of(texts, tokens, times))
+    return sorted(cells, key=lambda cell: (cell.tokens, cell.texts))
+
+
+def torch_cells(torch: Any, prepared: Prepared, until: float) -> dict[str, list[Cell]]:  # noqa: ANN401  a module
+    """PyTorch's times on the compared shapes: eager, and compiled with CUDA graphs."""
+    from export.graph import task_model  # noqa: PLC0415  brings PyTorch
+
+    model = task_model.load(prepared.checkpoint).half().cuda().eval()
+    found: dict[str, list[Cell]] = {"eager": [], "torch.compile": []}
+    with torch.inference_mode():
+        for name, cells in found.items():
+            run = model if name == "eager" else torch.compile(model, mode="reduce-overhead")
+            for texts, tokens in COMPARED:
+                if time.monotonic() > until:
+                    break
+                inputs = [
+                    torch.ones(texts, tokens, dtype=torch.int32, device="cuda")
+                    for _ in task_model.inputs(prepared.checkpoint)
+                ]
+                cells.append(_torch_cell(torch, partial(run, *inputs), until, texts, tokens))
+    return found

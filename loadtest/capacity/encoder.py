@@ -1,0 +1,188 @@
+"""The sizes of an encoder: from a configuration, from a bundle, or one that is known by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export.checkpoint.families import FAMILIES, family_of
+from export.errors import ExportError
+from loadtest.capacity.errors import SizeError
+from serving.errors import BundleError
+from serving.models.bundle import open_bundle
+from serving.models.manifest import MANIFEST, TOKENIZER
+from serving.models.verified_dir import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from export.checkpoint.families.family import Family
+    from serving.models.bundle import Bundle
+
+_DATA = files("loadtest.capacity") / "data"
+KNOWN: dict[str, dict[str, Any]] = json.loads((_DATA / "encoders.json").read_text(encoding="utf-8"))
+"""Configurations that go by a name."""
+
+BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
+"""Of a number of the weights."""
+
+_GATED = 1.5
+"""A gated feed-forward part has three matrices where others have two."""
+_USUAL_WIDENING = 4
+_LAYER_OPERATORS = ("Attention", "QAttention", "SkipLayerNormalization")
+
+
+@dataclass(slots=True, frozen=True)
+class Encoder:
+    """An encoder.
+
+    Attributes:
+        name: For people.
+        layers: That are computed.
+        stored_layers: That have weights of their own.
+        hidden: Components of a token's vector.
+        intermediate: Of the feed-forward part; a gated one counts for half as much again.
+        vocabulary: Words.
+        positions: Tokens of the longest text.
+        config: The content of config.json; empty for a bundle.
+        bundle: None for a configuration.
+        notes: What was assumed.
+        tokenizer: Its file, where one lies beside the configuration or in the bundle.
+    """
+
+    name: str
+    layers: int
+    stored_layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    bundle: Bundle | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    tokenizer: Path | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the layers and the embedding, biases and normalisations included.
+
+        >>> BERT_BASE.parameters // 1_000_000
+        108
+        """
+        hidden, wide = self.hidden, self.intermediate
+        layer = 4 * hidden * hidden + 2 * hidden * wide + 9 * hidden + wide
+        return self.stored_layers * layer + (self.vocabulary + self.positions + 4) * hidden
+
+    def weight_bytes(self, precision: str) -> int:
+        """Memory of the weights alone."""
+        return self.parameters * BYTES[precision]
+
+    def working_bytes(self, precision: str, tokens: int) -> int:
+        """Memory of what is computed of a batch: a layer's widest results, twice. Estimated."""
+        number = max(2, BYTES[precision])
+        return 2 * number * tokens * (5 * self.hidden + self.intermediate)
+
+
+def encoder_of(given: str) -> Encoder:
+    """The encoder that a command line names: one of `KNOWN`, a config.json or its folder, or a bundle.
+
+    Raises:
+        SizeError: It is none of these, or its configuration lacks a size.
+    """
+    if given in KNOWN:
+        return _of_config(given, KNOWN[given], given)
+    path = Path(given)
+    if path.is_dir() and (bundle := _bundle_folder(path)) is not None:
+        return _of_bundle(bundle)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SizeError(
+            f"{file}: {error.strerror}; give a config.json or its folder, a bundle, or one of {', '.join(KNOWN)}"
+        ) from error
+    except ValueError as error:
+        raise SizeError(f"{file}: not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise SizeError(f"{file}: must hold an object, as config.json of a checkpoint does")
+    found = _of_config(file.absolute().parent.name, config, str(file))
+    beside = file.with_name(TOKENIZER)
+    return replace(found, tokenizer=beside) if beside.is_file() else found
+
+
+def _of_config(name: str, config: Mapping[str, Any], where: str) -> Encoder:
+    family = family_of(config)
+    if family is None:
+        raise SizeError(
+            f"{where}: model_type {config.get('model_type')!r} is not known; supported: {', '.join(FAMILIES)}"
+        )
+    sizes = {ours: _size(config, theirs, where) for ours, theirs in family.sizes.items()}
+    inner, stored = 1, sizes["layers"]
+    if family.shared_layers:
+        try:
+            groups = family.derived(config)
+        except (ValueError, ExportError) as error:
+            raise SizeError(f"{where}: {error}") from error
+        inner = groups["inner_group_num"]
+        stored = groups["num_hidden_groups"] * inner
+    return Encoder(
+        name=name,
+        layers=sizes["layers"] * inner,
+        stored_layers=stored,
+        hidden=sizes["hidden_size"],
+        intermediate=_intermediate(family, sizes),
+        vocabulary=sizes["vocab_size"],
+        positions=sizes["positions"],
+        config=config,
+    )
+
+
+def _intermediate(family: Family, sizes: Mapping[str, int]) -> int:
+    return int(sizes["intermediate_size"] * (_GATED if family.gated else 1))
+
+
+def _size(config: Mapping[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SizeError(f"{where}: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _bundle_folder(path: Path) -> Path | None:
+    """The folder of a bundle, or of the newest version of a model."""
+    if (path / MANIFEST).exists():
+        return path.absolute()
+    numbers = versions(path)
+    newest = path.absolute() / str(max(numbers)) if numbers else None
+    return newest if newest is not None and (newest / MANIFEST).exists() else None
+
+
+def _of_bundle(folder: Path) -> Encoder:
+    try:
+        bundle = open_bundle(folder)
+    except BundleError as error:
+        raise SizeError(str(error)) from error
+    manifest = bundle.manifest
+    counts = next((a.operators for a in manifest.artifacts if any(a.operators.get(n) for n in _LAYER_OPERATORS)), {})
+    layers = counts.get("Attention") or counts.get("QAttention") or counts.get("SkipLayerNormalization", 0) // 2
+    if not layers:
+        raise SizeError(f"{folder}: its manifest does not show how many layers it has; give its config.json")
+    wide = _USUAL_WIDENING * manifest.hidden_size
+    return Encoder(
+        name=f"{manifest.model} version {manifest.version}",
+        layers=layers,
+        stored_layers=layers,
+        hidden=manifest.hidden_size,
+        intermediate=wide,
+        vocabulary=manifest.vocab_size,
+        positions=manifest.max_length,
+        bundle=bundle,
+        tokenizer=folder / TOKENIZER,
+        notes=(f"a bundle does not say how wide its feed-forward part is: {wide} was assumed",),
+    )
+
+
+BERT_BASE = _of_config("bert-base", KNOWN["bert-base"], "bert-base")

@@ -1,0 +1,118 @@
+"""How long the texts are: a mix as `bertserve simulate` takes it, a file of texts, or what a server counted."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadtest.capacity.errors import SimulateError, SizeError
+from loadtest.capacity.traffic import parse_mix
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tokenizers import Tokenizer
+
+_TIMEOUT_S = 5.0
+_TOKENS_OF_WORD, _SPECIAL = 1.3, 2
+"""Of English texts in a vocabulary of wordpieces, and those around every text."""
+
+_HISTOGRAM = "bertserve_text_tokens"
+_BUCKET = re.compile(rf'^{_HISTOGRAM}_bucket{{le="([^"]+)"}} (\S+)$', re.MULTILINE)
+
+
+class Lengths(NamedTuple):
+    """A mix of lengths.
+
+    Attributes:
+        mix: Weights by number of tokens.
+        fact: Where it is from, and what is not known of it.
+    """
+
+    mix: Mapping[int, float]
+    fact: str
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a text on average."""
+        return sum(tokens * weight for tokens, weight in self.mix.items()) / sum(self.mix.values())
+
+    def scaled(self, factor: float, most: int) -> Lengths:
+        """The same texts, each longer by a factor; what is longer than `most` is cut."""
+        mix: dict[int, float] = {}
+        for tokens, weight in self.mix.items():
+            length = min(most, max(1, round(tokens * factor)))
+            mix[length] = mix.get(length, 0.0) + weight
+        return Lengths(mix, self.fact)
+
+
+def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> Lengths:
+    """The lengths that a command line names, none longer than the encoder takes.
+
+    Args:
+        given: A mix, the path of a file with a text a line, or the URL of a server's metrics.
+        most: Tokens of the longest text.
+        tokenizer: Counts a text's tokens; None estimates them from words.
+
+    Raises:
+        SizeError: It is none of these.
+    """
+    if re.match(r"https?://", given):
+        found = _of_server(given)
+    elif Path(given).is_file():
+        found = _of_file(Path(given), tokenizer)
+    else:
+        try:
+            found = Lengths(parse_mix(given), f"lengths in tokens: {given}")
+        except SimulateError as error:
+            hint = "or the path of a file with a text a line, or the URL of a server's /metrics"
+            raise SizeError(f"{error}, {hint}") from error
+    cut = found.scaled(1.0, most)
+    longer = sum(weight for tokens, weight in found.mix.items() if tokens > most) / sum(found.mix.values())
+    return cut._replace(fact=f"{cut.fact}; {100 * longer:.1f}% are cut to {most} tokens") if longer else cut
+
+
+def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SizeError(f"--lengths {path}: cannot be read as UTF-8 text ({error})") from error
+    if not texts:
+        raise SizeError(f"--lengths {path}: holds no text; one a line is taken")
+    if tokenizer is None:
+        counts = [round(_TOKENS_OF_WORD * len(text.split())) + _SPECIAL for text in texts]
+        how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each: a tokenizer.json beside it counts them"
+    else:
+        counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+        how = "counted by its tokenizer"
+    mix = {tokens: float(count) for tokens, count in sorted(Counter(counts).items())}
+    return Lengths(mix, f"lengths of {len(texts)} texts of {path.name}, {how}")
+
+
+def _of_server(url: str) -> Lengths:
+    """A server counts its texts by length; within a bucket of its histogram they are taken as evenly spread."""
+    if not url.rstrip("/").endswith("/metrics"):
+        url = f"{url.rstrip('/')}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  http or https
+            shown = reply.read().decode()
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise SizeError(f"--lengths {url}: {getattr(error, 'reason', error)}") from error
+    counts = [(float(bound), float(count)) for bound, count in _BUCKET.findall(shown)]
+    if not counts:
+        raise SizeError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
+    _, texts = counts.pop()  # its bound is infinite
+    if not texts:
+        raise SizeError(f"--lengths {url}: the server has not computed a text yet")
+    longest = int(counts[-1][0])
+    mix = {longest: beyond} if (beyond := texts - counts[-1][1]) else {}
+    for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):
+        for tokens in range(int(low) + 1, int(high) + 1) if up_to > below else ():
+            mix[tokens] = mix.get(tokens, 0.0) + (up_to - below) / (high - low)
+    fact = f"lengths of {texts:.0f} texts that the server at {url} computed, evenly spread within buckets"
+    return Lengths(mix, f"{fact}, {beyond:.0f} of them longer than {longest} tokens" if beyond else fact)

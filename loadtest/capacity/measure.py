@@ -1,0 +1,185 @@
+"""What batches cost on this machine: an encoder whole where there is a bundle, else its first layers.
+
+The graphs take turns, batch by batch: what makes the machine slow for a while is then shared by all, and each graph
+finds the caches full of the others' weights, as the next layer of a whole encoder does. ONNX Runtime computes, on the
+lanes that a server would have.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from loadtest.capacity.candidates import Candidate
+from loadtest.capacity.costs import LENGTHS, Costs
+from loadtest.capacity.errors import SizeError
+from loadtest.capacity.fit import Fit, Sample, Shape
+from serving import cgroups, host
+from serving.engine.base import LaneKind
+from serving.engine.batches import sample_text
+from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.process.warm_up import side_by_side
+from serving.records import Batch, ModelIndex
+from serving.scheduling.cost import CostPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from loadtest.capacity.encoder import Encoder
+    from serving.records import ModelSpec
+
+LAYERS = (1, 2, 3)
+"""Of the partial graphs."""
+
+BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
+_LEAST_PASSES, _MOST_PASSES = 5, 40
+_PAUSE_S = 0.004
+"""Before each run: the threads of the graph that ran before spin for a while, and would take cores from this one."""
+_SHORT_US, _MOST_TURNS = 3000.0, 4
+"""Shapes that take less are run several times in a pass."""
+_ROOM = 3.0
+"""Memory that an export and its sessions take, over the weights in fp32."""
+
+
+def here(threads: int, price: float | None) -> Candidate:
+    """This machine as a candidate."""
+    memory = cgroups.memory_limit() or _memory()
+    return Candidate(
+        title=f"this machine ({host.processor()}, {threads} threads)",
+        kind="cpu",
+        memory_gb=memory / 1e9,
+        bandwidth_gb_s=0.0,
+        tera_per_s={},
+        price_per_hour=price,
+        source="this machine",
+        cores=threads,
+    )
+
+
+def costs_here(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> Costs:
+    """What an encoder costs here.
+
+    Args:
+        encoder: A configuration, or a bundle with an artifact of that precision.
+        precision: fp32 or int8.
+        threads: Cores to use.
+        seconds: About how long the runs may take.
+        tell: Told what is going on and how long it will take.
+
+    Raises:
+        SizeError: It cannot be run.
+    """
+    if encoder.bundle is not None:
+        return _whole(encoder, precision, threads, seconds, tell)
+    layers = tuple(count for count in LAYERS if count <= encoder.layers)
+    needed = _ROOM * sum(layers) / encoder.layers * encoder.weight_bytes("fp32")
+    if needed > (memory := cgroups.memory_limit() or _memory()):
+        raise SizeError(
+            f"partial runs need about {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f}"
+        )
+    from loadtest.capacity.partial import specs  # noqa: PLC0415  brings PyTorch
+
+    with TemporaryDirectory(prefix="bertserve-size-") as folder:
+        models = specs(encoder, precision, Path(folder), layers, tell)
+        samples = run(models, layers, threads, seconds, lambda line: tell(f"partial runs in {precision}: {line}"))
+    return extrapolated(encoder, precision, samples, threads)
+
+
+def extrapolated(encoder: Encoder, precision: str, samples: Mapping[LaneKind, Sequence[Sample]], threads: int) -> Costs:
+    """The costs of all layers by the samples of a few."""
+    fits = {kind: Fit(found) for kind, found in samples.items()}
+    points, errors = [], []
+    for kind, fit in fits.items():
+        for shape in fit.shapes:
+            us, error = fit.at(encoder.layers, shape)
+            points.append(CostPoint(kind.value, shape.tokens, shape.texts, us, fit.spread * us))
+            errors.append(error)
+    error = max(errors)
+    measured = sorted({sample.layers for found in samples.values() for sample in found})
+    fact = (
+        f"extrapolated from runs of {', '.join(map(str, measured))} of {encoder.layers} layers with random weights, "
+        f"ONNX Runtime in {precision} on {threads} threads: expected error {100 * error:.0f}%"
+    )
+    narrow = threads if LaneKind.NARROW in fits else 0
+    return Costs("extrapolated", tuple(points), error, (fact,), narrow_lanes=narrow, threads=threads)
+
+
+def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> Costs:
+    from serving.models.forms import form_of  # noqa: PLC0415  with its engines' libraries
+
+    bundle = encoder.bundle
+    artifact = None if bundle is None else bundle.artifact(precision)
+    if bundle is None or artifact is None:
+        raise SizeError(f"the bundle {encoder.name} has no artifact in {precision} for CPUs")
+    spec = form_of(bundle, precision, "ort-cpu", unproven=True).spec()
+    samples = run([spec], [encoder.layers], threads, seconds, lambda line: tell(f"runs in {precision}: {line}"))
+    points = tuple(
+        CostPoint(kind.value, sample.shape.tokens, sample.shape.texts, sample.us, sample.spread_us)
+        for kind, found in samples.items()
+        for sample in found
+    )
+    fact = f"measured on this machine: {artifact.file}, ONNX Runtime on {threads} threads"
+    narrow = threads if LaneKind.NARROW in samples else 0
+    return Costs("measured", points, 0.0, (fact,), narrow, threads, spec.batch_invariant)
+
+
+def run(
+    models: Sequence[ModelSpec],
+    layers: Sequence[int],
+    threads: int,
+    seconds: float,
+    tell: Callable[[str], None],
+    shapes: Sequence[Shape] = (),
+) -> dict[LaneKind, list[Sample]]:
+    """Times of graphs by kind of lane.
+
+    Args:
+        models: Of one encoder.
+        layers: How many each of them has.
+        threads: Cores to use.
+        seconds: About how long it may take.
+        tell: Told how far it is.
+        shapes: What to run; none for the usual ones.
+    """
+    backend = OrtCpuBackend(models, threads)
+    kinds = backend.lanes()
+    runners = [backend.runner(lane) for lane in range(len(kinds))]
+    lanes = {kind: [r for r, k in zip(runners, kinds, strict=True) if k is kind] for kind in dict.fromkeys(kinds)}
+    longest = models[0].max_length
+    together = models[0].batch_invariant
+    usual = [Shape(tokens, 1) for tokens in sorted({min(tokens, longest) for tokens in LENGTHS})]
+    usual += [shape for shape in BATCHES if shape.tokens <= longest and together]
+    times: dict[tuple[LaneKind, Shape, int], list[float]] = {}
+    turns: dict[tuple[LaneKind, Shape], int] = {}
+    started, passes, done = time.perf_counter(), _LEAST_PASSES, 0
+    while done < passes:
+        for kind, group in lanes.items():
+            for shape in shapes or usual:
+                for _ in range(turns.get((kind, shape), 1)):
+                    for index, model in enumerate(models):
+                        batch = Batch(ModelIndex(index), [sample_text(model, shape.tokens)] * shape.texts)
+                        time.sleep(_PAUSE_S)
+                        found = side_by_side(model.name, group, batch, 1)
+                        if done:  # the first pass is a cold one
+                            times.setdefault((kind, shape, index), []).extend(found)
+                        else:
+                            turns[kind, shape] = max(1, min(_MOST_TURNS, int(_SHORT_US / max(found))))
+        done += 1
+        each = (time.perf_counter() - started) / done
+        passes = max(_LEAST_PASSES, min(_MOST_PASSES, int(seconds / each)))
+        tell(f"pass {done} of {passes}, {max(0.0, (passes - done) * each):.0f} s left")
+    result: dict[LaneKind, list[Sample]] = {}
+    for (kind, shape, index), values in times.items():
+        quarters = statistics.quantiles(values, n=4)
+        sample = Sample(layers[index], shape, statistics.median(values), quarters[2] - quarters[0])
+        result.setdefault(kind, []).append(sample)
+    return result
+
+
+def _memory() -> int:
+    """Bytes of memory of this machine."""
+    line = next(line for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if "MemTotal" in line)
+    return 1024 * int(line.split()[1])

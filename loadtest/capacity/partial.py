@@ -1,0 +1,119 @@
+"""Graphs of the first layers of an encoder, with random weights: what partial runs are made of.
+
+The architecture is the configuration's own, fused and quantised as every export is. The vocabulary is small, since a
+word is looked up in a table whatever its size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from export.checkpoint.families import family_of
+from export.checkpoint.folder import Folder
+from export.checkpoint.labels import Labels
+from export.checkpoint.pooling import SentenceConfig
+from export.checkpoint.reader import Checkpoint
+from export.checkpoint.source import Source
+from export.checkpoint.vocabulary import Vocabulary
+from export.checkpoint.weights import Weights
+from export.errors import ExportError
+from export.graph import draft, optimize, task_model
+from export.graph.draft import Draft
+from export.precision import quantize
+from export.precision.equalise import Cut
+from export.precision.products import find
+from loadtest.capacity.errors import SizeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from loadtest.capacity.encoder import Encoder
+    from serving.records import ModelSpec
+
+_WORDS = 1000
+_SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+_OFFSET = 1
+"""RoBERTa counts positions from the padding id + 1 on."""
+_RANGE = 8.0
+
+COPIED_BYTES = 128 << 20
+"""A larger artifact is on the wide lane alone, as `serving/models/forms.py` decides."""
+
+
+def specs(
+    encoder: Encoder, precision: str, folder: Path, layers: Sequence[int], tell: Callable[[str], None]
+) -> list[ModelSpec]:
+    """A graph for each number of layers, as an engine loads it.
+
+    Args:
+        encoder: Whose layers.
+        precision: fp32 or int8.
+        folder: Where to write.
+        layers: How many.
+        tell: Told what is being made.
+
+    Raises:
+        SizeError: It cannot be exported.
+    """
+    try:
+        found = []
+        for count in layers:
+            tell(f"exporting {count} of {encoder.layers} layers in {precision}")
+            found.append(_spec(encoder, precision, folder / f"{precision}-{count}", count))
+        return found
+    except ExportError as error:
+        raise SizeError(f"{encoder.name} cannot be exported: {error}") from error
+
+
+def _spec(encoder: Encoder, precision: str, folder: Path, layers: int) -> ModelSpec:
+    folder.mkdir()
+    checkpoint = _checkpoint(encoder, folder, layers)
+    raw, fused, path = folder / "raw.onnx", folder / "fused.onnx", folder / "model.onnx"
+    task_model.write(task_model.untrained(checkpoint), raw)
+    shape = optimize.shape_of(checkpoint)
+    optimize.fuse(raw, fused, shape)
+    if precision == "int8":
+        quantize.quantize(fused, path, shape, _cuts(fused), static=True)
+    else:
+        draft.copy(fused, path)
+    spec = task_model.spec_of(checkpoint, path)
+    copied = encoder.weight_bytes(precision) <= COPIED_BYTES
+    return msgspec.structs.replace(spec, name=f"{layers} layers", copied=copied)
+
+
+def _checkpoint(encoder: Encoder, folder: Path, layers: int) -> Checkpoint:
+    family = family_of(encoder.config)
+    if family is None:
+        raise SizeError(f"{encoder.name}: no configuration to make layers of")
+    words = min(_WORDS, encoder.vocabulary)
+    config = {**encoder.config, family.sizes["layers"]: layers, family.sizes["vocab_size"]: words}
+    if family.shared_layers:
+        config["num_hidden_groups"] = 1  # as many groups as layers at most
+    config["pad_token_id"] = _SPECIAL["pad"]
+    place = Folder(folder)
+    length = encoder.positions - (_SPECIAL["pad"] + _OFFSET if family.offset_positions else 0)
+    return Checkpoint(
+        Source(folder, encoder.name, "partial"),
+        config,
+        family,
+        "embed",
+        SentenceConfig(place),
+        Vocabulary(b"", dict(_SPECIAL), None),
+        Weights(place, ()),
+        Labels((), multi_label=False),
+        length,
+    )
+
+
+def _cuts(fused: Path) -> dict[str, Cut]:
+    """A cut for each product, in the form that exports choose; with random weights no range means anything."""
+    opened = Draft(fused, fused)
+    matrices = {product.activations: opened.joined(product.weights) for product in find(opened.graph)}
+    return {
+        name: Cut(np.linspace(0.9, 1.1, len(matrix), dtype=np.float32), -_RANGE, _RANGE)
+        for name, matrix in matrices.items()
+    }

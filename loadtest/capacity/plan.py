@@ -1,0 +1,273 @@
+"""How many replicas hold an objective: the server's own scheduler over what batches cost, one replica at a time.
+
+A balancer that splits evenly at random gives each of n replicas Poisson arrivals at an n-th of the rate, so one of
+them is simulated, with a fixed seed. A replica is one device, or a pipeline of as many as its weights need, as
+`bertserve simulate --stages` has it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadtest.capacity.overhead import usual
+from loadtest.capacity.simulator import Device, Fate, play
+from loadtest.capacity.tables import in_stages
+from loadtest.capacity.traffic import poisson
+from loadtest.report.sample import percentile
+from serving.scheduling.admission import DEADLINE_COST_FACTOR
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from serving.scheduling.cost import ModelCosts
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from loadtest.capacity.candidates import Candidate
+    from loadtest.capacity.costs import Costs
+    from loadtest.capacity.encoder import Encoder
+    from loadtest.capacity.lengths import Lengths
+
+_USED_MEMORY = 0.9
+_LIBRARIES_BYTES = 1e9
+"""Of a device's memory that weights and batches may fill, and what drivers and libraries take of it. Estimated."""
+_UNEVEN = 1.1
+"""The largest of N parts over an N-th of the weights, as `export --split` promises it."""
+
+_REQUESTS = 6_000
+_FINAL_REQUESTS = 20_000
+_FEW = 0.02
+"""Share of a replica's throughput at which nothing waits for anything else."""
+_LOADS = (0.95, 0.85, 0.7, 0.5, 0.3, 0.15, 0.06)
+_EXACT = 100
+"""Up to so many replicas the number is exact in the simulation; beyond within a hundredth of it."""
+_MAX_QUEUE_TOKENS = 1 << 19
+
+
+class Objective(NamedTuple):
+    """A percentile of all requests, refused and late ones counted as never answered, and its limit.
+
+    Attributes:
+        percent: 99 for p99.
+        limit_ms: In milliseconds.
+    """
+
+    percent: float
+    limit_ms: float
+
+    def __str__(self) -> str:
+        return f"p{self.percent:g} <= {self.limit_ms:g} ms"
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What is asked for.
+
+    Attributes:
+        rate: Requests of one text each a second.
+        lengths: Of the texts.
+        objective: What is to be held.
+        max_batch_tokens: As `serve` has it.
+        timeout_ms: The deadline of every request; more where a lone text needs it, as `serve` has it.
+        seed: Of arrivals, lengths and spread.
+    """
+
+    rate: float
+    lengths: Lengths
+    objective: Objective
+    max_batch_tokens: int = 1024
+    timeout_ms: float = 2000.0
+    seed: int = 1
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """One replica under one rate.
+
+    Attributes:
+        rate: Requests a second.
+        p50_ms: Of the answered.
+        p99_ms: Of the answered.
+        objective_ms: The objective's percentile of all requests.
+        answered: Share of the requests.
+        utilisation: Share of the time for which its devices computed.
+    """
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    objective_ms: float
+    answered: float
+    utilisation: float
+
+
+@dataclass(slots=True, frozen=True)
+class Memory:
+    """What a replica needs, and how many devices that takes.
+
+    Attributes:
+        weights_bytes: All weights.
+        working_bytes: A batch's activations, estimated.
+        devices: 1 where all of it fits on one; more where the weights must be split; 0 where no split helps.
+    """
+
+    weights_bytes: int
+    working_bytes: int
+    devices: int
+
+
+def memory_of(device: Candidate, encoder: Encoder, precision: str, max_batch_tokens: int) -> Memory:
+    """How many devices hold an encoder."""
+    weights = encoder.weight_bytes(precision)
+    working = encoder.working_bytes(precision, max_batch_tokens)
+    room = _USED_MEMORY * device.memory_gb * 1e9 - _LIBRARIES_BYTES - working
+    if weights <= room:
+        return Memory(weights, working, 1)
+    parts = math.ceil(_UNEVEN * weights / room) if room > 0 else 0
+    return Memory(weights, working, parts if parts <= encoder.layers else 0)
+
+
+class Replica:
+    """One replica under a load's lengths."""
+
+    def __init__(self, costs: Costs, load: Load, devices: int) -> None:
+        points, lanes = costs.points, costs.narrow_lanes
+        if devices > 1:
+            points, lanes = in_stages(points, devices), devices
+        self._load = load
+        # Of a pipeline's CPUs one alone would share its cores with the server: none is taken to.
+        overhead = usual(costs.threads if devices == 1 else 0)
+        self._device = Device(points=points, narrow_lanes=lanes, stages=devices, overhead=overhead)
+        self._policy = Policy(
+            load.max_batch_tokens,
+            batch_invariant=[costs.batched],
+            narrow=[lanes > 0],
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
+            apart=devices > 1,
+        )
+        self._runs: dict[tuple[float, int], Run] = {}
+        model = ModelCosts(
+            points,
+            narrow_lanes=lanes,
+            batched=costs.batched,
+            max_batch_tokens=load.max_batch_tokens,
+            group_tokens=GROUP_TOKENS,
+        )
+        mix, weights = load.lengths.mix, sum(load.lengths.mix.values())
+        self.device_per_s = 1e6 * weights / sum(model.share_us(tokens) * weight for tokens, weight in mix.items())
+        self._timeout_s = max(load.timeout_ms, DEADLINE_COST_FACTOR * model.alone_us(max(mix)) / 1e3) / 1e3
+        own_us = overhead.receive_us + overhead.token_us * load.lengths.mean + overhead.reply_us
+        self.server_per_s = 1e6 / own_us
+
+    @property
+    def most_per_s(self) -> float:
+        """Texts a second that neither its devices nor the server's event loop can exceed."""
+        return min(self.device_per_s, self.server_per_s)
+
+    @property
+    def bound(self) -> Literal["device", "server"]:
+        """Which of the two is the lower limit."""
+        return "device" if self.device_per_s <= self.server_per_s else "server"
+
+    def run(self, rate: float, requests: int = _REQUESTS) -> Run:
+        """The replica under a rate; equal arguments give equal figures."""
+        key = (rate, requests)
+        if key not in self._runs:
+            self._runs[key] = self._played(rate, requests)
+        return self._runs[key]
+
+    def _played(self, rate: float, requests: int) -> Run:
+        load = self._load
+        seconds = requests / rate
+        arrivals = poisson(rate, dict(load.lengths.mix), seconds, self._timeout_s, load.seed)
+        played = play(self._device, self._policy, arrivals, max_queue_tokens=_MAX_QUEUE_TOKENS, seed=load.seed)
+        answered = sorted(1e3 * outcome.latency_s for outcome in played.outcomes if outcome.fate is Fate.ANSWERED)
+        every = [*answered, *[math.inf] * (len(arrivals) - len(answered))]
+        return Run(
+            rate,
+            percentile(answered, 50) if answered else math.inf,
+            percentile(answered, 99) if answered else math.inf,
+            percentile(every, load.objective.percent) if every else math.inf,
+            len(answered) / max(1, len(arrivals)),
+            min(1.0, played.busy_s / seconds),
+        )
+
+    def holds(self, rate: float, requests: int = _REQUESTS) -> bool:
+        return self.run(rate, requests).objective_ms <= self._load.objective.limit_ms
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """How many of a candidate.
+
+    Attributes:
+        name: Of the candidate.
+        device: The candidate.
+        precision: What the artifact computes in.
+        costs: What batches cost there.
+        memory: Of a replica.
+        replicas: 0 where no number holds the objective, or nothing fits.
+        run: One of them at its share of the rate; at next to none where no number holds.
+        bound: What limits a replica.
+    """
+
+    name: str
+    device: Candidate
+    precision: str
+    costs: Costs
+    memory: Memory
+    replicas: int
+    run: Run | None
+    bound: str = ""
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.memory.devices
+
+    @property
+    def price_per_hour(self) -> float | None:
+        price = self.device.price_per_hour
+        return None if price is None or not self.replicas else self.devices * price
+
+    @property
+    def watts(self) -> float | None:
+        """At most, all devices at their limits."""
+        return None if self.device.watts is None or not self.replicas else self.devices * self.device.watts
+
+    def per_million_texts(self, rate: float) -> float | None:
+        """What a million texts cost at a rate."""
+        price = self.price_per_hour
+        return None if price is None else price / (3600 * rate) * 1e6
+
+
+def plan(name: str, device: Candidate, precision: str, costs: Costs, encoder: Encoder, load: Load) -> Plan:
+    """The smallest number of replicas that holds the load's objective."""
+    memory = memory_of(device, encoder, precision, load.max_batch_tokens)
+    if not memory.devices:
+        return Plan(name, device, precision, costs, memory, 0, None)
+    replica = Replica(costs, load, memory.devices)
+    count = _smallest(replica, load.rate)
+    run = replica.run(load.rate / count, _FINAL_REQUESTS) if count else replica.run(_FEW * replica.most_per_s)
+    return Plan(name, device, precision, costs, memory, count, run, replica.bound)
+
+
+def _smallest(replica: Replica, rate: float) -> int:
+    """The smallest number of replicas, each with its share of the rate, that holds; 0 where none does."""
+    if not replica.holds(min(rate, _FEW * replica.most_per_s)):
+        return 0
+    fails, holds = 0, 0
+    for load in _LOADS:
+        count = math.ceil(rate / (load * replica.most_per_s))
+        if replica.holds(rate / count):
+            holds = count
+            break
+        fails = count
+    holds = holds or math.ceil(rate / (_FEW * replica.most_per_s))
+    while holds - fails > max(1, holds // _EXACT):
+        middle = (fails + holds) // 2
+        fails, holds = (fails, middle) if replica.holds(rate / middle) else (middle, holds)
+    # The last word have more requests than the search.
+    while not replica.holds(rate / holds, _FINAL_REQUESTS):
+        holds += max(1, holds // _EXACT)
+    return holds

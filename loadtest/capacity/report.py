@@ -1,0 +1,252 @@
+"""What a sizing says: lines for people, and figures for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loadtest.capacity.candidates import PRICES_FROM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadtest.capacity.encoder import Encoder
+    from loadtest.capacity.plan import Load, Plan
+
+HEAD = (
+    "candidate",
+    "in",
+    "basis",
+    "how many",
+    "busy",
+    "p50 ms",
+    "p99 ms",
+    "GB",
+    "watts",
+    "USD/h",
+    "USD/M texts",
+    "USD/M tokens",
+)
+_DASH = "-"
+
+
+@dataclass(slots=True, frozen=True)
+class Sizing:
+    """Every candidate under one load.
+
+    Attributes:
+        encoder: What is served.
+        load: What is asked for.
+        plans: One for each candidate and precision.
+        notes: What was assumed or left out.
+    """
+
+    encoder: Encoder
+    load: Load
+    plans: Sequence[Plan]
+    notes: Sequence[str] = ()
+
+    @property
+    def cheapest(self) -> Plan | None:
+        """The cheapest plan that holds; None where none does."""
+        return _cheapest(self.plans)
+
+    @property
+    def holds(self) -> bool:
+        """Whether any candidate holds the objective."""
+        return any(plan.replicas for plan in self.plans)
+
+    def asked(self) -> str:
+        """The load in a line."""
+        load = self.load
+        return f"{load.rate:g} texts a second, {load.lengths.fact}, {load.objective}"
+
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        best = self.cheapest
+        if best is None:
+            none = "no candidate holds the objective"
+            return (
+                f"{none} at any number" if not self.holds else "no candidate that holds has a price: --price sets one"
+            )
+        answer = f"cheapest that holds {self.load.objective}: {_offer(best)}"
+        unrounded = _cheapest([plan for plan in self.plans if plan.precision != "int8"])
+        if unrounded is None or unrounded is best:
+            return answer
+        return f"{answer}; without INT8: {_offer(unrounded)}"
+
+    def unknown(self) -> list[str]:
+        """What it does not know, or takes for granted."""
+        lines = [
+            *self.encoder.notes,
+            *self.notes,
+            "requests are Poisson and bring one text each; a balancer splits them evenly at random, without bursts",
+            "beside a GPU the server's event loop has cores of its own, and a process for each replica",
+            "watts are the devices' limits, their hosts not counted; activations are estimated",
+            f"prices are examples of {PRICES_FROM} in USD, no offers, without hosts of cards: --price sets yours",
+            "no replica is spare: add those that a rollout and a failure need",
+        ]
+        if any(plan.memory.devices > 1 for plan in self.plans):
+            lines.append(
+                "where weights are split, layers lie evenly on devices and passing activations on costs nothing: "
+                "a lower bound of the latency"
+            )
+        if any(plan.precision == "int8" for plan in self.plans):
+            lines.append(
+                "whether INT8 keeps its limits for this model is not known before `bertserve export` proves it"
+            )
+        if any(plan.costs.basis == "computed" for plan in self.plans):
+            lines.append("a computed time may be wrong by its error and more: measure before you buy")
+        return lines
+
+    def facts(self) -> list[str]:
+        """What costs rest on, each with the candidates that it is said of."""
+        names: dict[str, list[str]] = {}
+        for plan in self.plans:
+            for fact in plan.costs.facts:
+                names.setdefault(fact, []).append(f"{plan.name} {plan.precision}")
+        return [f"{', '.join(named)}: {fact}" for fact, named in names.items()]
+
+    def text(self) -> list[str]:
+        """All of it for a terminal."""
+        load, encoder = self.load, self.encoder
+        rows = [HEAD, *(cells(plan, load) for plan in self.plans)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+        table = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+        reasons = [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := reason(plan, load))]
+        return [
+            f"{encoder.name}: {encoder.layers} layers, {encoder.hidden} wide, {words(encoder.parameters)} parameters",
+            self.asked(),
+            "",
+            *table,
+            "",
+            *reasons,
+            self.verdict(),
+            "",
+            *self.facts(),
+            "",
+            *(f"not known or assumed: {line}" for line in self.unknown()),
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """The same for programs."""
+        load, best = self.load, self.cheapest
+        return {
+            "encoder": {
+                "name": self.encoder.name,
+                "layers": self.encoder.layers,
+                "hidden_size": self.encoder.hidden,
+                "parameters": self.encoder.parameters,
+            },
+            "load": {
+                "rate_per_s": load.rate,
+                "mean_tokens": load.lengths.mean,
+                "lengths": load.lengths.fact,
+                "objective": {"percent": load.objective.percent, "limit_ms": load.objective.limit_ms},
+                "seed": load.seed,
+            },
+            "candidates": [_plain(plan, load) for plan in self.plans],
+            "currency": "USD",
+            "cheapest": None if best is None else {"name": best.name, "precision": best.precision},
+            "unknown": self.unknown(),
+        }
+
+
+def _cheapest(plans: Sequence[Plan]) -> Plan | None:
+    holding = [plan for plan in plans if plan.price_per_hour is not None]
+    return min(holding, key=lambda plan: (plan.price_per_hour or 0.0, plan.devices), default=None)
+
+
+def _offer(plan: Plan) -> str:
+    price = f"{plan.price_per_hour:g} USD an hour ({plan.costs.basis})"
+    return f"{count(plan)} x {plan.device.title} in {plan.precision}, {price}"
+
+
+def _plain(plan: Plan, load: Load) -> dict[str, Any]:
+    run, memory = plan.run, plan.memory
+    price = plan.per_million_texts(load.rate)
+    return {
+        "name": plan.name,
+        "title": plan.device.title,
+        "precision": plan.precision,
+        "basis": plan.costs.basis,
+        "error": plan.costs.error or None,
+        "facts": list(plan.costs.facts),
+        "holds": plan.replicas > 0,
+        "replicas": plan.replicas,
+        "devices": plan.devices,
+        "devices_of_a_replica": memory.devices,
+        "limited_by": plan.bound or None,
+        "utilisation": None if run is None else run.utilisation,
+        "p50_ms": None if run is None else _finite(run.p50_ms),
+        "p99_ms": None if run is None else _finite(run.p99_ms),
+        "objective_ms": None if run is None else _finite(run.objective_ms),
+        "weights_gb": memory.weights_bytes / 1e9,
+        "watts": plan.watts,
+        "price_per_hour": plan.price_per_hour,
+        "per_million_texts": price,
+        "per_million_tokens": None if price is None else price / load.lengths.mean,
+        "why_not": reason(plan, load) or None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def cells(plan: Plan, load: Load) -> tuple[str, ...]:
+    """A plan's row under `HEAD`."""
+    run, price = plan.run, plan.per_million_texts(load.rate)
+    basis = f"{plan.costs.basis} ±{100 * plan.costs.error:.0f}%" if plan.costs.error else plan.costs.basis
+    return (
+        plan.name,
+        plan.precision,
+        basis,
+        count(plan) if plan.replicas else "none",
+        _DASH if run is None or not plan.replicas else f"{100 * run.utilisation:.0f}%",
+        _DASH if run is None else _ms(run.p50_ms),
+        _DASH if run is None else _ms(run.p99_ms),
+        f"{plan.memory.weights_bytes / 1e9:.1f}",
+        _DASH if plan.watts is None else f"{plan.watts:,.0f}",
+        _DASH if plan.price_per_hour is None else f"{plan.price_per_hour:,.2f}",
+        _DASH if price is None else f"{price:,.3f}",
+        _DASH if price is None else f"{price / load.lengths.mean:,.5f}",
+    )
+
+
+def count(plan: Plan) -> str:
+    """How many devices, with those of a replica where there are several."""
+    if plan.memory.devices > 1:
+        return f"{plan.replicas} x {plan.memory.devices} (split)"
+    return str(plan.replicas)
+
+
+def reason(plan: Plan, load: Load) -> str:
+    """Why no number of a candidate holds; empty where one does."""
+    if plan.replicas:
+        return ""
+    if plan.run is None:
+        return f"does not fit: {plan.memory.weights_bytes / 1e9:,.0f} GB of weights on more devices than layers"
+    return f"no number holds: unloaded, the p{load.objective.percent:g} is {_ms(plan.run.objective_ms)} ms"
+
+
+def words(parameters: int) -> str:
+    """A large number as people say it.
+
+    >>> words(108_891_648), words(1_269_161_984)
+    ('109 M', '1.3 B')
+    """
+    billions = parameters / 1e9
+    return f"{billions:.1f} B" if billions >= 1 else f"{parameters / 1e6:.0f} M"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}" if math.isfinite(value) else _DASH
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    words = 3
+    return [
+        cell.ljust(w) if at < words else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
+    ]

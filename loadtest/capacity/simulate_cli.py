@@ -1,0 +1,292 @@
+"""`bertserve simulate`: p50, p99 and throughput under a load, and the highest load that keeps an objective.
+
+Exit codes: 0 the objective is kept (or none was given), 1 it is broken, 2 nothing could be simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadtest.capacity import simulation_page as page
+from loadtest.capacity.errors import SimulateError
+from loadtest.capacity.figures import Figures, World, capacity
+from loadtest.capacity.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
+from loadtest.capacity.simulator import Device, Overhead
+from loadtest.capacity.tables import PUBLISHED, Table, find_table, in_stages
+from loadtest.capacity.traffic import parse_mix, poisson, replayed
+from loadtest.errors import BenchError, check_above_zero
+from serving.options import OptionParser
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
+
+_SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
+_OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
+
+_REQUESTS = 20_000
+_LEAST_S = 5.0
+_CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
+_MAX_QUEUE_TOKENS = 1 << 19
+_MOST_SHARE = 0.9
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """A command line that makes sense.
+
+    Attributes:
+        arguments: Of the command line.
+        table: The costs.
+        world: Everything but the traffic.
+        mix: Weights of the lengths; empty where a schedule is replayed.
+    """
+
+    arguments: argparse.Namespace
+    table: Table
+    world: World
+    mix: dict[int, float]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Options:
+        """Reads what argparse found.
+
+        Raises:
+            SimulateError, BenchError: What is wrong, in one line.
+        """
+        _check(arguments)
+        table = find_table(arguments.cost, arguments.model)
+        stages = arguments.stages
+        if stages > 1:
+            points, title = in_stages(table.points, stages, arguments.transfer_us), f"{table.title}, in {stages} stages"
+            # All lanes of a pipeline are alike, and what was learned is of the wide one alone.
+            table = replace(table, title=title, points=points, warm_up=(), variations={}, narrow_lanes=stages)
+        overhead = _overhead(arguments, table)
+        policy = Policy(
+            arguments.max_batch_tokens,
+            batch_invariant=[table.batched],
+            narrow=[table.narrow_lanes > 0],
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
+            min_batch_gain=arguments.min_batch_gain,
+            fairness=arguments.fairness,
+            apart=stages > 1,
+            bulk_share=arguments.bulk_share,
+            bulk_slice_s=arguments.bulk_slice_ms / 1e3,
+        )
+        device = Device(
+            points=table.warm_up or table.points,
+            times=table.points if table.warm_up else None,
+            variations=table.variations,
+            narrow_lanes=table.narrow_lanes,
+            stages=stages,
+            overhead=overhead,
+        )
+        bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
+        world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed, bulk)
+        return cls(arguments, table, world, {} if arguments.replay else parse_mix(arguments.tokens))
+
+    def run(self, rate: float) -> Figures:
+        """A run at a rate."""
+        seconds = self.arguments.duration or max(_LEAST_S, _REQUESTS / rate)
+        arrivals = poisson(rate, self.mix, seconds, self.arguments.timeout_ms / 1e3, self.arguments.seed)
+        return self.world.run(arrivals, seconds)
+
+    def replay(self) -> Figures:
+        """The run of a schedule that was kept.
+
+        Raises:
+            SimulateError: The file holds none.
+        """
+        arrivals = replayed(self.arguments.replay, self.arguments.timeout_ms / 1e3)
+        seconds = self.arguments.duration or max(arrivals[-1].at, 1e-9)
+        return self.world.run(arrivals, seconds)
+
+    def facts(self) -> list[str]:
+        """What the figures rest on, line by line."""
+        overhead = self.world.device.overhead
+        shared = (
+            f"on the engine's own {overhead.shared_cores} cores" if overhead.shared_cores else "on cores of its own"
+        )
+        return [
+            f"costs: {self.table.title}",
+            *self.table.provenance(self.mix),
+            (
+                f"server, us: {overhead.receive_us:g} a request, {overhead.token_us:g} a token, {overhead.reply_us:g}"
+                f" an answer, {overhead.batch_us:g} a batch, {overhead.wire_us:g} to the engine, {shared}"
+            ),
+        ]
+
+
+def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
+    """The overhead that the options name, and the usual one where they are silent."""
+    chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
+    return msgspec.structs.replace(usual(table.threads), **chosen)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
+    if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
+        raise SimulateError("--stages is 1 or more, and --transfer-us 0 or more")
+    if not 0 <= arguments.bulk_share <= _MOST_SHARE:
+        raise SimulateError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
+    if arguments.find_capacity and arguments.slo_p99_ms is None:
+        raise SimulateError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
+    if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
+        raise SimulateError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
+    if not arguments.replay and not arguments.tokens:
+        raise SimulateError("--tokens is missing: how long are the texts?")
+    if not arguments.replay and not arguments.rate and not arguments.find_capacity:
+        raise SimulateError("--rate is missing: how many requests a second? (or --find-capacity)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = OptionParser(
+        prog="bertserve simulate",
+        description="Tell from what batches cost how a server would bear a load.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--cost",
+        required=True,
+        metavar="NAME|FILE",
+        help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status",
+    )
+    made.add_argument("--model", help="which model of a /status with several")
+    made.add_argument("--stages", type=int, default=1, metavar="N", help="a pipeline of N such devices (docs/split.md)")
+    made.add_argument("--transfer-us", type=float, default=100.0, metavar="US", help="of a stage to the next (100)")
+    made.add_argument("--tokens", metavar="MIX", help="lengths of the texts: 128, 8:70,32:30 or 10-250")
+    made.add_argument("--rate", type=float, metavar="R", help="requests a second, Poisson")
+    made.add_argument("--duration", type=float, metavar="S", help=f"seconds (default: {_REQUESTS:,} requests)")
+    made.add_argument("--replay", type=Path, metavar="FILE", help="a JSON list of [seconds, tokens] instead of chance")
+    made.add_argument("--slo-p99-ms", type=float, metavar="X", help="objective: p99 of all requests, refused ones too")
+    made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that keeps the SLO")
+    made.add_argument("--out", type=Path, metavar="FILE", help="curves over offered load, as .html, .svg or .json")
+    made.add_argument("--scheduling", choices=_SCHEDULERS, default="deadline", help="fifo: the first-come baseline")
+    made.add_argument("--timeout-ms", type=float, default=2000.0, help="deadline of every request (default: 2000)")
+    made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
+    made.add_argument("--min-batch-gain", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
+    made.add_argument("--fairness", type=float, default=6.0, help="as `serve` has it (default: 6)")
+    made.add_argument("--bulk", metavar="MIX", help="lengths of a bulk job's texts, more than can be done, besides")
+    made.add_argument("--bulk-share", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
+    made.add_argument("--bulk-slice-ms", type=float, default=8.0, help="as `serve` has it (default: 8)")
+    for name, what in (
+        ("receive", "of the server for each request"),
+        ("token", "of the server for each token"),
+        ("reply", "of the server for each answer"),
+        ("batch", "of the server for each batch"),
+        ("wire", "until the engine begins with a batch"),
+    ):
+        both = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
+        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {both} beside a GPU)")
+    made.add_argument("--seed", type=int, default=1, help="of arrivals, mix and spread (default: 1)")
+    made.add_argument("--json", action="store_true", help="print figures for programs")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        options = Options.of(arguments)
+        return _simulate(options)
+    except (SimulateError, BenchError) as error:
+        print(f"bertserve simulate: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+
+
+def _simulate(options: Options) -> int:
+    arguments, slo_ms = options.arguments, options.arguments.slo_p99_ms
+    found: float | None = None
+    if arguments.find_capacity:
+        found, runs = capacity(options.run, slo_ms, arguments.rate or _guess(options))
+        main_run = options.run(found) if found else runs[-1]
+    else:
+        main_run = options.replay() if arguments.replay else options.run(arguments.rate)
+    kept = slo_ms is None or (found is not None if arguments.find_capacity else main_run.slo_ms <= slo_ms)
+    verdict = _verdict(slo_ms, found, kept=kept, searched=arguments.find_capacity)
+    if arguments.out:
+        top = found or main_run.offered_per_s
+        runs = [main_run] if arguments.replay else [options.run(share * top) for share in _CURVE]
+        _write(arguments.out, options, verdict, runs)
+    if arguments.json:
+        print(json.dumps({"capacity_per_s": found, "kept": kept, **_plain(main_run), "facts": options.facts()}))
+    else:
+        print("\n".join([*options.facts(), "", *_text(main_run), *filter(None, [verdict])]))
+    return KEPT if kept else BROKEN
+
+
+def _guess(options: Options) -> float:
+    """Half of what the device could do with single texts of the mean length."""
+    weights = options.mix
+    mean = sum(tokens * weight for tokens, weight in weights.items()) / sum(weights.values())
+    single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - mean))
+    return 0.5e6 / max(1.0, single.us * max(1.0, mean / single.tokens))
+
+
+def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched: bool) -> str:
+    if slo_ms is None:
+        return ""
+    if searched:
+        what = f"capacity: {found:.1f} requests a second" if found else "capacity: none, no rate keeps the objective"
+        return f"{what} with p99 <= {slo_ms:g} ms (Poisson, refused requests count as never answered)"
+    return f"{'kept' if kept else 'BROKEN'}: p99 <= {slo_ms:g} ms (refused requests count as never answered)"
+
+
+def _text(run: Figures) -> list[str]:
+    p50, p99, short = (f"{value:.2f}" for value in (run.p50_ms, run.p99_ms, run.short_p99_ms))
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(run.fates.items()))
+    return [
+        "SIMULATED, not measured",
+        f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
+        f"latency of the answered, ms: p50 {p50}, p99 {p99}, of the shortest third {short}",
+        *_bulk_text(run),
+    ]
+
+
+def _bulk_text(run: Figures) -> list[str]:
+    if run.bulk_per_s is None or run.bulk_device_share is None:
+        return []
+    return [f"bulk work: {run.bulk_per_s:.1f} texts/s in {100 * run.bulk_device_share:.1f}% of the device's time"]
+
+
+def _plain(run: Figures) -> dict[str, object]:
+    """JSON knows neither infinity nor what is no number."""
+    values = dataclasses.asdict(run)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _write(out: Path, options: Options, verdict: str, runs: Sequence[Figures]) -> None:
+    title, slo_ms = f"{options.table.title}, {options.arguments.tokens} tokens", options.arguments.slo_p99_ms
+    forms = {
+        ".svg": lambda: page.svg(f"Simulated: {title}", runs, slo_ms),
+        ".html": lambda: page.html(title, verdict, options.facts(), runs, slo_ms),
+        ".json": lambda: json.dumps({"facts": options.facts(), "runs": [_plain(run) for run in runs]}, indent=1) + "\n",
+    }
+    if out.suffix not in forms:
+        raise SimulateError(f"--out {out}: must end in {', '.join(forms)}")
+    try:
+        out.write_text(forms[out.suffix](), encoding="utf-8")
+    except OSError as error:
+        raise SimulateError(f"--out {out}: {error.strerror}") from error
+    print(f"written: {out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

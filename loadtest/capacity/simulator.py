@@ -1,0 +1,514 @@
+"""A discrete-event driver of the scheduler: costs and arrivals in, what became of every request out.
+
+The `Scheduler` is the server's own; only what is around it is modelled, in five rules:
+
+- The front (the event loop, and the load generator where it shares the cores) does one thing at a time, in order. It
+  takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
+  `reply_us` for each answer.
+- A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
+- A batch takes what the cost table says, varied by chance. Where a server has corrected its table, batches take the
+  corrected times, varied as its own did, and decisions rest on the warm-up's, as they do in the server.
+- In a pipeline a batch passes the stages in order, and each of them has one batch at a time: one that is behind a
+  slower one goes at its pace.
+- Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
+  run meanwhile share the rest. Corrected times have that in them.
+
+There is no clock: an hour of traffic takes as long as its decisions do. Equal arguments give equal outcomes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from array import array
+from collections import deque
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
+from serving.scheduling.cost import ModelCosts
+from serving.scheduling.queue import WorkItem
+from serving.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from serving.scheduling.batcher import Assignment, Policy
+    from serving.scheduling.cost import CostPoint, CostTable
+
+_MODEL = ModelIndex(0)
+_QUARTILES = 1.349
+"""Between the quartiles of a normal distribution, in standard deviations."""
+
+_MOST_SPREAD = 0.25
+"""A larger one says that somebody else was at work during warm-up, not how batches vary."""
+
+_LASTING_S = 0.5
+"""How long what slows a machine down lasts: until its correlation is 1/e. Of 25 batches a second on a host that was
+shared, the next one had 0.4 to 0.5 of a batch's variance, the fifth 0.35 and the tenth 0.1 to 0.3."""
+
+
+class Arrival(NamedTuple):
+    """A request.
+
+    Attributes:
+        at: When it is sent, in seconds.
+        lengths: Tokens of its texts.
+        timeout_s: Its deadline lies so far behind the moment at which the server sees it.
+        priority: Its class.
+    """
+
+    at: float
+    lengths: tuple[int, ...]
+    timeout_s: float = 2.0
+    priority: int = DEFAULT_PRIORITY
+
+
+class BulkJob(NamedTuple):
+    """A client that always has several requests of bulk work under way.
+
+    Attributes:
+        seconds: For so long it sends another request for each that is answered.
+        mix: Weights of the texts' lengths in tokens.
+        texts: Of each request.
+        requests: Under way at once.
+    """
+
+    seconds: float
+    mix: Mapping[int, float]
+    texts: int = 32
+    requests: int = 8
+
+
+class BulkDone(msgspec.Struct):
+    """What became of a bulk job within its time."""
+
+    texts: int = 0
+    tokens: int = 0
+    device_us: float = 0.0
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request costs beside the engine, in microseconds; see the module.
+
+    Attributes:
+        receive_us: Of the front, for each request: reading, parsing, queueing.
+        token_us: Of the front, for each token: tokenising.
+        reply_us: Of the front, for each answer.
+        batch_us: Of the front, for each batch.
+        wire_us: Until an idle lane begins with what it was given.
+        shared_cores: Cores that the engine shares with the front; 0 where it has its own, as on a GPU.
+    """
+
+    receive_us: float = 0.0
+    token_us: float = 0.0
+    reply_us: float = 0.0
+    batch_us: float = 0.0
+    wire_us: float = 0.0
+    shared_cores: int = 0
+
+
+class Variation(NamedTuple):
+    """How the times of batches vary.
+
+    Attributes:
+        spread: Their standard deviation, as a share of a time.
+        lasting: The share of the variance that lasts for a while, and that all lanes have in common.
+    """
+
+    spread: float
+    lasting: float = 0.0
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one device slot.
+
+    Attributes:
+        points: What batches cost, as the scheduler knows it from the warm-up.
+        times: What they took on average in a server since; None: as in the warm-up.
+        variations: How they varied there, by kind of lane; empty: by the spreads of the warm-up.
+        narrow_lanes: Lanes beside the wide one.
+        stages: Devices of a pipeline, each with an equal part of the layers; it has as many narrow lanes.
+        overhead: What the server adds.
+    """
+
+    points: Sequence[CostPoint]
+    times: Sequence[CostPoint] | None = None
+    variations: Mapping[str, Variation] = {}
+    narrow_lanes: int = 0
+    stages: int = 1
+    overhead: Overhead = Overhead()
+
+
+class Fate(Enum):
+    """What became of a request."""
+
+    ANSWERED = "answered"
+    OVERLOADED = "refused: overloaded"
+    HOPELESS = "refused: deadline too near"
+    LATE = "deadline passed"
+    INVALID = "refused: never fits"
+
+
+class Outcome(NamedTuple):
+    """How a request ended.
+
+    Attributes:
+        fate: In which way.
+        latency_s: From its arrival until then.
+        queue_s: The longest wait of its texts for a lane.
+        compute_s: The longest time of its batches.
+    """
+
+    fate: Fate
+    latency_s: float
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+
+
+class Played(NamedTuple):
+    """What became of arrivals.
+
+    Attributes:
+        outcomes: One for each arrival.
+        busy_s: For so long the device computed; a narrow lane counts for its share of it.
+        bulk: What a bulk job got done beside them.
+    """
+
+    outcomes: list[Outcome]
+    busy_s: float
+    bulk: BulkDone
+
+
+def play(
+    device: Device,
+    policy: Policy,
+    arrivals: Sequence[Arrival],
+    bulk: BulkJob | None = None,
+    *,
+    max_queue_tokens: int = 1 << 19,
+    scheduler: type[Scheduler] = Scheduler,
+    seed: int = 1,
+) -> Played:
+    """Plays arrivals to their end.
+
+    Args:
+        device: What computes.
+        policy: Of one model, for the scheduler.
+        arrivals: In ascending order of their times.
+        bulk: What is there to do besides.
+        max_queue_tokens: Tokens that may be in flight.
+        scheduler: What decides.
+        seed: Of what varies by chance.
+    """
+    simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
+    if bulk is not None:
+        simulation.begin_bulk(bulk)
+    outcomes = simulation.play(arrivals)
+    return Played(outcomes, simulation.busy_s, simulation.bulk_done)
+
+
+class _Request:
+    """A request on its way."""
+
+    __slots__ = ("arrival", "compute_s", "deadline", "items", "missing", "outcome", "permit", "queue_s", "submitted")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.items: list[WorkItem] = []
+        self.missing = len(arrival.lengths)
+        self.deadline = 0.0
+        self.submitted = self.queue_s = self.compute_s = 0.0
+        self.permit: Permit | None = None
+        self.outcome: Outcome | None = None
+
+
+class _Lane:
+    """A lane's batches: one that runs and those that were sent ahead."""
+
+    __slots__ = ("began", "end", "running", "table", "variation", "waiting")
+
+    def __init__(self, table: CostTable, variation: Variation) -> None:
+        self.table = table
+        self.variation = variation
+        self.running: Assignment | None = None
+        self.waiting: deque[Assignment] = deque()
+        self.began = 0.0
+        self.end = 0.0
+
+
+class _Simulation:
+    def __init__(
+        self, device: Device, policy: Policy, max_queue_tokens: int, scheduler: type[Scheduler], seed: int
+    ) -> None:
+        costs = ModelCosts(
+            device.points,
+            narrow_lanes=device.narrow_lanes,
+            batched=policy.batch_invariant[_MODEL],
+            max_batch_tokens=policy.max_batch_tokens,
+            group_tokens=policy.group_tokens,
+            min_batch_gain=policy.min_batch_gain,
+        )
+        self._scheduler = scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
+        self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
+        self._together = policy.batch_invariant[_MODEL]
+        taken = ModelCosts(device.times or device.points, narrow_lanes=device.narrow_lanes)
+        wide, narrow = (device.variations.get(kind) or _of_warm_up(device.points, kind) for kind in ("wide", "narrow"))
+        self._lanes = [_Lane(taken.wide, wide)]
+        self._lanes += [_Lane(taken.narrow or taken.wide, narrow) for _ in range(device.narrow_lanes)]
+        self._stages_free = [0.0] * device.stages
+        self._overhead = device.overhead
+        self._are_means = device.times is not None
+        self._slows = device.overhead.shared_cores > 0 and not self._are_means
+        self._lasting, self._lasting_at = 0.0, -math.inf
+        self._front_free = 0.0
+        self._now = 0.0
+        self._dice = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[..., None], object]] = []
+        self._serial = count()
+        self._texts: dict[int, EncodedText] = {}
+        self._job: BulkJob | None = None
+        self.bulk_done = BulkDone()
+        self.busy_s = 0.0
+
+    def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        requests = [_Request(arrival) for arrival in arrivals]
+        events, index, following = self._events, 0, math.inf
+        if requests:
+            following = requests[0].arrival.at
+        while True:
+            if events and events[0][0] <= following:
+                self._now, _, event, argument = heappop(events)
+                event(argument)
+            elif index < len(requests):
+                self._now = following
+                self._arrive(requests[index])
+                index += 1
+                following = requests[index].arrival.at if index < len(requests) else math.inf
+            else:
+                return [request.outcome for request in requests if request.outcome is not None]
+
+    def begin_bulk(self, job: BulkJob) -> None:
+        self._job = job
+        for _ in range(job.requests):
+            self._at(0.0, self._next_bulk, job)
+        self._at(job.seconds, self._end_bulk, None)
+
+    def _at(self, when: float, event: Callable[..., None], argument: object) -> None:
+        heappush(self._events, (when, next(self._serial), event, argument))
+
+    # The front.
+
+    def _front(self, us: float) -> float:
+        """Gives the front something to do and returns when that is done."""
+        begin = max(self._now, self._front_free)
+        self._front_free = end = begin + us / 1e6
+        if self._slows:
+            speed = self._speed_beside_front()
+            for lane in self._lanes:
+                if lane.running is not None and lane.end > begin:
+                    lane.end = _slowed(begin, lane.end, end, speed)
+        return end
+
+    def _speed_beside_front(self) -> float:
+        """The speed of each lane that runs while the front has a core for itself."""
+        cores = self._overhead.shared_cores
+        threads = cores if self._lanes[0].running is not None else 0
+        threads += sum(lane.running is not None for lane in self._lanes[1:])
+        return min(1.0, (cores - 1) / threads) if threads else 1.0
+
+    def _arrive(self, request: _Request) -> None:
+        overhead = self._overhead
+        needed_us = overhead.receive_us + overhead.token_us * sum(request.arrival.lengths)
+        received = self._front(needed_us)
+        request.deadline = received - needed_us / 1e6 + request.arrival.timeout_s
+        self._at(received, self._submit, request)
+
+    def _next_bulk(self, job: BulkJob) -> None:
+        """A bulk request arrives. A thread tokenises it text by text, so that the front has its turns between them."""
+        if self._job is None:
+            return
+        lengths = self._dice.choices(list(job.mix), list(job.mix.values()), k=job.texts)
+        request = _Request(Arrival(self._now, tuple(lengths), math.inf, BULK))
+        request.deadline = math.inf
+        self._at(self._front(self._overhead.receive_us), self._tokenize, (request, 0))
+
+    def _tokenize(self, progress: tuple[_Request, int]) -> None:
+        request, done = progress
+        lengths = request.arrival.lengths
+        if done == len(lengths):
+            self._submit(request)
+        else:
+            self._at(self._front(self._overhead.token_us * lengths[done]), self._tokenize, (request, done + 1))
+
+    def _end_bulk(self, _: object) -> None:
+        self._job = None
+        self.bulk_done.device_us = self._scheduler.bulk_us
+
+    def _submit(self, request: _Request) -> None:
+        arrival, now, scheduler = request.arrival, self._now, self._scheduler
+        request.submitted = now
+        if request.deadline <= now:
+            self._settle(request, Fate.LATE)
+            return
+        request.items = [
+            WorkItem(_MODEL, self._text(tokens), tokens, request, index) for index, tokens in enumerate(arrival.lengths)
+        ]
+        try:
+            permit = Permit(scheduler.admission, _MODEL, arrival.priority, request.deadline)
+            permit.confirm(arrival.lengths, now)
+            request.permit = permit
+            assignment = scheduler.submit(request.items, permit, now)
+        except Overloaded:
+            self._settle(request, Fate.OVERLOADED)
+        except DeadlineExceeded:
+            self._settle(request, Fate.HOPELESS)
+        except InvalidRequest:
+            self._settle(request, Fate.INVALID)
+        else:
+            if request.deadline < math.inf:
+                self._at(request.deadline, self._miss, request)
+            if assignment is not None:
+                self._give(assignment)
+            else:
+                self._pump(None)
+
+    def _pump(self, _: object) -> None:
+        """Starts what can start."""
+        scheduler = self._scheduler
+        if not scheduler.waiting:
+            return
+        while (assignment := scheduler.next(self._now)) is not None:
+            self._give(assignment)
+        if scheduler.wake_at is not None:
+            self._at(scheduler.wake_at, self._pump, None)
+
+    def _collect(self, ended: tuple[Assignment, float]) -> None:
+        """The front has read what a batch gave: the next one first, then the answers."""
+        assignment, compute_us = ended
+        occupied_us = self._scheduler.done(assignment, self._now)
+        self._scheduler.learn(assignment, compute_us, occupied_us)
+        self._pump(None)
+        for item in assignment.items:
+            request = _request(item)
+            request.missing -= 1
+            request.compute_s = max(request.compute_s, compute_us / 1e6)
+            if item.priority == BULK and self._job is not None:
+                self.bulk_done.texts += 1
+                self.bulk_done.tokens += item.tokens
+            if request.missing == 0 and request.outcome is None:
+                self._settle(request, Fate.ANSWERED, self._front(self._overhead.reply_us))
+
+    def _drop(self, item: WorkItem) -> None:
+        self._miss(_request(item))
+
+    def _miss(self, request: _Request) -> None:
+        if request.outcome is None:
+            self._settle(request, Fate.LATE)
+            self._scheduler.cancel(request.items)
+
+    def _settle(self, request: _Request, fate: Fate, when: float | None = None) -> None:
+        latency_s = (self._now if when is None else when) - request.arrival.at
+        request.outcome = Outcome(fate, latency_s, request.queue_s, request.compute_s)
+        if request.permit is not None:
+            request.permit.__exit__()
+        if request.arrival.priority == BULK and self._job is not None:
+            self._at(max(self._now, self._now if when is None else when), self._next_bulk, self._job)
+
+    def _text(self, tokens: int) -> EncodedText:
+        known = self._texts.get(tokens)
+        if known is None:
+            known = self._texts[tokens] = EncodedText(array("i", bytes(4 * tokens)))
+        return known
+
+    # The engine.
+
+    def _give(self, assignment: Assignment) -> None:
+        lane = self._lanes[assignment.lane]
+        lane.waiting.append(assignment)
+        for item in assignment.items:
+            request = _request(item)
+            request.queue_s = max(request.queue_s, self._now - request.submitted)
+        if lane.running is None:
+            self._at(self._now + self._overhead.wire_us / 1e6, self._begin, lane)
+
+    def _begin(self, lane: _Lane) -> None:
+        if lane.running is not None or not lane.waiting:
+            return
+        lane.running = lane.waiting.popleft()
+        now = lane.began = self._now
+        lane.end = self._passed(now, self._compute_us(lane, lane.running) / 1e6)
+        if self._slows and self._front_free > now:
+            lane.end = _slowed(now, lane.end, self._front_free, self._speed_beside_front())
+        self._at(lane.end, self._end, lane)
+
+    def _end(self, lane: _Lane) -> None:
+        assignment = lane.running
+        if assignment is None:
+            return
+        if lane.end > self._now:  # it was slowed since
+            self._at(lane.end, self._end, lane)
+            return
+        lane.running = None
+        compute_us = (self._now - lane.began) * 1e6
+        if len(self._stages_free) == 1:
+            self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
+        self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
+        self._begin(lane)
+
+    def _passed(self, begin: float, compute_s: float) -> float:
+        """When a batch has passed all stages. Those before it were here before it, so its way is known."""
+        free = self._stages_free
+        if len(free) == 1:
+            return begin + compute_s
+        each_s = compute_s / len(free)
+        self.busy_s += each_s
+        end = begin
+        for stage, free_at in enumerate(free):
+            end = free[stage] = max(end, free_at) + each_s
+        return end
+
+    def _compute_us(self, lane: _Lane, assignment: Assignment) -> float:
+        batch_us = lane.table.batch_us
+        if self._together:
+            us = batch_us(assignment.padded_length, len(assignment.items))
+        else:
+            us = sum([batch_us(item.tokens, 1) for item in assignment.items])
+        spread, lasting = lane.variation
+        if not spread:
+            return us
+        off = math.sqrt(lasting) * self._lasting_off() + math.sqrt(1 - lasting) * self._dice.gauss()
+        # Of a logarithmic normal distribution, the mean is above the median.
+        return us * math.exp(spread * off - spread * spread / 2 * self._are_means)
+
+    def _lasting_off(self) -> float:
+        """What all lanes have in common, in standard deviations: an Ornstein-Uhlenbeck process."""
+        kept = math.exp((self._lasting_at - self._now) / _LASTING_S)
+        self._lasting = kept * self._lasting + math.sqrt(1 - kept * kept) * self._dice.gauss()
+        self._lasting_at = self._now
+        return self._lasting
+
+
+def _slowed(begin: float, end: float, until: float, speed: float) -> float:
+    """When something ends that would end at `end`, if it runs at another speed from `begin` until `until`."""
+    if end - begin <= (until - begin) * speed:
+        return begin + (end - begin) / speed
+    return end + (until - begin) * (1 - speed)
+
+
+def _of_warm_up(points: Iterable[CostPoint], kind: str) -> Variation:
+    shares = [point.spread_us / point.us for point in points if point.kind == kind and point.spread_us > 0]
+    return Variation(min(_MOST_SPREAD, statistics.median(shares) / _QUARTILES) if shares else 0.0)
+
+
+def _request(item: WorkItem) -> _Request:
+    if not isinstance(item.owner, _Request):
+        raise TypeError("a work item without a request")
+    return item.owner

@@ -1,0 +1,239 @@
+"""`bertserve size`: how many of which card or CPU a load needs, and what that costs.
+
+Exit codes: 0 a candidate holds the objective, 1 none does, 2 nothing could be sized.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from export.checkpoint.tokenizer import BareExceptions
+from export.errors import ExportError
+from loadtest.capacity import sizing_page as page
+from loadtest.capacity.candidates import HERE, chosen, price_here, read_candidates
+from loadtest.capacity.costs import costs_of
+from loadtest.capacity.encoder import BYTES, KNOWN, encoder_of
+from loadtest.capacity.errors import SimulateError, SizeError
+from loadtest.capacity.lengths import read_lengths
+from loadtest.capacity.plan import Load, Objective, plan
+from loadtest.capacity.report import Sizing
+from loadtest.capacity.sensitivity import sensitivities
+from loadtest.errors import BenchError, check_above_zero
+from loadtest.report.progress import Progress
+from loadtest.report.slo import parse_slo
+from serving.host import available_cpus, installing
+from serving.options import OptionParser
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from loadtest.capacity.candidates import Candidate
+    from loadtest.capacity.costs import Costs
+    from loadtest.capacity.encoder import Encoder
+
+HOLDS, NONE_HOLDS, IMPOSSIBLE = 0, 1, 2
+
+ON_CPUS = ("fp32", "int8")
+"""What is measured of this machine."""
+
+OUT = {".html": page.page, ".svg": page.svg}
+
+_LEAST_TIMEOUT_MS = 2000.0
+_ALL = 100.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = OptionParser(
+        prog="bertserve size",
+        description="Say how many of which card or CPU a load needs, at which latency and cost.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("model", metavar="MODEL", help=f"config.json or its folder, a bundle, or one of {', '.join(KNOWN)}")
+    add(
+        "--lengths",
+        required=True,
+        metavar="MIX|FILE|URL",
+        help="tokens of the texts as 128, 8:70,32:30 or 10-250; a file with a text a line; a server's /metrics",
+    )
+    add("--rate", type=float, required=True, metavar="R", help="texts a second, Poisson")
+    add(
+        "--slo",
+        required=True,
+        metavar="pN=TIME",
+        help="objective over all requests, refused ones too: p99=50ms; p95=250ms asks that 95%% are answered in 250 ms",
+    )
+    add("--on", metavar="NAMES", help=f"the candidates, as t4,{HERE}; {HERE} is this machine, measured (default: all)")
+    add("--candidates", type=Path, metavar="FILE", help="a table of your own, as loadtest/capacity/data/devices.json")
+    add(
+        "--price",
+        action="append",
+        default=[],
+        metavar="NAME=X",
+        help="USD for an hour of one; may be given more than once",
+    )
+    add(
+        "--precision",
+        action="append",
+        choices=tuple(BYTES),
+        help="only artifacts of this precision; may be given more than once (default: all that a device computes)",
+    )
+    add("--max-batch-tokens", type=int, default=1024, metavar="N", help="as `serve` has it (default: 1024)")
+    add(
+        "--timeout-ms",
+        type=float,
+        metavar="MS",
+        help="deadline of every request, or thrice a lone text's time where that is later (2000, or the objective's)",
+    )
+    add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
+    add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
+    add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")
+    add("--out", type=Path, metavar="FILE", help="a page with the sensitivity, as .html, or its first picture, as .svg")
+    add("--json", action="store_true", help="print figures for programs")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return _size(arguments)
+    except (SizeError, SimulateError, BenchError, ExportError) as error:
+        print(f"bertserve size: {error}", file=sys.stderr)
+        return IMPOSSIBLE
+
+
+def _size(arguments: argparse.Namespace) -> int:
+    if arguments.out and arguments.out.suffix not in OUT:
+        raise SizeError(f"--out {arguments.out}: must end in {' or '.join(OUT)}")
+    encoder = encoder_of(arguments.model)
+    load = load_of(arguments, encoder)
+    table = chosen(read_candidates(arguments.candidates, arguments.price), arguments.on)
+    measured, notes = _here(arguments, encoder)
+    wanted = [
+        *measured,
+        *(
+            (name, device, precision, costs_of(name, device, encoder, precision))
+            for name, device in table.items()
+            for precision in device.tera_per_s
+            if not arguments.precision or precision in arguments.precision
+        ),
+    ]
+    if not wanted:
+        raise SizeError(notes[0] if notes else "--precision: no candidate computes in it")
+    plans = []
+    with Progress() as progress:
+        for done, (name, device, precision, costs) in enumerate(wanted, 1):
+            progress.say(f"simulating {name} {precision}, {done} of {len(wanted)}")
+            plans.append(plan(name, device, precision, costs, encoder, load))
+    sizing = Sizing(encoder, load, plans, notes)
+    if arguments.out:
+        _write(arguments.out, sizing)
+    print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
+    return HOLDS if sizing.holds else NONE_HOLDS
+
+
+def _write(out: Path, sizing: Sizing) -> None:
+    """The page or the picture; with curves of the cheapest candidates that hold, one for each device.
+
+    Raises:
+        SizeError: It cannot be written, or there is nothing to draw.
+    """
+    held = [plan for plan in sizing.plans if plan.replicas]
+    held.sort(key=lambda plan: (plan.price_per_hour is None, plan.price_per_hour or 0.0))
+    shown = list({plan.name: plan for plan in reversed(held)}.values())[::-1][: len(page.COLOURS)]
+    if out.suffix == ".svg" and not shown:
+        raise SizeError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
+    with Progress() as progress:
+        curves = sensitivities(
+            shown, sizing.encoder, sizing.load, lambda done, of: progress.say(f"curves for the page, {done} of {of}")
+        )
+    try:
+        out.write_text(OUT[out.suffix](sizing, curves), encoding="utf-8")
+    except OSError as error:
+        raise SizeError(f"--out {out}: {error.strerror}") from error
+    print(f"written: {out}", file=sys.stderr)
+
+
+def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[str, Candidate, str, Costs]], list[str]]:
+    """This machine with what the encoder costs on it, for each precision; and why one is missing.
+
+    Raises:
+        SizeError: It alone was asked for, and cannot be measured.
+    """
+    asked = None if arguments.on is None else [word.strip() for word in arguments.on.split(",")]
+    if asked is not None and HERE not in asked:
+        return [], []
+    found: list[tuple[str, Candidate, str, Costs]] = []
+    notes = []
+    threads = arguments.threads or available_cpus()
+    precisions = [one for one in arguments.precision or ON_CPUS if one in ON_CPUS]
+    if precisions:
+        before = "" if encoder.bundle is not None else " and the export of a few layers"
+        print(
+            f"measuring this machine ({threads} threads) in {' and '.join(precisions)}: about "
+            f"{arguments.seconds * len(precisions):.0f} s of runs{before}; --on with other names leaves it out",
+            file=sys.stderr,
+        )
+    for precision in precisions:
+        try:
+            # Brings the engines' libraries, and PyTorch where there is no bundle.
+            from loadtest.capacity import measure  # noqa: PLC0415
+
+            machine = measure.here(threads, price_here(arguments.price))
+            with Progress() as progress:
+                costs = measure.costs_here(encoder, precision, threads, arguments.seconds, progress.say)
+            found.append((HERE, machine, precision, costs))
+        except ModuleNotFoundError as error:
+            extras = "cpu" if encoder.bundle is not None else "cpu,export"
+            notes.append(f"this machine was not measured: the module {error.name} is missing: {installing(extras)}")
+        except SizeError as error:
+            notes.append(f"this machine was not measured in {precision}: {error}")
+    notes = list(dict.fromkeys(notes))
+    if asked == [HERE] and not found:
+        raise SizeError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
+    return found, notes
+
+
+def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
+    """The load that a command line names.
+
+    Raises:
+        SizeError, BenchError: It makes no sense.
+    """
+    check_above_zero(arguments, "rate", "timeout_ms", "max_batch_tokens", "threads", "seconds")
+    objectives = parse_slo(arguments.slo)
+    if len(objectives) != 1 or not objectives[0].is_latency or objectives[0].percent >= _ALL:
+        raise SizeError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")
+    [objective] = objectives
+    return Load(
+        arguments.rate,
+        read_lengths(arguments.lengths, encoder.positions, _tokenizer(encoder)),
+        Objective(objective.percent, objective.limit),
+        arguments.max_batch_tokens,
+        arguments.timeout_ms or max(_LEAST_TIMEOUT_MS, objective.limit),
+        arguments.seed,
+    )
+
+
+def _tokenizer(encoder: Encoder) -> Tokenizer | None:
+    """The bundle's, or the one beside the configuration; None where there is none."""
+    if encoder.tokenizer is None:
+        return None
+    with BareExceptions(f"{encoder.tokenizer} is not a tokenizer"):
+        found: Tokenizer = Tokenizer.from_file(str(encoder.tokenizer))
+    # A checkpoint may carry the lengths of its training data.
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

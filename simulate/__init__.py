@@ -1,1 +1,0 @@
-"""`bertserve simulate`: what a server would do, from what its batches cost."""

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.capacity.simulator import Arrival, Device, Fate, Outcome, Overhead, Variation, play
+from loadtest.capacity.tables import in_stages
+from serving.scheduling.batcher import Policy
+from serving.scheduling.cost import CostPoint
+from serving.scheduling.fifo import FifoScheduler
+from serving.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BATCHED = Policy(1024, batch_invariant=[True], narrow=[False])
+ONE_BY_ONE = Policy(1024, batch_invariant=[False], narrow=[False])
+SIDE_BY_SIDE = Policy(1024, batch_invariant=[False], narrow=[True], group_tokens=16)
+
+
+def wide(us: float, *batches: int, tokens: int = 16) -> list[CostPoint]:
+    """Batches of these sizes cost the same: whatever joins is free."""
+    return [CostPoint("wide", tokens, batch, us) for batch in batches or (1,)]
+
+
+def device(points: Sequence[CostPoint], narrow_lanes: int = 0, **overhead: float) -> Device:
+    """A device with that overhead and no other."""
+    return Device(points=points, narrow_lanes=narrow_lanes, overhead=Overhead(**overhead))
+
+
+def arrivals(*times_ms: float, tokens: int = 16, timeout_s: float = 100.0) -> list[Arrival]:
+    """Requests of one text each."""
+    return [Arrival(at / 1e3, (tokens,), timeout_s) for at in times_ms]
+
+
+def simulate(*arguments: Any, **options: Any) -> list[Outcome]:
+    """What became of each arrival."""
+    return play(*arguments, **options).outcomes
+
+
+def latencies_ms(outcomes: Sequence[Outcome]) -> list[float]:
+    """How long each took; all of them were answered."""
+    assert all(outcome.fate is Fate.ANSWERED for outcome in outcomes)
+    return [outcome.latency_s * 1e3 for outcome in outcomes]
+
+
+def test_requests_that_never_meet_take_their_own_time() -> None:
+    """Arrivals that are further apart than a batch is long wait for nothing."""
+    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 10, 20))
+    assert latencies_ms(found) == pytest.approx([4, 4, 4])
+
+
+def test_requests_that_meet_wait_for_one_another() -> None:
+    """Three at once on an engine that takes one at a time."""
+    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0))
+    assert latencies_ms(found) == pytest.approx([4, 8, 12])
+
+
+def test_what_waits_runs_as_a_batch() -> None:
+    """The first runs alone; those that came meanwhile run together."""
+    found = simulate(device(wide(4000, 1, 2, 4)), BATCHED, arrivals(0, 1, 2))
+    assert latencies_ms(found) == pytest.approx([4, 7, 6])
+
+
+def test_the_overhead_is_on_every_way() -> None:
+    """A lone request pays each part once, and a token's share for each of its tokens."""
+    overhead = {"receive_us": 100, "token_us": 10, "reply_us": 200, "batch_us": 50, "wire_us": 90}
+    found = simulate(device(wide(4000), **overhead), ONE_BY_ONE, arrivals(0))
+    assert latencies_ms(found) == pytest.approx([4 + 0.1 + 0.16 + 0.2 + 0.05 + 0.09])
+
+
+def test_the_front_does_one_thing_at_a_time() -> None:
+    """Of two requests at once the second is received after the first, whose answer waits for that."""
+    found = simulate(device(wide(0), receive_us=1000), ONE_BY_ONE, arrivals(0, 0))
+    assert latencies_ms(found) == pytest.approx([2, 2])
+
+
+def test_a_front_on_the_same_cores_slows_the_engine() -> None:
+    """On two cores, a wide batch runs at half speed for the 2 ms in which the front receives another request."""
+    slowed = simulate(device(wide(10_000), receive_us=2000, shared_cores=2), ONE_BY_ONE, arrivals(0, 5))
+    apart = simulate(device(wide(10_000), receive_us=2000), ONE_BY_ONE, arrivals(0, 5))
+    assert latencies_ms(apart) == pytest.approx([12, 17])
+    assert latencies_ms(slowed) == pytest.approx([13, 18])
+
+
+def test_narrow_lanes_work_side_by_side() -> None:
+    """Two that wait run at the same time, one on each narrow lane, after the lone one on the wide lane."""
+    points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
+    found = simulate(device(points, narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
+    assert latencies_ms(found) == pytest.approx([4, 9, 9])
+
+
+def test_a_batch_in_a_pipeline_overtakes_none() -> None:
+    """A lone one takes what all stages do. Of a long and two short ones each is a stage behind the one before it."""
+    points = in_stages([*wide(4000), *wide(8000, tokens=64)], 2)
+    pipeline = Device(points=points, narrow_lanes=2, stages=2)
+    policy = Policy(16, batch_invariant=[False], narrow=[True], apart=True)
+    schedule = [Arrival(at / 1e3, (tokens,), 100.0) for at, tokens in ((0, 16), (20, 64), (21, 16), (22, 16))]
+    played = play(pipeline, policy, schedule)
+    assert latencies_ms(played.outcomes) == pytest.approx([4, 8, 9, 10])
+    assert played.busy_s == pytest.approx((4 + 8 + 4 + 4) / 2 / 1e3)
+
+
+def test_decisions_rest_on_the_warm_up_and_batches_take_what_they_take_now() -> None:
+    """A wide lane that has become quick enough to carry more than the narrow ones still leaves company to them."""
+    points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
+    found = play(Device(points=points, times=[*wide(2000), points[1]], narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
+    assert latencies_ms(found.outcomes) == pytest.approx([2, 7, 7])
+
+
+def test_batches_of_a_server_have_its_mean_and_its_spread() -> None:
+    """Far apart, so that none waits for another, and what lasts has passed before the next one."""
+    seen = Device(points=wide(4000), times=wide(8000), variations={"wide": Variation(0.2, 0.5)})
+    found = latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(*range(0, 20_000_000, 10_000))))
+    assert statistics.fmean(found) == pytest.approx(8, rel=0.02)
+    assert statistics.stdev(found) == pytest.approx(0.2 * 8, rel=0.1)
+
+
+@pytest.mark.parametrize(("lasting", "least", "most"), [(0.0, -0.1, 0.1), (0.8, 0.7, 0.9)])
+def test_what_slows_a_machine_down_lasts(lasting: float, least: float, most: float) -> None:
+    """A batch each 10 ms: its neighbours have that share of the variance in common."""
+    seen = Device(points=wide(1000), times=wide(1000), variations={"wide": Variation(0.2, lasting)})
+    found = latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(*range(0, 40_000, 10))))
+    assert least < statistics.correlation(found[1:], found[:-1]) < most
+
+
+def test_times_of_a_server_have_the_front_in_them() -> None:
+    """What the front takes of the cores does not count a second time."""
+    seen = Device(points=wide(4000), times=wide(10_000), overhead=Overhead(receive_us=2000, shared_cores=2))
+    assert latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(0, 5))) == pytest.approx([12, 17])
+
+
+def test_a_deadline_refuses_or_ends_a_request() -> None:
+    """What an idle engine cannot keep is hopeless; what the queue does not let it keep is overload."""
+    hopeless = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, timeout_s=0.003))
+    assert hopeless == [Outcome(Fate.HOPELESS, 0.0)]
+    busy = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0, timeout_s=0.006))
+    assert [outcome.fate for outcome in busy] == [Fate.ANSWERED, Fate.OVERLOADED, Fate.OVERLOADED]
+
+
+def test_more_tokens_than_the_queue_holds_are_refused() -> None:
+    """The bound on tokens in flight counts what runs, too."""
+    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0), max_queue_tokens=40)
+    assert [outcome.fate for outcome in found] == [Fate.ANSWERED, Fate.ANSWERED, Fate.OVERLOADED]
+    never = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0), max_queue_tokens=15)
+    assert [outcome.fate for outcome in never] == [Fate.INVALID]
+
+
+def test_all_texts_of_a_request_are_waited_for() -> None:
+    """A request with three texts is answered with the last of them."""
+    found = simulate(device(wide(4000)), ONE_BY_ONE, [Arrival(0.0, (16, 16, 16), 100.0)])
+    assert latencies_ms(found) == pytest.approx([12])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "load"), [(Scheduler, 0.3), (Scheduler, 0.6), (Scheduler, 0.8), (FifoScheduler, 0.6)]
+)
+def test_poisson_arrivals_wait_as_the_formula_says(scheduler: type[Scheduler], load: float) -> None:
+    """M/D/1: the mean wait is load / (2 (1 - load)) services (Pollaczek and Khinchin)."""
+    service_s, count = 0.002, 8_000
+    dice, at = random.Random(7), 0.0
+    schedule = []
+    for _ in range(count):
+        at += dice.expovariate(load / service_s)
+        schedule.append(Arrival(at, (16,), 1000.0))
+    policy = Policy(16, batch_invariant=[False], narrow=[False])
+    outcomes = simulate(device(wide(service_s * 1e6)), policy, schedule, scheduler=scheduler)
+    waited = sum(outcome.latency_s for outcome in outcomes) / count - service_s
+    assert waited == pytest.approx(service_s * load / (2 * (1 - load)), rel=0.08)
+
+
+def test_the_spread_that_was_measured_varies_the_times() -> None:
+    """Half of the batches lie between the quartiles, and the same seed gives the same times."""
+    points = [CostPoint("wide", 16, 1, 1000, spread_us=200)]
+    schedule = arrivals(*range(0, 20_000, 10))
+    found = latencies_ms(simulate(device(points), ONE_BY_ONE, schedule))
+    assert found == latencies_ms(simulate(device(points), ONE_BY_ONE, schedule))
+    assert found != latencies_ms(simulate(device(points), ONE_BY_ONE, schedule, seed=2))
+    ordered = sorted(found)
+    quartiles = ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]
+    assert quartiles[1] - quartiles[0] == pytest.approx(0.2, rel=0.15)
+
+
+def test_nothing_arrives_and_nothing_happens() -> None:
+    """An empty schedule has no outcomes."""
+    assert simulate(device(wide(4000)), ONE_BY_ONE, []) == []
+
+
+def test_first_come_first_served_keeps_the_order() -> None:
+    """The baseline runs a long text before the short one that came later, and puts them into one batch if they fit."""
+    points = [CostPoint("wide", tokens, batch, 100.0 * tokens * batch) for tokens in (16, 128) for batch in (1, 2)]
+    schedule = [Arrival(0.0, (16,), 100.0), Arrival(0.001, (128,), 100.0), Arrival(0.001, (16,), 100.0)]
+    narrow_budget = Policy(128, batch_invariant=[True], narrow=[False])
+    found = latencies_ms(simulate(device(points), narrow_budget, schedule, scheduler=FifoScheduler))
+    assert found == pytest.approx([1.6, 13.4, 15.0])
+    found = latencies_ms(simulate(device(points), BATCHED, schedule, scheduler=FifoScheduler))
+    assert found == pytest.approx([1.6, 26.2, 26.2])
+
+
+def test_first_come_first_served_refuses_nobody_and_drops_the_late() -> None:
+    """It lets everybody in, and sees that a deadline has passed when that turn comes."""
+    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0, timeout_s=0.007), scheduler=FifoScheduler)
+    assert Counter(outcome.fate for outcome in found) == {Fate.ANSWERED: 1, Fate.LATE: 2}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival], type[Scheduler]]:
+    """A device, a policy and up to 60 requests that come close together."""
+    narrow_lanes = draw(st.sampled_from([0, 2, 3]))
+    kinds = ["wide", *(["narrow"] if narrow_lanes else [])]
+    points = [
+        CostPoint(kind, tokens, batch, 300.0 + 20 * tokens * batch, draw(st.sampled_from([0.0, 100.0])))
+        for kind in kinds
+        for tokens in (8, 64, 256)
+        for batch in (1, 2, 8)
+    ]
+    overhead = Overhead(
+        receive_us=draw(st.sampled_from([0.0, 200.0])),
+        token_us=draw(st.sampled_from([0.0, 2.0])),
+        reply_us=draw(st.sampled_from([0.0, 100.0])),
+        batch_us=draw(st.sampled_from([0.0, 50.0])),
+        wire_us=draw(st.sampled_from([0.0, 80.0])),
+        shared_cores=draw(st.sampled_from([0, 1, 2])),
+    )
+    policy = Policy(
+        draw(st.sampled_from([64, 512])),
+        batch_invariant=[draw(st.booleans())],
+        narrow=[narrow_lanes > 0],
+        group_tokens=64,
+        prefetch_tokens=72,
+        max_queue_delay_s=draw(st.sampled_from([0.0, 0.003])),
+    )
+    lengths = st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple)
+    timeouts, classes = st.sampled_from([0.002, 0.02, 2.0]), st.sampled_from([0, 4])
+    rows = draw(st.lists(st.tuples(st.integers(0, 100), lengths, timeouts, classes), max_size=60))
+    schedule = [Arrival(at / 1e3, texts, timeout, priority) for at, texts, timeout, priority in sorted(rows)]
+    scheduler = draw(st.sampled_from([Scheduler, FifoScheduler]))
+    return Device(points=points, narrow_lanes=narrow_lanes, overhead=overhead), policy, schedule, scheduler
+
+
+@given(worlds())
+@settings(deadline=None, max_examples=150)
+def test_every_request_ends_once_and_in_its_own_time(
+    world: tuple[Device, Policy, list[Arrival], type[Scheduler]],
+) -> None:
+    """As many outcomes as requests; none before its arrival, none answered in less than an idle engine takes."""
+    device, policy, schedule, scheduler = world
+    found = simulate(device, policy, schedule, max_queue_tokens=2000, scheduler=scheduler)
+    assert len(found) == len(schedule)
+    overhead = device.overhead
+    for arrival, outcome in zip(schedule, found, strict=True):
+        fixed_s = (overhead.receive_us + overhead.reply_us + overhead.batch_us) / 1e6
+        if outcome.fate is Fate.ANSWERED:
+            assert outcome.latency_s >= fixed_s
+        else:
+            assert 0 <= outcome.latency_s <= arrival.timeout_s + sum(a.timeout_s for a in schedule) + 60
+    assert found == simulate(device, policy, schedule, max_queue_tokens=2000, scheduler=scheduler)
