@@ -192,6 +192,13 @@ OUTSIDERS = {
         runs=("serving.cli",),
         beside=_SERVER,
     ),
+    "object stores": Outsider(
+        tests=("tests/deploy/fetch_test.py",),
+        # What the init container fetches a bundle with.
+        paths=("deploy",),
+        runs=("serving.cli",),
+        beside=_SERVER,
+    ),
     "Kubernetes": Outsider(
         tests=("tests/deploy/manifests_test.py",),
         # The jobs' words are parsed by the commands that they start.
