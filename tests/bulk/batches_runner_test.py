@@ -14,10 +14,10 @@ import pytest
 
 from serving.bulk.batches_api import runner as runner_module
 from serving.bulk.batches_api.lines import Answer
-from serving.bulk.batches_api.records import Job, JobState
-from serving.bulk.batches_api.runner import Runner
-from serving.bulk.batches_api.service import Jobs, Upload
-from serving.bulk.batches_api.store import Store, StoreLimits
+from serving.bulk.batches_api.records import BatchesApiJob, JobState
+from serving.bulk.batches_api.runner import BatchesApiRunner
+from serving.bulk.batches_api.service import BatchesApiService, Upload
+from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits
 from serving.errors import (
     EngineFault,
     EngineLost,
@@ -98,10 +98,12 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runner_module, name, 0.001)
 
 
-def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> Job:
+def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> BatchesApiJob:
     """A new job."""
     times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
-    return Job(id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
+    return BatchesApiJob(
+        id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times
+    )
 
 
 def some_lines(count: int) -> bytes:
@@ -109,14 +111,14 @@ def some_lines(count: int) -> bytes:
     return lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)])
 
 
-async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
+async def uploaded(jobs: BatchesApiService, count: int, owner: str = "me") -> str:
     """The id of a file of so many lines."""
     async with Upload(jobs) as upload:
         upload.write(some_lines(count))
         return (await upload.accept(owner, "input", None)).id
 
 
-async def stored(jobs: Jobs, look: Callable[[Store], T]) -> T:
+async def stored(jobs: BatchesApiService, look: Callable[[BatchesApiStore], T]) -> T:
     """What the database says, once it says something."""
     async with asyncio.timeout(20):
         while not (found := await jobs.run(look)):  # noqa: ASYNC110  it is on a disk
@@ -124,9 +126,11 @@ async def stored(jobs: Jobs, look: Callable[[Store], T]) -> T:
     return found
 
 
-async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Callable[[Job], bool]) -> Job:
+async def worked_off(
+    jobs: BatchesApiService, endpoint: Endpoint, clock: Clock, reached: Callable[[BatchesApiJob], bool]
+) -> BatchesApiJob:
     """The only job once a runner has brought it so far; the runner is stopped."""
-    runner = Runner(jobs, endpoint, Settings(), clock)
+    runner = BatchesApiRunner(jobs, endpoint, Settings(), clock)
     running = asyncio.create_task(runner.run())
     job = await stored(jobs, lambda store: job if reached(job := store.job("me", "batch_a")) else None)
     assert job is not None
@@ -135,17 +139,19 @@ async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Call
     return job
 
 
-def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
+def read(jobs: BatchesApiService, file_id: str) -> list[dict[str, Any]]:
     """The lines of a file."""
     path = jobs.store.path(file_id)
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def run(folder: Path, clock: Clock, work: Callable[[Jobs], Awaitable[None]], limits: StoreLimits = LIMITS) -> None:
+def run(
+    folder: Path, clock: Clock, work: Callable[[BatchesApiService], Awaitable[None]], limits: StoreLimits = LIMITS
+) -> None:
     """Runs a test over a folder."""
 
     async def main() -> None:
-        jobs = Jobs(Store(folder, limits, clock), 1 << 20)
+        jobs = BatchesApiService(BatchesApiStore(folder, limits, clock), 1 << 20)
         try:
             await work(jobs)
         finally:
@@ -161,7 +167,7 @@ async def at_once(_: dict[str, Any]) -> None:
 def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
     """What is done by then is its output; every other line says why it is not."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 50), clock))
 
         async def some(body: dict[str, Any]) -> None:
@@ -190,7 +196,7 @@ def test_a_line_that_ends_engines_is_named_in_the_log(
         if body["n"]:
             raise EngineFault("ended two", news=body["n"] == 1)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 3), clock))
         job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
         errors = [line["response"] for line in read(jobs, job.error_id)]
@@ -217,7 +223,7 @@ def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         if n == 5:
             raise ValueError("a bug")
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 7), clock))
         job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
         assert job.state is JobState.COMPLETED
@@ -242,7 +248,7 @@ def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
             raise NotReady("not now")
         asked.append(body["n"])
 
-    async def first(jobs: Jobs) -> None:
+    async def first(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 60), clock))
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.completed == stuck)
         with jobs.store.path(job.output_id).open("ab") as file:
@@ -250,7 +256,7 @@ def test_a_stopped_runner_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
         (tmp_path / "files" / "file-of-nobody").write_text("left by a crash")
         (tmp_path / "incoming" / "half").write_text("the same")
 
-    async def second(jobs: Jobs) -> None:
+    async def second(jobs: BatchesApiService) -> None:
         assert {path.name for path in (tmp_path / "files").iterdir()} & {"file-of-nobody"} == set()
         assert list((tmp_path / "incoming").iterdir()) == []
         job = await worked_off(jobs, Endpoint(counted), clock, lambda job: job.ended)
@@ -270,12 +276,12 @@ def test_an_input_that_is_gone_fails_its_job(tmp_path: Path, clock: Clock, settl
         if body["n"] >= settled:
             raise NotReady("not now")
 
-    async def first(jobs: Jobs) -> None:
+    async def first(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
         job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == settled)
         jobs.store.path(job.input_file_id).unlink()
 
-    async def second(jobs: Jobs) -> None:
+    async def second(jobs: BatchesApiService) -> None:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert (job.state, [problem.code for problem in job.problems]) == (JobState.FAILED, ["missing_input_file"])
         assert len(read(jobs, job.output_id)) == job.completed == settled
@@ -294,12 +300,12 @@ def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: Clock) 
         if body["n"] >= stuck:
             raise NotReady("not now")
 
-    async def first(jobs: Jobs) -> None:
+    async def first(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 20), clock))
         job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.completed == stuck)
         jobs.store.path(job.output_id).unlink()
 
-    async def second(jobs: Jobs) -> None:
+    async def second(jobs: BatchesApiService) -> None:
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
         assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(20)]
         assert (job.completed, job.failed) == (20, 0)
@@ -321,7 +327,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
             raise OSError(errno.ENOSPC, "No space left on device")
         return writes(handle, data)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 30), clock))
         monkeypatch.setattr(os, "write", full)
         job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
@@ -342,7 +348,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: py
 def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> None:
     """A file that cannot be listed does not stay, and one that is deleted makes its room free all the same."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         file_id = await uploaded(jobs, 3)
         path = jobs.store.path(file_id)
         upload = tmp_path / "incoming" / "whole"
@@ -357,7 +363,7 @@ def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> N
                 attempt()
         assert list((tmp_path / "files").iterdir()) == []
 
-    async def after_a_restart(jobs: Jobs) -> None:
+    async def after_a_restart(jobs: BatchesApiService) -> None:
         assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
 
     run(tmp_path, clock, work)
@@ -367,7 +373,7 @@ def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock) -> N
 def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
     """Who is cancelled while a thread works with a file waits for it: the file's number may be another's at once."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         begun, end = threading.Event(), threading.Event()
 
         def write() -> None:
@@ -392,7 +398,7 @@ def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, mon
     monkeypatch.setattr(runner_module, "_SETTLE_S", 1000.0)
     limits = StoreLimits(bytes=len(some_lines(9)), files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         looks: list[int] = []
         await jobs.create(job_of(await uploaded(jobs, 9), clock))
         assert jobs.store.full
@@ -402,7 +408,7 @@ def test_a_server_that_fails_ends_without_room(tmp_path: Path, clock: Clock, mon
                 looks.append(clock.looks)
                 await asyncio.Event().wait()
 
-        running = asyncio.create_task(Runner(jobs, Endpoint(only_the_first), Settings(), clock).run())
+        running = asyncio.create_task(BatchesApiRunner(jobs, Endpoint(only_the_first), Settings(), clock).run())
         # The runner looks at the clock when it waits for the first line, has it, and waits for the second.
         await until(lambda: len(looks) == 8 and clock.looks == looks[-1] + 3, "the result of the first line")
         running.cancel()
@@ -416,7 +422,7 @@ def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pyte
     """A batch whose results fill them waits until one is deleted; uploads on their way count, too."""
     limits = StoreLimits(bytes=14_000, files=20, jobs=3, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         spare = await uploaded(jobs, 50)
         file_id = await uploaded(jobs, 60)
         with pytest.raises(StorageFull):
@@ -443,7 +449,7 @@ def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog: pyte
 def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
     """From the disk as from the lists; an input that a job still reads stays until it has ended."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         file_id = await uploaded(jobs, 3)
         await jobs.create(job_of(file_id, clock))
         clock.now += LIMITS.keep_s + 1
@@ -465,7 +471,7 @@ def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock)
 def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
     """One of its owner's rather than another's; where none has ended it is refused."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         file_id = await uploaded(jobs, 1)
         others = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(others, clock, "batch_o", "other"))
@@ -489,7 +495,7 @@ def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, c
 def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
     """Ends as cancelled, also where the server ended between the two."""
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await jobs.create(job_of(await uploaded(jobs, 4), clock))
         if state == "in progress":
             await jobs.run(lambda store: store.begin_job("batch_a", 4))
@@ -506,24 +512,24 @@ def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: st
     [
         (lambda folder: (folder / "jobs.sqlite").write_text("no database " * 1000), "jobs.sqlite cannot be used"),
         (lambda folder: (folder / "files").write_text(""), "File exists"),
-        (lambda folder: Store(folder, LIMITS), "another server uses this folder"),
+        (lambda folder: BatchesApiStore(folder, LIMITS), "another server uses this folder"),
     ],
 )
 def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:
     """The operator is told why."""
     held = prepare(tmp_path)
     with pytest.raises(StartupError, match=said):
-        Store(tmp_path, LIMITS)
-    if isinstance(held, Store):
+        BatchesApiStore(tmp_path, LIMITS)
+    if isinstance(held, BatchesApiStore):
         held.close()
-        Store(tmp_path, LIMITS).close()
+        BatchesApiStore(tmp_path, LIMITS).close()
 
 
 def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
     """Also where the operator has made it for all to read."""
     tmp_path.chmod(0o755)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         await uploaded(jobs, 1)
         entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
         assert entries == dict.fromkeys(
@@ -537,7 +543,7 @@ def test_a_clock_that_is_set_ends_what_is_stuck(tmp_path: Path, clock: Clock, mo
     """Set forward, a job's time is over though nothing of it moves; set back, a new job is the latest all the same."""
     monkeypatch.setattr(runner_module, "_HOUSEKEEPING_S", 0.01)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         file_id = await uploaded(jobs, 2)
         await jobs.create(job_of(file_id, clock))
 
@@ -561,7 +567,7 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
     """Many jobs of one do not keep another's waiting, and one that is cancelled or too old waits for none of them."""
     limits = StoreLimits(bytes=1 << 20, files=20, jobs=20, keep_s=1000)
 
-    async def work(jobs: Jobs) -> None:
+    async def work(jobs: BatchesApiService) -> None:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
@@ -569,12 +575,12 @@ def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         async def never(_: dict[str, Any]) -> None:
             raise NotReady("not now")
 
-        runner = Runner(jobs, Endpoint(never), Settings(), clock)
+        runner = BatchesApiRunner(jobs, Endpoint(never), Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))
 
-        def begun(store: Store) -> set[str]:
+        def begun(store: BatchesApiStore) -> set[str]:
             found = {job.id for job in store.unfinished() if job.state is JobState.IN_PROGRESS}
             return found if "batch_o" in found else set()
 
