@@ -150,7 +150,7 @@ OUTSIDERS = {
         paths=("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
         runs=(
             *("export.cli.export", "export.cli.verify", "export.cli.build", "export.cli.inspect", "loadtest.cli"),
-            *("simulate.cli", "sizing.cli", "serving.operations.doctor", "serving.cli"),
+            *("simulate.cli", "sizing.cli", "serving.bulk.cli", "serving.operations.doctor", "serving.cli"),
         ),
         imports_of=("charts", "export", "loadtest", "serving", "simulate", "sizing"),
     ),
