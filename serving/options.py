@@ -16,6 +16,18 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def positive(argument: str) -> int:
+    """An argument that counts something.
+
+    Raises:
+        ArgumentTypeError: It is less than 1.
+    """
+    number = int(argument)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
 class OptionParser(argparse.ArgumentParser):
     """argparse's, which answers a wrong command line with one line in place of all options."""
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from serving.bulk.batches_api.records import JobState
-from serving.bulk.batches_api.runner import Runner
-from serving.bulk.batches_api.service import Jobs
+from serving.bulk.batches_api.runner import BatchesApiRunner
+from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
 from serving.host import installing
@@ -93,8 +93,8 @@ class Server:
     limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
-    jobs: Jobs | None
-    runner: Runner | None
+    jobs: BatchesApiService | None
+    runner: BatchesApiRunner | None
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
     span_sender: SpanSender | None
 
@@ -183,7 +183,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
     keys, tls = _keys(settings, files, keys_changed, ports), _tls(settings, files, renew, metrics)
     record_error, budget = Refusals(metrics, log_writer.limit).refused, BufferBudget.of(settings)
-    jobs = Jobs.open(settings)
+    jobs = BatchesApiService.open(settings)
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs)
     v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
     tei_service = TeiService(pipeline, repository, settings)
@@ -259,7 +259,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         recent=recent,
         jobs=jobs,
-        runner=Runner(jobs, EmbeddingLines(api), settings) if jobs else None,
+        runner=BatchesApiRunner(jobs, EmbeddingLines(api), settings) if jobs else None,
         background=background,
         span_sender=span_sender,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import ArgumentTypeError
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import MANIFEST
 from serving.models.node_cache import CacheError
 from serving.models.verified_dir import versions
+from serving.options import positive
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -116,18 +116,6 @@ def add_bundle(parser: ArgumentParser) -> None:
 
 def add_threads(parser: ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
-
-
-def positive(argument: str) -> int:
-    """An argument that counts something.
-
-    Raises:
-        ArgumentTypeError: It is less than 1.
-    """
-    number = int(argument)
-    if number < 1:
-        raise ArgumentTypeError("must be 1 or more")
-    return number
 
 
 def open_named(path: Path) -> Bundle:

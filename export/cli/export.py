@@ -12,7 +12,7 @@ from export.checkpoint.labels import REGRESSION
 from export.checkpoint.layouts.case import CASES
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import DEMO, locate
-from export.cli.command import positive, run
+from export.cli.command import run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
@@ -25,7 +25,7 @@ from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
-from serving.options import OptionParser
+from serving.options import OptionParser, positive
 from serving.records import SplitBy
 from serving.tasks import TASKS
 

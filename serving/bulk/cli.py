@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from serving.bulk.errors import BatchError
 from serving.engine.kinds import ENGINES, SETTINGS
 from serving.host import installing
-from serving.options import OptionParser
+from serving.options import OptionParser, positive
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from serving.bulk.ray_store import Entry, Manifest
+    from serving.bulk.ray_store import PartEntry, RayJobManifest
     from serving.bulk.sources import InputFile
 
 _FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
@@ -87,10 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--truncate", action="store_true", help="cut texts that are too long; else they are rejected")
     add("--prompt-name", metavar="NAME", help="of the model's prompt to put before each text")
-    add("--part-rows", type=_positive, metavar="N", help=f"rows of an output file (default: {_PART_ROWS})")
+    add("--part-rows", type=positive, metavar="N", help=f"rows of an output file (default: {_PART_ROWS})")
     add("--address", metavar="HOST:PORT", help="of a Ray cluster (default: a local Ray for this job alone)")
-    add("--actors", type=_positive, metavar="N", help="engines at most (default: 1, or as many as a cluster holds)")
-    add("--threads", type=_positive, metavar="N", help="CPUs of each engine (default: all of a machine)")
+    add("--actors", type=positive, metavar="N", help="engines at most (default: 1, or as many as a cluster holds)")
+    add("--threads", type=positive, metavar="N", help="CPUs of each engine (default: all of a machine)")
     add("--gpus", type=float, default=0.0, metavar="N", help="GPUs of each engine (default: 0)")
     add("--engine", choices=("auto", *ENGINES), default="auto", help="what runs the model, as in docs/settings.md")
     add("--precision", choices=("auto", "fp32", "fp16", "int8"), default="auto", help="which artifact")
@@ -99,13 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, setting in SETTINGS.items():
         add(f"--{name.replace('_', '-')}", type=type(setting.default), default=setting.default, help=argparse.SUPPRESS)
     return parser
-
-
-def _positive(argument: str) -> int:
-    number = int(argument)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
 
 
 def _object(argument: str) -> dict[str, Any]:
@@ -121,7 +114,7 @@ def _object(argument: str) -> dict[str, Any]:
 def _run(options: argparse.Namespace) -> int:
     from serving.bulk import ray_job  # noqa: PLC0415  what it needs may be missing
     from serving.bulk.predictor import Model  # noqa: PLC0415  likewise
-    from serving.bulk.ray_store import Job, OwnedStore  # noqa: PLC0415  likewise
+    from serving.bulk.ray_store import OwnedRayJobStore, RayJob  # noqa: PLC0415  likewise
     from serving.bulk.sources import Columns, find  # noqa: PLC0415  likewise
 
     columns = Columns(tuple(options.column or ["text"]), options.id_column)
@@ -148,9 +141,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.format == "npy" and (column.nested or column.width is None):
         raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
     rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
-    job = Job(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
-    workers = ray_job.Workers(options.address, options.actors, options.threads, options.gpus)
-    with OwnedStore(options.out, job) as store:
+    job = RayJob(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
+    workers = ray_job.RayWorkers(options.address, options.actors, options.threads, options.gpus)
+    with OwnedRayJobStore(options.out, job) as store:
         finished = store.finished()
         progress = _Progress(inputs, list(finished.values()))
         manifest = store.concluded(finished)
@@ -166,7 +159,7 @@ def _run(options: argparse.Namespace) -> int:
 class _Progress:
     """A line that says how far a job is; on a terminal it is drawn again, elsewhere a new one comes now and then."""
 
-    def __init__(self, inputs: list[InputFile], finished: list[Entry]) -> None:
+    def __init__(self, inputs: list[InputFile], finished: list[PartEntry]) -> None:
         self._inputs = inputs
         self._reached: dict[int, dict[int, float]] = {}
         self._rows = self._tokens = 0
@@ -180,7 +173,7 @@ class _Progress:
         if self._kept:
             sys.stderr.write(f"{self._kept:,} rows are finished already\n")
 
-    def _count(self, entry: Entry) -> None:
+    def _count(self, entry: PartEntry) -> None:
         self._rows += entry.rows
         self._tokens += entry.tokens
         self._reached.setdefault(entry.file, {})[entry.part] = entry.progress
@@ -194,7 +187,7 @@ class _Progress:
             done += len(ends) / (max(reached) + 1) * ends[-1] * self._inputs[index].size_bytes
         return done / total if total else 1.0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: PartEntry) -> None:
         """Counts a part."""
         self._count(entry)
         now = time.monotonic()
@@ -212,7 +205,7 @@ class _Progress:
         sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         sys.stderr.flush()
 
-    def report(self, manifest: Manifest, out: Path) -> None:
+    def report(self, manifest: RayJobManifest, out: Path) -> None:
         """Says what was done, and where it lies."""
         seconds = time.monotonic() - self._begun
         if self._terminal:

@@ -17,6 +17,7 @@ import pydantic
 
 from serving.bulk.answers import AnswerColumn
 from serving.bulk.errors import BatchError
+from serving.bulk.sources import text_of
 from serving.engine.base import LaneKind, Load
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Runner
     from serving.inference.served_models import ServedModel
-    from serving.records import EncodedText, Row, TaskOptions
+    from serving.records import EncodedText, Row, TaskOptions, TextInput
     from serving.rollout.engine_choice import Choice
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
@@ -142,7 +143,7 @@ class Model:
         Raises:
             InvalidRequest: It is no text or pair of texts, or too long.
         """
-        inputs = self.served.prompted([_input(value)], self._prompt_name)
+        inputs = self._prompted(value)
         tokenizer = self.served.tokenizer
         self._way.sizes_bytes(tokenizer, inputs, self.options, truncate=self._truncate)
         if self._way.encode is None:
@@ -152,12 +153,15 @@ class Model:
     def finish(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row]) -> Prediction:
         """The answer to a row, from the engine's to its texts."""
         served = self.served
-        inputs = self.served.prompted([_input(value)], self._prompt_name)
-        work: Work[Any] = Work(inputs, self.options, texts, rows, served.manifest, served.tokenizer)
+        work: Work[Any] = Work(self._prompted(value), self.options, texts, rows, served.manifest, served.tokenizer)
         try:
             return Prediction(self._way.finish(work)[0], tokens=sum(len(text.ids) for text in texts))
         except InvalidRequest as error:
             return _rejected(error)
+
+    def _prompted(self, value: object) -> Sequence[TextInput]:
+        texts = value if isinstance(value, tuple) else (value,)
+        return self.served.prompted([text_of(texts)], self._prompt_name)
 
 
 class Predictor:
@@ -299,20 +303,6 @@ def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequ
 
 def _rejected(error: InvalidRequest) -> Prediction:
     return Prediction(reason=error.message.replace("input 0", "the text"))
-
-
-def _input(value: object) -> str | tuple[str, str]:
-    parts = value if isinstance(value, tuple) else (value,)
-    for part in parts:
-        if part is None:
-            raise InvalidRequest("null")
-        if not isinstance(part, str):
-            raise InvalidRequest(f"not a string but {type(part).__name__}")
-        try:
-            part.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest("not valid Unicode") from None
-    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
 def _slices(values: Sequence[object], size: int) -> Iterator[Sequence[object]]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from serving.bulk import sources
 from serving.bulk.errors import BatchError
 from serving.bulk.predictor import Model, Prediction, Predictor
-from serving.bulk.ray_store import Entry, Job, Store
+from serving.bulk.ray_store import PartEntry, RayJob, RayJobStore
 from serving.engine.base import DeviceLost
 from serving.engine.process.worker import DEVICE_LOST
 from serving.host import available_cpus
@@ -41,7 +41,7 @@ _READER_CPUS = 0.1
 """Reading takes little beside an engine, and must find room on a cluster that actors fill."""
 
 
-class Workers(msgspec.Struct, frozen=True):
+class RayWorkers(msgspec.Struct, frozen=True):
     """Where a job runs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Workers(msgspec.Struct, frozen=True):
 class _Run(msgspec.Struct, frozen=True):
     """What readers and actors are told."""
 
-    job: Job
+    job: RayJob
     out: str
     models: str
     settings: dict[str, Any]
@@ -68,17 +68,17 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def run(
-    job: Job, out: Path, models: Path, settings: dict[str, Any], finished: Mapping[tuple[int, int], Entry], on: Workers
-) -> Iterator[Entry]:
+    job: RayJob,
+    out: Path,
+    models: Path,
+    settings: dict[str, Any],
+    finished: Mapping[tuple[int, int], PartEntry],
+    on: RayWorkers,
+) -> Iterator[PartEntry]:
     """Computes the parts that are not finished and yields the entry of each once it is written.
 
-    Args:
-        job: What to do.
-        out: The output folder, which the caller owns.
-        models: The model repository; on a cluster every node must have it there, and the output folder too.
-        settings: Of the engine, as `Model` takes them.
-        finished: The parts that are left out.
-        on: Where it runs.
+    The caller owns the output folder. On a cluster every node must have it and the models under the same paths.
+    `settings` are those of the engine, as `Model` takes them.
 
     Raises:
         BatchError: A reader or an engine failed for good, or there is no such cluster.
@@ -105,7 +105,7 @@ def run(
         )
         try:
             for row in written.iter_rows():
-                yield msgspec.json.decode(row["entry"], type=Entry)
+                yield msgspec.json.decode(row["entry"], type=PartEntry)
         except ray.exceptions.RayError as error:
             raise BatchError(_reason(error)) from error
 
@@ -127,7 +127,7 @@ def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optio
 
 
 @contextlib.contextmanager
-def _session(ray: Any, on: Workers) -> Iterator[None]:  # noqa: ANN401  a module
+def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a module
     """Ray while the block runs: the cluster's, or one that begins and ends with the block."""
     if on.address is not None:
         try:
@@ -173,7 +173,7 @@ def _silent() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _shape(ray: Any, on: Workers) -> tuple[int, int]:  # noqa: ANN401  a module
+def _shape(ray: Any, on: RayWorkers) -> tuple[int, int]:  # noqa: ANN401  a module
     """Threads of an actor, and how many actors there may be."""
     if on.address is None:
         return on.threads or available_cpus(), on.actors or 1
@@ -214,7 +214,7 @@ class _Writer:
         self._predictor = Predictor(Model(told.models, job.task, **job.model, **told.settings))
         if self._predictor.model.served.bundle.sha256 != job.bundle:
             raise BatchError(f"the model below {told.models} on {os.uname().nodename} is another one than the job's")
-        self._store = Store(Path(told.out))
+        self._store = RayJobStore(Path(told.out))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         entries = [
@@ -223,7 +223,7 @@ class _Writer:
         ]
         return pa.table({"entry": [msgspec.json.encode(entry) for entry in entries]})
 
-    def _written(self, file: int, part: sources.Part) -> Entry:
+    def _written(self, file: int, part: sources.Part) -> PartEntry:
         if self._store.attempted(file, part.number) >= _MOST_ATTEMPTS:
             begin, end = part.first_row, part.first_row + len(part.rows)
             raise BatchError(

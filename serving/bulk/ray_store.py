@@ -11,7 +11,6 @@ files. So a part with an entry is whole, and any other one is made again with th
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import os
@@ -28,13 +27,13 @@ import pyarrow.parquet as pq
 
 from serving.bulk.answers import plain
 from serving.bulk.errors import BatchError
+from serving.bulk.files import lock, move
 from serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
-from serving.models.staging_dir import sync
+from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from serving.bulk.answers import AnswerColumn
     from serving.bulk.predictor import Prediction
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 _ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
 
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RayJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides a job's output; a folder holds the output of one job.
 
     Attributes:
@@ -60,7 +59,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: dict[str, Any]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A finished part.
 
     Attributes:
@@ -80,17 +79,17 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RayJobManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The record of a job that has ended."""
 
-    job: Job
+    job: RayJob
     rows: int
     rejected: int
     tokens: int
-    parts: list[Entry]
+    parts: list[PartEntry]
 
 
-class Store:
+class RayJobStore:
     """One job's output folder, for whoever writes parts into it."""
 
     def __init__(self, out: Path) -> None:
@@ -100,32 +99,33 @@ class Store:
         self._staging = self._job / "staging"
         self._attempts = self._job / "attempts"
 
-    def finished(self) -> dict[tuple[int, int], Entry]:
+    def finished(self) -> dict[tuple[int, int], PartEntry]:
         """The parts that are whole, by file and part; the entry of a part whose files have changed is removed."""
         entries = {}
         for path in sorted(self._entries.iterdir()):
             if _ENTRY.fullmatch(path.name):
-                entry = msgspec.json.decode(path.read_bytes(), type=Entry)
-                if all(_digest(self._out / name) == sha256 for name, sha256 in entry.files.items()):
+                entry = msgspec.json.decode(path.read_bytes(), type=PartEntry)
+                files = [(self._out / name, sha256) for name, sha256 in entry.files.items()]
+                if all(path.exists() and digest(path) == sha256 for path, sha256 in files):
                     entries[entry.file, entry.part] = entry
                 else:
                     path.unlink()
         return entries
 
-    def write(self, job: Job, file: int, part: Part, predictions: Sequence[Prediction], column: AnswerColumn) -> Entry:
+    def write(
+        self, job: RayJob, file: int, part: Part, predictions: Sequence[Prediction], column: AnswerColumn
+    ) -> PartEntry:
         """Writes a part's files, then its entry."""
         name = _name(file, part.number)
         answered = [index for index, each in enumerate(predictions) if not each.reason]
-        rows = {"row": [part.first_row + index for index in answered]}
-        source = [job.inputs[file].path] * len(answered) if len(job.inputs) > 1 else None
-        ids = [part.rows[index].id for index in answered] if job.columns.id else None
         answers = [predictions[index].answer for index in answered]
-        head = pa.table(rows, pa.schema([("row", pa.int64())]))
-        if source is not None:
-            head = head.append_column("file", pa.array(source, pa.string()))
-        if ids is not None:
-            kind = pa.int64() if job.inputs[file].whole_ids else pa.string()
-            head = head.append_column(str(job.columns.id), pa.array(ids, kind))
+        source = job.inputs[file]
+        head = pa.table({"row": pa.array([part.first_row + index for index in answered], pa.int64())})
+        if len(job.inputs) > 1:
+            head = head.append_column("file", pa.array([source.path] * len(answered), pa.string()))
+        if job.columns.id:
+            kind = pa.int64() if source.whole_ids else pa.string()
+            head = head.append_column(job.columns.id, pa.array([part.rows[index].id for index in answered], kind))
         files = {f"parts/{name}{suffix}": data for suffix, data in _encoded(job.format, head, answers, column).items()}
         if rejected := [
             _rejected(job, file, part, index, each.reason) for index, each in enumerate(predictions) if each.reason
@@ -133,7 +133,7 @@ class Store:
             files[f"rejected/{name}.jsonl"] = b"".join(rejected)
         for path, data in files.items():
             self._write(self._out / path, data)
-        entry = Entry(
+        entry = PartEntry(
             file,
             part.number,
             len(part.rows),
@@ -159,17 +159,16 @@ class Store:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            staged.replace(path)
+            move(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
-        sync(path.parent)
 
 
-class OwnedStore(Store):
+class OwnedRayJobStore(RayJobStore):
     """The same for the process that leads the job; no other one leads a job in that folder meanwhile."""
 
-    def __init__(self, out: Path, job: Job) -> None:
+    def __init__(self, out: Path, job: RayJob) -> None:
         """Opens the folder for a job, or for what is left of the same one.
 
         Raises:
@@ -183,13 +182,12 @@ class OwnedStore(Store):
             folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
-        self._lock = os.open(self._job, os.O_RDONLY)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._check_job()
+            self._lock = lock(self._job)
         except BlockingIOError:
-            os.close(self._lock)
             raise BatchError(f"another process writes to {self._out}; wait for it, or name another folder") from None
+        try:
+            self._check_job()
         except BatchError:
             os.close(self._lock)
             raise
@@ -199,9 +197,7 @@ class OwnedStore(Store):
             folder.mkdir()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._lock)
 
     def _check_job(self) -> None:
@@ -217,18 +213,18 @@ class OwnedStore(Store):
                 exit_code=2,
             )
 
-    def concluded(self, finished: Mapping[tuple[int, int], Entry]) -> Manifest | None:
+    def concluded(self, finished: Mapping[tuple[int, int], PartEntry]) -> RayJobManifest | None:
         """The manifest of a job that has ended before; None where parts of it are not finished any more."""
         path = self._out / "manifest.json"
         if not path.exists():
             return None
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=RayJobManifest)
         return manifest if {(entry.file, entry.part) for entry in manifest.parts} == finished.keys() else None
 
-    def conclude(self) -> Manifest:
+    def conclude(self) -> RayJobManifest:
         """Writes the manifest of a job whose parts are all finished."""
         parts = [entry for _, entry in sorted(self.finished().items())]
-        manifest = Manifest(
+        manifest = RayJobManifest(
             self._of,
             sum(entry.rows for entry in parts),
             sum(entry.rejected for entry in parts),
@@ -241,14 +237,6 @@ class OwnedStore(Store):
 
 def _name(file: int, part: int) -> str:
     return f"part-{file:05}-{part:05}"
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return ""
 
 
 def _encoded(form: str, head: pa.Table, answers: Sequence[Any], column: AnswerColumn) -> dict[str, bytes]:
@@ -268,7 +256,7 @@ def _encoded(form: str, head: pa.Table, answers: Sequence[Any], column: AnswerCo
     return {".npy": stream.getvalue(), ".rows.jsonl": _lines(rows)}
 
 
-def _rejected(job: Job, file: int, part: Part, index: int, reason: str) -> bytes:
+def _rejected(job: RayJob, file: int, part: Part, index: int, reason: str) -> bytes:
     row: dict[str, Any] = {"file": job.inputs[file].path, "row": part.first_row + index}
     if job.columns.id:
         row["id"] = part.rows[index].id

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.bulk.errors import BatchError
+from serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -159,13 +160,7 @@ def _header(path: Path) -> list[str]:
 
 
 def parts(file: InputFile, columns: Columns, size: int, finished: Collection[int]) -> Iterator[Part]:
-    """The parts of a file that are not finished yet, in their order.
-
-    Args:
-        file: The file.
-        columns: What to read of it.
-        size: Rows of a part; the last one may have fewer.
-        finished: Numbers of parts to leave out.
+    """The parts of a file that are not finished yet, in their order, of `size` rows each; the last may have fewer.
 
     Raises:
         BatchError: The file ends within a structure or cannot be read.
@@ -274,16 +269,24 @@ def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -
 
 def _value(values: Sequence[object]) -> tuple[Value, str]:
     """The text or pair of texts of a row, or why there is none."""
+    try:
+        return text_of(values), ""
+    except InvalidRequest as error:
+        return None, error.message
+
+
+def text_of(values: Sequence[object]) -> str | tuple[str, str]:
+    """The text or pair of texts of a row; raises `InvalidRequest`, which says why there is none."""
     texts = []
     for value in values:
         if value is None:
-            return None, "null"
+            raise InvalidRequest("null")
         if not isinstance(value, str):
-            return None, f"not a string but {type(value).__name__}"
+            raise InvalidRequest(f"not a string but {type(value).__name__}")
         if not _is_unicode(value):
-            return None, _NOT_UNICODE
+            raise InvalidRequest(_NOT_UNICODE)
         texts.append(value)
-    return (texts[0] if len(texts) == 1 else (texts[0], texts[1])), ""
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def _is_unicode(text: str) -> bool:

@@ -16,7 +16,7 @@ from serving.records import InferRequest, RequestTrace
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
-    from serving.bulk.batches_api.service import Jobs
+    from serving.bulk.batches_api.service import BatchesApiService
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
@@ -76,7 +76,7 @@ class Api:
     load_reports: LoadReports | None = None
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
-    jobs: Jobs | None = None
+    jobs: BatchesApiService | None = None
     read_ids: ReadIds | None = None
     refuses_unknown: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)

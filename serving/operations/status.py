@@ -12,7 +12,7 @@ from serving.scheduling.cost import bucket_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.bulk.batches_api.service import Jobs
+    from serving.bulk.batches_api.service import BatchesApiService
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
@@ -36,7 +36,7 @@ class Status:
     recent: Recent
     slot: EngineSlot
     versions: Versions
-    jobs: Jobs | None
+    jobs: BatchesApiService | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """Ready for JSON; times in milliseconds or microseconds by name. The cost tables take most of the time."""
@@ -96,7 +96,7 @@ class Status:
         }
 
 
-def _jobs(jobs: Jobs | None) -> dict[str, Any] | None:
+def _jobs(jobs: BatchesApiService | None) -> dict[str, Any] | None:
     if jobs is None:
         return None
     store = jobs.store

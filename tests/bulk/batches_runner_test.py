@@ -1,4 +1,4 @@
-"""Jobs over a real folder and database, with an endpoint and a clock that the tests hold."""
+"""BatchesApiService over a real folder and database, with an endpoint and a clock that the tests hold."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from serving.bulk.batches_api import runner as runner_module
 from serving.bulk.batches_api.lines import Answer
-from serving.bulk.batches_api.records import Job, JobState
-from serving.bulk.batches_api.runner import Runner
-from serving.bulk.batches_api.service import Jobs, Upload
-from serving.bulk.batches_api.store import Store, StoreLimits
+from serving.bulk.batches_api.records import BatchesApiJob, JobState
+from serving.bulk.batches_api.runner import BatchesApiRunner
+from serving.bulk.batches_api.service import BatchesApiService, Upload
+from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits
 from serving.errors import (
     EngineFault,
     EngineLost,
@@ -96,22 +96,24 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runner_module, name, 0.001)
 
 
-def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> Job:
+def job_of(file_id: str, clock: Clock, name: str = "batch_a", owner: str = "me") -> BatchesApiJob:
     times = {"created_at": int(clock()), "expires_at": int(clock()) + DAY_S}
-    return Job(id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times)
+    return BatchesApiJob(
+        id=name, owner=owner, endpoint="/v1/embeddings", input_file_id=file_id, completion_window="24h", **times
+    )
 
 
 def some_lines(count: int) -> bytes:
     return lines_of([request_line(f"r-{n}", {"n": n}) for n in range(count)])
 
 
-async def uploaded(jobs: Jobs, count: int, owner: str = "me") -> str:
+async def uploaded(jobs: BatchesApiService, count: int, owner: str = "me") -> str:
     async with Upload(jobs) as upload:
         upload.write(some_lines(count))
         return (await upload.accept(owner, "input", None)).id
 
 
-async def stored(jobs: Jobs, look: Callable[[Store], T]) -> T:
+async def stored(jobs: BatchesApiService, look: Callable[[BatchesApiStore], T]) -> T:
     """What the database says, once it says something."""
     async with asyncio.timeout(20):
         while not (found := await jobs.run(look)):  # noqa: ASYNC110  it is on a disk
@@ -119,9 +121,11 @@ async def stored(jobs: Jobs, look: Callable[[Store], T]) -> T:
     return found
 
 
-async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Callable[[Job], bool]) -> Job:
+async def worked_off(
+    jobs: BatchesApiService, endpoint: Endpoint, clock: Clock, reached: Callable[[BatchesApiJob], bool]
+) -> BatchesApiJob:
     """The only job once a runner has brought it so far; the runner is stopped."""
-    runner = Runner(jobs, endpoint, Settings(), clock)
+    runner = BatchesApiRunner(jobs, endpoint, Settings(), clock)
     running = asyncio.create_task(runner.run())
     job = await stored(jobs, lambda store: job if reached(job := store.job("me", "batch_a")) else None)
     assert job is not None
@@ -130,15 +134,15 @@ async def worked_off(jobs: Jobs, endpoint: Endpoint, clock: Clock, reached: Call
     return job
 
 
-def read(jobs: Jobs, file_id: str) -> list[dict[str, Any]]:
+def read(jobs: BatchesApiService, file_id: str) -> list[dict[str, Any]]:
     path = jobs.store.path(file_id)
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
 @contextlib.contextmanager
-def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[Jobs]:
+def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[BatchesApiService]:
     """Those that a folder holds."""
-    jobs = Jobs(Store(folder, limits, clock), 1 << 20)
+    jobs = BatchesApiService(BatchesApiStore(folder, limits, clock), 1 << 20)
     try:
         yield jobs
     finally:
@@ -377,7 +381,7 @@ async def test_a_server_that_fails_ends_without_room(
                 looks.append(clock.looks)
                 await asyncio.Event().wait()
 
-        running = asyncio.create_task(Runner(jobs, Endpoint(only_the_first), Settings(), clock).run())
+        running = asyncio.create_task(BatchesApiRunner(jobs, Endpoint(only_the_first), Settings(), clock).run())
         # The runner looks at the clock when it waits for the first line, has it, and waits for the second.
         await until(lambda: len(looks) == 8 and clock.looks == looks[-1] + 3, "the result of the first line")
         running.cancel()
@@ -472,16 +476,16 @@ async def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, sta
     [
         (lambda folder: (folder / "jobs.sqlite").write_text("no database " * 1000), "jobs.sqlite cannot be used"),
         (lambda folder: (folder / "files").write_text(""), "File exists"),
-        (lambda folder: Store(folder, LIMITS), "another server uses this folder"),
+        (lambda folder: BatchesApiStore(folder, LIMITS), "another server uses this folder"),
     ],
 )
 def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], object], said: str) -> None:
     held = prepare(tmp_path)
     with pytest.raises(StartupError, match=said):
-        Store(tmp_path, LIMITS)
-    if isinstance(held, Store):
+        BatchesApiStore(tmp_path, LIMITS)
+    if isinstance(held, BatchesApiStore):
         held.close()
-        Store(tmp_path, LIMITS).close()
+        BatchesApiStore(tmp_path, LIMITS).close()
 
 
 @asynchronous
@@ -530,12 +534,12 @@ async def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
-        runner = Runner(jobs, Endpoint(only(0)), Settings(), clock)
+        runner = BatchesApiRunner(jobs, Endpoint(only(0)), Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))
 
-        def begun(store: Store) -> set[str]:
+        def begun(store: BatchesApiStore) -> set[str]:
             found = {job.id for job in store.unfinished() if job.state is JobState.IN_PROGRESS}
             return found if "batch_o" in found else set()
 

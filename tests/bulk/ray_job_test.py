@@ -22,7 +22,7 @@ import pytest
 
 from serving.bulk.cli import main
 from serving.bulk.ray_job import _read, _Run, _Writer
-from serving.bulk.ray_store import Job, OwnedStore
+from serving.bulk.ray_store import OwnedRayJobStore, RayJob
 from tests.support.models import ROOT
 from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
 from tests.support.server import environment
@@ -101,9 +101,9 @@ def check_rows(out: Path) -> None:
 
 def written_here(out: Path, told: Path, models: Path) -> None:
     """The output of a job that another folder holds, computed and written in this process, without Ray."""
-    job = msgspec.json.decode((told / ".job" / "job.json").read_bytes(), type=Job)
+    job = msgspec.json.decode((told / ".job" / "job.json").read_bytes(), type=RayJob)
     run = _Run(job, str(out), str(models), {"threads": 2}, [])
-    with OwnedStore(out, job) as store:
+    with OwnedRayJobStore(out, job) as store:
         write = _Writer(run)
         for part in _read(pa.table({"file": [0]}), run):
             write(part)

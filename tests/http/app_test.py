@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from serving.bulk.batches_api.service import Jobs
+from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import ModelNotFound
 from serving.http import openapi
 from serving.http.api import Api
@@ -169,7 +169,7 @@ class Everywhere:
                 keys=keys,
                 observer=self._observer,
                 load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
-                jobs=Jobs.open(settings),
+                jobs=BatchesApiService.open(settings),
             )
         )
         self._settings = settings

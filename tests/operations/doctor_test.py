@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.bulk.batches_api.store import Store, StoreLimits
+from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits
 from serving.errors import StartupError
 from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
 from serving.settings import Settings, kind_of
@@ -125,9 +125,9 @@ def test_a_folder_of_batches_is_looked_at_and_left_alone(tmp_path: Path) -> None
     """One in use, one with something else in it and one of another version are refused in the words of the start."""
     folders = {name: tmp_path / name for name in ("used", "foreign", "later", "free")}
     limits = StoreLimits.of(Settings())
-    used = Store(folders["used"], limits)
-    Store(folders["free"], limits).close()
-    Store(folders["later"], limits).close()
+    used = BatchesApiStore(folders["used"], limits)
+    BatchesApiStore(folders["free"], limits).close()
+    BatchesApiStore(folders["later"], limits).close()
     with sqlite3.connect(folders["later"] / "jobs.sqlite") as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
@@ -144,7 +144,7 @@ def test_a_folder_of_batches_is_looked_at_and_left_alone(tmp_path: Path) -> None
     assert "another server uses this folder" in found["used"].value
     for name in ("foreign", "later"):
         with pytest.raises(StartupError) as refused:
-            Store(folders[name], limits)
+            BatchesApiStore(folders[name], limits)
         assert str(refused.value) == found[name].value
 
 

@@ -148,7 +148,7 @@ OUTSIDERS = {
         runs=(
             *("export.cli.export", "export.cli.verify", "export.cli.build", "export.cli.inspect", "loadtest.cli"),
             *("loadtest.capacity.simulate_cli", "loadtest.capacity.size_cli"),
-            *("serving.operations.doctor", "serving.cli"),
+            *("serving.bulk.cli", "serving.operations.doctor", "serving.cli"),
         ),
         imports_of=("export", "loadtest", "serving"),
     ),

@@ -8,22 +8,23 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from serving.bulk.batches_api.records import Problem
-from serving.bulk.batches_api.store import room_on_disk, sync_directory
+from serving.bulk.batches_api.store import room_on_disk
+from serving.bulk.files import write_all
 from serving.errors import InvalidRequest
 from serving.fields.rule import Ignored, Level
+from serving.models.staging_dir import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import BinaryIO
 
-    from serving.bulk.batches_api.records import Job
+    from serving.bulk.batches_api.records import BatchesApiJob
 
 _METHOD = "POST"
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -106,17 +107,12 @@ class Result:
 class Lines:
     """Reads the lines of a valid input file from a position on."""
 
-    def __init__(self, path: Path, job: Job) -> None:
+    def __init__(self, path: Path, job: BatchesApiJob) -> None:
         self._opened: BinaryIO = path.open("rb")
         self._opened.seek(job.position)
         self._key, self._number, self._end = job.key, job.settled, job.position
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._opened.close()
 
     def read(self, most_bytes: int) -> list[Line]:
@@ -141,12 +137,8 @@ def check_lines(
 ) -> tuple[int, list[Problem]]:
     """How many requests an input file has, and what is wrong with it, the first hundred problems.
 
-    Args:
-        path: The file.
-        endpoint: What each line must ask for.
-        most_lines: So many it may have.
-        most_bytes: So many bytes a line may have.
-        refuses_unknown: Whether a line has no other fields than those that are read.
+    It may have `most_lines` lines of `most_bytes` each, which all ask for the endpoint; `refuses_unknown` allows no
+    other fields than those that are read.
     """
     problems: list[Problem] = []
     seen: set[bytes] = set()
@@ -214,18 +206,13 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
 class Results:
     """The output and the error file of a job under way, cut back to what is settled when they are opened."""
 
-    def __init__(self, output: Path, error: Path, job: Job) -> None:
+    def __init__(self, output: Path, error: Path, job: BatchesApiJob) -> None:
         with room_on_disk():
             self._output = _Appended(output, job.output_bytes)
             self._error = _Appended(error, job.error_bytes)
-            sync_directory(output.parent)
+            sync(output.parent)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._output.close()
         self._error.close()
 
@@ -276,11 +263,8 @@ class _Appended:
 
     def write(self, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
-            rest = memoryview(piece)
-            while rest:
-                written = os.write(self._handle, rest)
-                self._size += written
-                rest = rest[written:]
+            write_all(self._handle, piece)
+            self._size += len(piece)
 
     def flush(self) -> None:
         if self._size != self._settled:

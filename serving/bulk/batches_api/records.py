@@ -61,7 +61,7 @@ class Problem(msgspec.Struct, frozen=True):
     line: int | None = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class BatchesApiJob(msgspec.Struct, frozen=True, kw_only=True):
     """A batch job.
 
     Attributes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from serving.bulk.batches_api.lines import Answer, Line, Lines, Result, Results, check_lines
-from serving.bulk.batches_api.records import Job, JobState, Problem
+from serving.bulk.batches_api.records import BatchesApiJob, JobState, Problem
 from serving.errors import (
     BertserveError,
     DeadlineExceeded,
@@ -37,7 +37,7 @@ from serving.logs import fields
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from serving.bulk.batches_api.service import Jobs
+    from serving.bulk.batches_api.service import BatchesApiService
     from serving.settings import Settings
 
 T = TypeVar("T")
@@ -159,12 +159,12 @@ class _Running:
         told: Set when it was cancelled, or the server ends.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BatchesApiJob) -> None:
         self.job = job
         self.told = asyncio.Event()
 
 
-class Runner:
+class BatchesApiRunner:
     """Works off the jobs of a store.
 
     Attributes:
@@ -172,7 +172,7 @@ class Runner:
     """
 
     def __init__(
-        self, jobs: Jobs, endpoint: Endpoint, settings: Settings, clock: Callable[[], float] = time.time
+        self, jobs: BatchesApiService, endpoint: Endpoint, settings: Settings, clock: Callable[[], float] = time.time
     ) -> None:
         """`clock` is in seconds since 1970, as the store's."""
         self._jobs, self._endpoint, self._settings, self._clock = jobs, endpoint, settings, clock
@@ -217,7 +217,7 @@ class Runner:
         for running in self._running.values():
             running.told.set()
 
-    def _on_change(self, job: Job) -> None:
+    def _on_change(self, job: BatchesApiJob) -> None:
         if running := self._running.get(job.id):
             running.job = msgspec.structs.replace(running.job, state=job.state)
             running.told.set()
@@ -235,7 +235,7 @@ class Runner:
         del self._running[job_id]
         self._changed.set()
 
-    async def _due(self) -> list[Job]:
+    async def _due(self) -> list[BatchesApiJob]:
         """Jobs to begin: those to be given up, then of the owners of whom the fewest run, and there the oldest."""
         waiting = [job for job in await self._jobs.run(lambda store: store.unfinished()) if job.id not in self._running]
         left = max(0, _JOBS_AT_ONCE + _MORE_GIVEN_UP - len(self._running))
@@ -256,7 +256,7 @@ class Runner:
 
     # One job.
 
-    async def _work_off(self, job: Job) -> None:
+    async def _work_off(self, job: BatchesApiJob) -> None:
         try:
             with contextlib.suppress(StoppedError):
                 await self._to_its_end(self._running[job.id])
@@ -273,12 +273,13 @@ class Runner:
         if job.in_progress_at is None and not await self._begin_job(running):
             return
         paths = [jobs.store.path(name) for name in (job.output_id, job.error_id)]
-        with await self._room(lambda: jobs.in_thread(Results, *paths, running.job)) as results:
+        opened = await self._room(lambda: jobs.in_thread(Results, *paths, running.job))
+        with contextlib.closing(opened) as results:
             if not results.complete:
                 log.error("results of a batch are gone; all of it is computed again", extra=fields(batch=job.id))
                 await jobs.in_thread(results.clear)
                 await self._update(running, position=0, completed=0, failed=0, output_bytes=0, error_bytes=0)
-            with await self._open_lines(running) as lines:
+            with contextlib.closing(await self._open_lines(running)) as lines:
                 await self._compute(running, results, lines)
             if running.job.settled < running.job.total:
                 await self._give_up(running, results)
@@ -396,7 +397,7 @@ class Runner:
         code, message = self._given_up(running.job) or _EXPIRED
         if code == _EXPIRED[0] and not running.job.expired:
             await self._update(running, expired=True)
-        with await self._open_lines(running) as lines:
+        with contextlib.closing(await self._open_lines(running)) as lines:
             while read := await self._jobs.in_thread(lines.read, _READ_BYTES):
                 await self._settle(running, results, [Result(line, None, code, message) for line in read])
 
@@ -418,7 +419,7 @@ class Runner:
         self.lines["completed"] += good
         self.lines["failed"] += len(ready) - good
 
-    async def _update(self, running: _Running, **changes: Any) -> None:  # noqa: ANN401  fields of `Job`
+    async def _update(self, running: _Running, **changes: Any) -> None:  # noqa: ANN401  fields of `BatchesApiJob`
         job_id = running.job.id
         running.job = await self._room(lambda: self._jobs.run(lambda store: store.update(job_id, **changes)))
 
@@ -461,7 +462,7 @@ class Runner:
             told.cancel()
             running.told.clear()
 
-    def _given_up(self, job: Job) -> tuple[str, str] | None:
+    def _given_up(self, job: BatchesApiJob) -> tuple[str, str] | None:
         """The code and the sentence for lines that are not computed any more; None while they are."""
         if job.state is JobState.CANCELLING:
             return _CANCELLED

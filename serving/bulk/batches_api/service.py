@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from serving.bulk.batches_api.store import Store, StoreLimits, room_on_disk
+from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits, room_on_disk
+from serving.bulk.files import write_all
 from serving.errors import BodyTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Any
 
-    from serving.bulk.batches_api.records import Job, StoredFile
+    from serving.bulk.batches_api.records import BatchesApiJob, StoredFile
     from serving.settings import Settings
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _FILE_THREADS = 4
 """Of their own, so that a slow disk takes none from the tokenizer."""
 
 
-class Jobs:
+class BatchesApiService:
     """Files and jobs.
 
     Attributes:
@@ -34,23 +34,23 @@ class Jobs:
         on_change: Called with a job that a client has made or cancelled.
     """
 
-    def __init__(self, store: Store, limit_bytes: int) -> None:
+    def __init__(self, store: BatchesApiStore, limit_bytes: int) -> None:
         self.store = store
         self.limit_bytes = limit_bytes
-        self.on_change: list[Callable[[Job], None]] = []
+        self.on_change: list[Callable[[BatchesApiJob], None]] = []
         self._database_thread = ThreadPoolExecutor(1, "jobs")
         self._file_threads = ThreadPoolExecutor(_FILE_THREADS, "files")
         self._arriving_bytes = 0
         self._arriving = Lock()
 
     @classmethod
-    def open(cls, settings: Settings) -> Jobs | None:
+    def open(cls, settings: Settings) -> BatchesApiService | None:
         """Opens the folder that the settings name, if they name one; raises `StartupError` where it cannot be used."""
         if settings.batch_dir is None:
             return None
-        return cls(Store(settings.batch_dir, StoreLimits.of(settings)), settings.batch_file_mb << 20)
+        return cls(BatchesApiStore(settings.batch_dir, StoreLimits.of(settings)), settings.batch_file_mb << 20)
 
-    async def run(self, work: Callable[[Store], T]) -> T:
+    async def run(self, work: Callable[[BatchesApiStore], T]) -> T:
         """Works with the store in its thread. What was begun is ended, also where the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._database_thread, work, self.store)
 
@@ -63,15 +63,15 @@ class Jobs:
             await asyncio.wait({running})
             raise
 
-    async def create(self, job: Job) -> Job:
-        """See `Store.create_job`."""
+    async def create(self, job: BatchesApiJob) -> BatchesApiJob:
+        """See `BatchesApiStore.create_job`."""
         return self._changed(await self.run(lambda store: store.create_job(job)))
 
-    async def cancel(self, owner: str, job_id: str) -> Job:
-        """See `Store.cancel_job`."""
+    async def cancel(self, owner: str, job_id: str) -> BatchesApiJob:
+        """See `BatchesApiStore.cancel_job`."""
         return self._changed(await self.run(lambda store: store.cancel_job(owner, job_id)))
 
-    def _changed(self, job: Job) -> Job:
+    def _changed(self, job: BatchesApiJob) -> BatchesApiJob:
         for listener in self.on_change:
             listener(job)
         return job
@@ -96,7 +96,7 @@ class Jobs:
 class Upload:
     """A file on its way; leaving the `async with` block removes what was not accepted."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: BatchesApiService) -> None:
         self._jobs = jobs
         self._path = jobs.store.new_upload()
         self._handle: int | None = None
@@ -106,9 +106,7 @@ class Upload:
         self._jobs.take_arriving(0)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._jobs.in_thread(self._drop)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -125,12 +123,10 @@ class Upload:
             self._size += len(data)
             if self._handle is None:
                 self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._handle, rest) :]
+            write_all(self._handle, data)
 
     async def accept(self, owner: str, name: str, keep_s: int | None) -> StoredFile:
-        """Keeps the file; see `Store.accept`."""
+        """Keeps the file; see `BatchesApiStore.accept`."""
         await self._jobs.in_thread(self._flush)
         return await self._jobs.run(lambda store: store.accept(self._path, owner, name, keep_s))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -26,8 +25,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from serving.bulk.batches_api.records import UNFINISHED, Job, JobState, StoredFile
+from serving.bulk.batches_api.records import UNFINISHED, BatchesApiJob, JobState, StoredFile
+from serving.bulk.files import lock, move
 from serving.errors import Conflict, InvalidRequest, ObjectNotFound, Overloaded, StartupError, StorageFull
+from serving.models.staging_dir import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ _MODE, _FILE_MODE = 0o700, 0o600
 """Nobody else on the machine reads what clients have sent."""
 
 _file_decoder = msgspec.json.Decoder(StoredFile)
-_job_decoder = msgspec.json.Decoder(Job)
+_job_decoder = msgspec.json.Decoder(BatchesApiJob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class StoreLimits:
         )
 
 
-class Store:
+class BatchesApiStore:
     """The folder.
 
     Attributes:
@@ -98,33 +99,24 @@ class Store:
     """
 
     def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
-        """Locks the folder and brings it in order.
-
-        Args:
-            folder: Made where it is not there.
-            limits: What is kept at most.
-            clock: Seconds since 1970.
+        """Locks the folder, which is made where it is not there, and brings it in order; `clock` is in Unix seconds.
 
         Raises:
             StartupError: Another server uses it, it cannot be written, or what lies there is no database of ours.
         """
         self._folder, self._limits, self._clock = folder, limits, clock
         self._files, self._incoming = folder / "files", folder / "incoming"
-        try:
+        with _usable(folder):
             for directory in (folder, self._files, self._incoming):
                 if not directory.is_dir():
                     directory.mkdir(mode=_MODE, parents=True)
-                    sync_directory(directory.parent)
+                    sync(directory.parent)
             self._lock = _locked(folder)
             try:
                 self._open()
             except BaseException:
                 os.close(self._lock)
                 raise
-        except OSError as error:
-            raise StartupError(f"--batch-dir {folder}: {error.strerror}") from error
-        except sqlite3.Error as error:
-            raise StartupError(f"--batch-dir {folder}: jobs.sqlite cannot be used: {error}") from error
 
     def close(self) -> None:
         self._database.close()
@@ -188,9 +180,8 @@ class Store:
                     *(f"file-{secrets.token_hex(16)}", owner, name, INPUT_PURPOSE, upload.stat().st_size, now),
                     now + min(keep_s or self._limits.keep_s, self._limits.keep_s),
                 )
-                upload.rename(self.path(file.id))
                 undo.callback(self._unlink, file.id)
-                sync_directory(self._files)
+                move(upload, self.path(file.id))
                 self._insert(file)
             undo.pop_all()
         return file
@@ -225,7 +216,7 @@ class Store:
 
     # Jobs.
 
-    def create_job(self, job: Job) -> Job:
+    def create_job(self, job: BatchesApiJob) -> BatchesApiJob:
         """Keeps a new job.
 
         Raises:
@@ -255,19 +246,19 @@ class Store:
             )
         return job
 
-    def job(self, owner: str, job_id: str) -> Job:
+    def job(self, owner: str, job_id: str) -> BatchesApiJob:
         """Raises `ObjectNotFound` where there is none, or it is another's."""
         job = self._job(job_id)
         if job is None or job.owner != owner:
             raise ObjectNotFound("there is no such batch")
         return job
 
-    def list_jobs(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Job], bool]:
+    def list_jobs(self, owner: str, *, after: str | None, limit: int) -> tuple[list[BatchesApiJob], bool]:
         """The latest jobs, behind the one named `after`, and whether more follow."""
         rows, more = self._page("jobs", "owner = ?", [owner], after=after, limit=limit, ascending=False)
         return [_job_decoder.decode(row) for row in rows], more
 
-    def cancel_job(self, owner: str, job_id: str) -> Job:
+    def cancel_job(self, owner: str, job_id: str) -> BatchesApiJob:
         """Raises `Conflict` where it has ended."""
         job = self.job(owner, job_id)
         if job.ended:
@@ -276,15 +267,15 @@ class Store:
             return job
         return self.update(job_id, state=JobState.CANCELLING, cancelling_at=self._now())
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[BatchesApiJob]:
         rows = self._database.execute(f"SELECT record FROM jobs WHERE state IN {_UNFINISHED} ORDER BY seq")  # noqa: S608  constants
         return [_job_decoder.decode(row[0]) for row in rows]
 
-    def begin_job(self, job_id: str, total: int) -> Job:
+    def begin_job(self, job_id: str, total: int) -> BatchesApiJob:
         """Its input is valid and has so many lines."""
         return self.update(job_id, total=total, in_progress_at=self._now(), state=JobState.IN_PROGRESS)
 
-    def update(self, job_id: str, **changes: Any) -> Job:  # noqa: ANN401  fields of `Job`
+    def update(self, job_id: str, **changes: Any) -> BatchesApiJob:  # noqa: ANN401  fields of `BatchesApiJob`
         """Changes a job; one that is being cancelled stays so until it ends."""
         with self._transaction():
             job = self._found(job_id)
@@ -292,7 +283,7 @@ class Store:
                 changes = {name: value for name, value in changes.items() if name != "state"}
             return self._replace(msgspec.structs.replace(job, **changes))
 
-    def end_job(self, job_id: str, state: JobState, problems: Sequence[Problem] = ()) -> Job:
+    def end_job(self, job_id: str, state: JobState, problems: Sequence[Problem] = ()) -> BatchesApiJob:
         """Ends a job, and lists the files that it has written; one that was cancelled meanwhile ends as cancelled."""
         now = self._now()
         with self._transaction():
@@ -387,7 +378,7 @@ class Store:
             (file.id, file.owner, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
         )
 
-    def _replace(self, job: Job) -> Job:
+    def _replace(self, job: BatchesApiJob) -> BatchesApiJob:
         written = 0 if job.ended else job.output_bytes + job.error_bytes
         self._database.execute(
             "UPDATE jobs SET state = ?, bytes = ?, ended_at = ?, record = ? WHERE id = ?",
@@ -395,11 +386,11 @@ class Store:
         )
         return job
 
-    def _job(self, job_id: str) -> Job | None:
+    def _job(self, job_id: str) -> BatchesApiJob | None:
         row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else _job_decoder.decode(row[0])
 
-    def _found(self, job_id: str) -> Job:
+    def _found(self, job_id: str) -> BatchesApiJob:
         if (job := self._job(job_id)) is None:
             raise ObjectNotFound("there is no such batch")
         return job
@@ -446,21 +437,27 @@ def room_on_disk() -> Iterator[None]:
 
 def check(folder: Path) -> None:
     """Raises `StartupError` where a store's folder could not be opened, as far as that is seen without a change."""
-    try:
+    with _usable(folder):
         if folder.exists():
             if not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             if (folder / "lock").exists():
                 os.close(_locked(folder))
             if (path := folder / "jobs.sqlite").exists():
-                with contextlib.closing(
-                    sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
-                ) as database:
+                address = f"{path.absolute().as_uri()}?immutable=1"
+                with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
                     (version,) = database.execute("PRAGMA user_version").fetchone()
                 _check_format(folder, version or _VERSION)
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Raises `StartupError` where the block meets a folder or a database that cannot be used."""
+    try:
+        yield
     except OSError as error:
         raise StartupError(f"--batch-dir {folder}: {error.strerror}") from error
     except sqlite3.Error as error:
@@ -476,24 +473,10 @@ def _check_format(folder: Path, version: int) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """The descriptor that locks the folder, which no child process inherits."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """The descriptor that locks the folder."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock(folder / "lock", os.O_RDWR | os.O_CREAT)
     except BlockingIOError:
-        os.close(handle)
         raise StartupError(
             f"--batch-dir {folder}: another server uses this folder; name one for each server, or stop the other"
         ) from None
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
-
-
-def sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

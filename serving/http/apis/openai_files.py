@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
-from serving.bulk.batches_api.records import Job
+from serving.bulk.batches_api.records import BatchesApiJob
 from serving.bulk.batches_api.service import Upload
 from serving.bulk.batches_api.store import INPUT_PURPOSE
 from serving.errors import Forbidden, InvalidRequest, MalformedRequest, UnsupportedMediaType
@@ -32,7 +32,7 @@ from serving.security.keys import owner_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.bulk.batches_api.service import Jobs
+    from serving.bulk.batches_api.service import BatchesApiService
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
 
@@ -223,7 +223,7 @@ async def create_batch(api: Api, http: HttpRequest) -> HttpReply:
             f"`metadata` has at most {_MOST_PAIRS} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters"
         )
     now = int(time.time())
-    job = Job(
+    job = BatchesApiJob(
         id=f"batch_{secrets.token_hex(16)}",
         owner=_owner(api, http),
         endpoint=message.endpoint,
@@ -275,7 +275,7 @@ async def cancel_batch(api: Api, http: HttpRequest) -> HttpReply:
     return json_reply(batch_object(await _jobs(api).cancel(_owner(api, http), http.parameters["batch_id"])))
 
 
-def _jobs(api: Api) -> Jobs:
+def _jobs(api: Api) -> BatchesApiService:
     if api.jobs is None:
         raise Forbidden("files and batches are off on this server; its operator switches them on with --batch-dir")
     return api.jobs

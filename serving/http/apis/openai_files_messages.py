@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from serving.bulk.batches_api.records import Job, JobState, Problem, StoredFile
+from serving.bulk.batches_api.records import BatchesApiJob, JobState, Problem, StoredFile
 
 LEAST_KEEP_S, MOST_KEEP_S = 3600, 2_592_000
 
@@ -124,7 +124,7 @@ def file_object(file: StoredFile) -> FileObject:
     )
 
 
-def batch_object(job: Job) -> BatchObject:
+def batch_object(job: BatchesApiJob) -> BatchObject:
     def ended(state: JobState) -> int | None:
         return job.ended_at if job.state is state else None
 
