@@ -97,7 +97,8 @@ QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to 
 PREDICTED_WAIT = Metric(
     "bertserve_predicted_wait_seconds",
     "gauge",
-    "Predicted time until all that is here now is answered: what a new request finds before it. Scale by this.",
+    "Predicted time to answer all that is here now: the work that a new request finds before it. Scale by this. The"
+    " restart of an engine is not counted: more replicas do not shorten it.",
 )
 UTILIZATION = Metric(
     "bertserve_utilization_ratio",
