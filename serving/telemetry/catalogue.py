@@ -30,6 +30,7 @@ class Metric(NamedTuple):
 _SERVED = "a model of the repository"
 _MODEL = {"model": _SERVED, "version": "its version"}
 _FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+_REFUSED = {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504), `not_ready` (503)"}
 _PROTOCOL = "`http`, `grpc`"
 
 REQUESTS = Metric(
@@ -114,7 +115,7 @@ REFUSALS = Metric(
     "bertserve_refusals_total",
     "counter",
     "Requests refused at admission.",
-    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+    _REFUSED,
 )
 DEADLINE_MISSES = Metric(
     "bertserve_deadline_misses_total",
@@ -143,7 +144,7 @@ BULK_REFUSALS = Metric(
     "bertserve_bulk_refusals_total",
     "counter",
     "Bulk requests refused at admission.",
-    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+    _REFUSED,
 )
 BULK_DEADLINE_MISSES = Metric(
     "bertserve_bulk_deadline_misses_total", "counter", "Bulk requests admitted and not answered before their deadline."
