@@ -188,7 +188,9 @@ GPUS = Metric(
     "GPUs that the models are meant to run on; both are 0 on a CPU.",
     {"state": "`working`, or `missing` while its engine is being started or was given up"},
 )
-ENGINE_RESTARTS = Metric("bertserve_engine_restarts_total", "counter", "Deaths of the engine process.")
+ENGINE_RESTARTS = Metric(
+    "bertserve_engine_restarts_total", "counter", "Deaths of the engine process, also while it loads or warms up."
+)
 NON_FINITE = Metric(
     "bertserve_non_finite_outputs_total", "counter", "Texts whose answer was NaN or infinite, and so was not sent."
 )

@@ -78,6 +78,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.lost = 0
 
     def engine_up(self, engine: RemoteEngine) -> None:
         """There is an engine."""
@@ -86,6 +87,10 @@ class Listener:
     def engine_down(self) -> None:
         """There is none."""
         self.news.put_nowait(("down", None))
+
+    def engine_lost(self) -> None:
+        """One has ended before it was ready."""
+        self.lost += 1
 
     def device_lost(self) -> None:
         """It is one process."""
