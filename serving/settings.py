@@ -556,7 +556,7 @@ class _Settings(BaseModel):
         except pydantic.ValidationError as invalid:
             problems += [_explain(error) for error in invalid.errors()]
         if problems:
-            raise StartupError("; ".join(problems), exit_code=2)
+            raise StartupError("; ".join(problems), exit_code=2, as_json=values.get("log_format") == "json")
         return settings
 
 
