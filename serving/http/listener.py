@@ -10,6 +10,7 @@ from serving.errors import MalformedRequest, NotReady
 from serving.http.connection import HttpConnection, HttpPort, Limits
 from serving.http.exchange import error_reply
 from serving.net.acceptor import Acceptor
+from serving.net.requests import request_id
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ has no means to tell a client of that, so one that asks at that moment loses its
 is there for all clients to be told before."""
 
 
-def _last_reply(status: bytes, error: BertserveError) -> bytes:
+def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> bytes:
     """An error as the bytes of a reply, behind which the connection ends."""
-    reply = error_reply("", error, "")
+    reply = error_reply("", error, identity)
     head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
     return head % (status, reply.content_type, len(reply.body), reply.head, reply.body)
 
@@ -43,9 +44,7 @@ _REFUSAL = _last_reply(
 )
 """What a connection is told for which there is no place."""
 
-_PLAIN = _last_reply(
-    b"400 Bad Request", MalformedRequest("a plain HTTP request was sent to a port that speaks TLS; use https://")
-)
+_PLAIN = "a plain HTTP request was sent to a port that speaks TLS; use https://"
 
 
 class HttpListener:
@@ -74,11 +73,20 @@ class HttpListener:
             hosts: Names that it goes by, as `known_hosts` has them.
         """
         self._port = HttpPort(app, Limits.of(settings), "http" if tls is None else "https", budget, hosts)
+        self._record_error = app.api.record_error
         self._keep_alive_s = settings.keep_alive_s
-        self._acceptor = Acceptor(opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL, plain=_PLAIN)
+        self._acceptor = Acceptor(
+            opened, self._open, tls, "http/1.1", places=places, refusal=_REFUSAL, plain=self._refuse_plain
+        )
         if places is not None:
             places.follow(self._connections)
         self._clock: asyncio.TimerHandle | None = None
+
+    def _refuse_plain(self) -> bytes:
+        """Records a client that speaks no TLS; returns what it is told."""
+        error, identity = MalformedRequest(_PLAIN), request_id(None)
+        self._record_error(error, identity, "http", "")
+        return _last_reply(b"400 Bad Request", error, identity)
 
     @property
     def address(self) -> tuple[str, int]:
