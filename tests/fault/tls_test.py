@@ -342,6 +342,7 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
         assert serial(server.http, before) == serial(server.grpc, before) != first
         assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
+        assert f"certificates: read again, valid until {soon:%Y-%m-%d %H:%M} UTC" in server.log
         assert refuses(server.http, old.context())
         assert http.call("GET", "/livez").status == 200
         connection.call(1, b"", CHECK)
