@@ -132,7 +132,7 @@ def test_a_server_that_stops_is_named_as_the_cause(
     """It still answers in its lame duck, and then closes the connection."""
     server = serve("--engine", "fake", "--lame-duck-s", "60")
     server.signal(signal.SIGTERM)
-    server.wait_state("draining")
+    server.wait_logged("state: draining")
     assert main(["--target", server.http, "--duration", "0.5", "--out", str(tmp_path)]) == IMPOSSIBLE
     assert "it is stopping or restarting" in capsys.readouterr().err
     server.signal(signal.SIGTERM)
