@@ -335,7 +335,7 @@ def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
     security = template["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
     (container,) = template["spec"]["containers"]
-    assert container["image"].endswith(f"-{folder}")
+    assert f"-{folder}" in container["image"]
     named_verb, *options = container["args"]
     assert named_verb == verb
     return {**container, "volumes": template["spec"]["volumes"]}, options
@@ -427,7 +427,7 @@ def ports_of(found: list[Manifest], service: str) -> dict[str, int]:
 
 SOURCES = {
     "cpu": ((), ("mounted-models",), ("exported-model",), ("fetched-models",)),
-    "t4": ((), ("mounted-models-t4",), ("mounted-models-t4", "fetched-models")),
+    "t4": ((), ("mounted-models-t4",), ("exported-model-t4",), ("fetched-models-t4",)),
 }
 """Where models come from, by overlay: the image, a claim, the hub, an object store."""
 SCALING: tuple[tuple[str, ...], ...] = ((), ("hpa",), ("keda",))
@@ -460,17 +460,22 @@ def test_components_combine(tmp_path: Path, overlay: str, parts: tuple[str, ...]
     assert_whole_cores(found)
     assert_pointing(found)
     assert {each["metadata"].get("namespace") for each in found if each["kind"] != "Namespace"} == {"bertserve"}
+    sources = {part.removesuffix("-t4") for part in parts}
     names = [container["name"] for container in pod.get("initContainers", [])]
     assert names == [
-        *(["fetch"] if "fetched-models" in parts else []),
-        *(["export"] if "exported-model" in parts else []),
+        *(["fetch"] if "fetched-models" in sources else []),
+        *(["export"] if "exported-model" in sources else []),
     ] + (["verify"] if overlay == "t4" else [])
+    assert all("/" in container["image"] for container in containers(pod))
     mounts = {container["name"]: container["volumeMounts"] for container in containers(pod)}
     for name in {"bertserve", "verify"} & mounts.keys() if {*parts} & {*sum(SOURCES[overlay], ())} else ():
         assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts[name]
+    if "exported-model" in sources:
+        assert {"name": "models", "mountPath": "/models"} in mounts["export"]
+        assert {"name": "models", "persistentVolumeClaim": {"claimName": "bertserve-models"}} in pod["volumes"]
     (policy,) = of_kind(found, "NetworkPolicy")
     opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & {*parts} else set())
+    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & sources else set())
 
 
 def test_routes_leave_deadlines_and_retries_to_the_server(tmp_path: Path) -> None:
