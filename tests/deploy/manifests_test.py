@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from export.checkpoint.source import safe_name
 from export.cli import export as export_cli
 from loadtest import cli as load_cli
 from serving.settings import Settings
@@ -313,6 +314,23 @@ def test_the_export_is_let_in() -> None:
     assert {"name": "models", "mountPath": str(recipe.out), "readOnly": True} in serving["volumeMounts"]
     (policy,) = of_kind(manifests("exported"), "NetworkPolicy")
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 443}
+
+
+def test_the_export_on_t4_nodes_makes_what_is_verified_there(tmp_path: Path) -> None:
+    """An engine for the T4, of the model that the next container verifies."""
+    found = combined(tmp_path, "t4", "exported-model-t4", resources=("models-claim",))
+    (pod,) = pods(found)
+    made, verified = pod["initContainers"]
+    (config,) = [
+        each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"].startswith("bertserve-model-")
+    ]
+    asked = config["data"]["MODEL_ID"]
+    parser = export_cli.parser()
+    recipe = export_cli.recipe_of(
+        parser.parse_args([word.replace("$(MODEL_ID)", asked) for word in made["args"][1:]]), parser
+    )
+    assert (str(recipe.out), list(recipe.tensorrt)) == ("/models", ["t4"])
+    assert verified["args"][:2] == ["verify", f"/models/{safe_name(asked.rpartition('/')[2])}"]
 
 
 def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
