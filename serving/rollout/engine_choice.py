@@ -75,11 +75,12 @@ class Choice:
 
     def log(self, failed: str = "") -> None:
         """Says which engine runs and why not a better one; `failed` is the one whose place it takes."""
+        told_before = bool(failed) and not ENGINES[failed].on_gpu  # why it is none for GPUs
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected:
             for_gpus = ENGINES[rejected.engine].on_gpu
-            if not for_gpus or self.degraded or self.gpus:
+            if not for_gpus or ((self.degraded or self.gpus) and not told_before):
                 # a CPU without OpenVINO lacks nothing
                 say = log.warning if for_gpus or rejected.engine == failed else log.info
                 tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)

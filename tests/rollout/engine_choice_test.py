@@ -276,6 +276,8 @@ def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path, caplog: pyt
 
     def instead(gone: str, *, crashed: bool, **settings: Any) -> str | None:
         chooser = Chooser(Settings(models=models, **settings), discovery.Machine)
+        if gone == "cpu":
+            chooser.reject("ort-cuda", "there is no GPU")
         choice = chooser.instead(gone, "it died", served, crashed=crashed)
         if choice is None:
             return None
@@ -283,6 +285,7 @@ def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path, caplog: pyt
         if gone == "cpu":
             said = {(record.levelname, record.getMessage()) for record in caplog.records}
             assert ("WARNING", "not the engine cpu: it died") in said
+            assert not any("there is no GPU" in message for _, message in said)
         assert (choice.repository.models[0].second is None) == (choice.engine == "ort-cpu")
         return choice.engine
 
