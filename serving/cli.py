@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
@@ -44,23 +45,31 @@ def main(argv: list[str]) -> int:
     try:
         return _serve(argv, started, signals)
     except StartupError as error:
-        from serving.logs import escaped  # noqa: PLC0415  the start imports it behind the signals
-
-        for log in started:
-            log.flush()
-        with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
-            print(
-                f"bertserve serve: {escaped(' '.join(str(error).split()))}", file=sys.stderr
-            )  # one line, whatever it holds
+        _say_end(str(error), started, as_json=error.as_json)
         return error.exit_code
     except _EndedWhileStarting as end:
         if end.number == signal.SIGTERM:
             return 0
-        print("bertserve serve: interrupted", file=sys.stderr)
+        _say_end("interrupted", started)
         return _INTERRUPTED
     finally:
         for log in started:
             log.flush()
+
+
+def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> None:
+    """Says on one line of standard error, whatever it holds, why the server ends: in JSON where the log is in JSON."""
+    from serving.logs import escaped, line  # noqa: PLC0415  the start imports it behind the signals
+
+    for log in started:
+        log.flush()
+    why = " ".join(why.split())
+    text = f"bertserve serve: {escaped(why)}\n"
+    if as_json or any(log.form == "json" for log in started):
+        head = {"name": "bertserve", "levelno": logging.ERROR, "levelname": "ERROR", "msg": why}
+        text = line(logging.makeLogRecord(head), "json").decode()
+    with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 class _EndedWhileStarting(BaseException):

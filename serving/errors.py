@@ -285,8 +285,10 @@ class StartupError(Exception):
 
     Attributes:
         exit_code: 2 for settings that are wrong, 1 for a world that does not fit them.
+        as_json: Whether the settings ask for a log in JSON, where they are wrong and nothing else knows.
     """
 
-    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+    def __init__(self, message: str, *, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.as_json = as_json

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -341,9 +342,10 @@ def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None], por
         return None
     keys = ApiKeys(settings.api_keys_file)
 
-    async def reload() -> None:
+    async def reload() -> str:
         keys.reload()
         changed()
+        return f"{len(keys)} in use"
 
     files.add("API keys", [settings.api_keys_file], reload)
     return keys
@@ -360,10 +362,11 @@ def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[Non
     tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
     expiry = tls.expires_at()
 
-    async def reload() -> None:
+    async def reload() -> str:
         nonlocal expiry
         await renew()
         expiry = tls.expires_at()
+        return f"valid until {datetime.fromtimestamp(expiry, UTC):%Y-%m-%d %H:%M} UTC"
 
     files.add("certificates", tls.paths, reload)
     return tls

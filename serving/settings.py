@@ -407,7 +407,12 @@ class _Settings(BaseModel):
         description="Then: how long requests under way may take to finish, and gRPC clients to hear of the end.",
     )
     engine_crash_limit: int = Field(
-        3, ge=1, le=100_000, description="Deaths of the engine within `engine_crash_window_s` that end the server."
+        3,
+        ge=1,
+        le=100_000,
+        description="Deaths of the engine within `engine_crash_window_s` after which it is not started again. On a CPU"
+        " with `engine` `auto`, `ort-cpu` takes the place of `cpu`, in state `degraded`; a GPU needs"
+        " `cpu_fallback`. Where no engine is left, the server ends.",
     )
     engine_crash_window_s: float = Field(60.0, gt=0, le=86_400, description="See `engine_crash_limit`.")
     engine_start_s: float = Field(
@@ -551,7 +556,7 @@ class _Settings(BaseModel):
         except pydantic.ValidationError as invalid:
             problems += [_explain(error) for error in invalid.errors()]
         if problems:
-            raise StartupError("; ".join(problems), exit_code=2)
+            raise StartupError("; ".join(problems), exit_code=2, as_json=values.get("log_format") == "json")
         return settings
 
 

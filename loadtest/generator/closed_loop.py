@@ -87,7 +87,15 @@ class Lane:
         return replies
 
     def exchange(self, message: bytes) -> Reply:
-        """Sends one request and waits for its reply."""
+        """Sends one request and waits for its reply.
+
+        Raises:
+            BenchError: The server takes no further request on this connection, or `receive` raises it.
+        """
+        if not self._wire.room():
+            raise BenchError(
+                "the server closes the connection: it is stopping or restarting; try again once its /readyz answers 200"
+            )
         self.send((message,))
         while not (replies := self.receive()):
             pass

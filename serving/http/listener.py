@@ -10,6 +10,7 @@ from serving.http.connection import HttpConnection
 from serving.http.exchange import error_reply
 from serving.http.port import HttpPort
 from serving.net.listener import Listener
+from serving.net.requests import request_id
 
 if TYPE_CHECKING:
     import socket
@@ -27,9 +28,9 @@ has no means to tell a client of that, so one that asks at that moment loses its
 is there for all clients to be told before."""
 
 
-def _last_reply(status: bytes, error: BertserveError) -> bytes:
+def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> bytes:
     """An error as the bytes of a reply, behind which the connection ends."""
-    reply = error_reply("", error, "")
+    reply = error_reply("", error, identity)
     head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
     return head % (status, reply.content_type, len(reply.body), reply.head, reply.body)
 
@@ -39,9 +40,7 @@ _REFUSAL = _last_reply(
 )
 """What a connection is told for which there is no place."""
 
-_PLAIN = _last_reply(
-    b"400 Bad Request", MalformedRequest("a plain HTTP request was sent to a port that speaks TLS; use https://")
-)
+_PLAIN = "a plain HTTP request was sent to a port that speaks TLS; use https://"
 
 
 class HttpListener(Listener):
@@ -60,13 +59,20 @@ class HttpListener(Listener):
         self._port: HttpPort[HttpConnection] = HttpPort(
             app, settings, "http" if tls is None else "https", budget, hosts
         )
+        self._record_error = app.api.record_error
         super().__init__(
             *(opened, self._open_connection, tls, "http/1.1"),
             ports=[self._port],
             limiter=limiter,
             refusal=_REFUSAL,
-            plain=_PLAIN,
+            plain=self._refuse_plain,
         )
+
+    def _refuse_plain(self) -> bytes:
+        """Records a client that speaks no TLS; returns what it is told."""
+        error, identity = MalformedRequest(_PLAIN), request_id(None)
+        self._record_error(error, identity, "http", "")
+        return _last_reply(b"400 Bad Request", error, identity)
 
     def close(self) -> None:
         """Accepts no more. What is under way or on its way is answered as the last of its connection."""

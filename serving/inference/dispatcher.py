@@ -110,6 +110,7 @@ class Load(msgspec.Struct, frozen=True):
         requests: Of all classes.
         queued_work_us: Predicted time to compute the queued texts.
         wait_s: Predicted time until all that is here is answered.
+        restart_s: The part of it in which an engine that ended is replaced.
         admitted_tokens: Tokens in flight.
         admitted_limit: Tokens that may be in flight.
         lane_tokens: For each lane the tokens that it is computing.
@@ -124,6 +125,7 @@ class Load(msgspec.Struct, frozen=True):
     queued_tokens: int
     queued_work_us: float
     wait_s: float
+    restart_s: float
     admitted_tokens: int
     admitted_limit: int
     lane_tokens: Sequence[int]
@@ -291,12 +293,14 @@ class Dispatcher:
 
     def load(self) -> Load:
         scheduler, outlook, admission = self._scheduler, self._scheduler.outlook, self.admission
+        now = self._clock()
         return Load(
             requests=len(self._requests),
             queued_texts=outlook.queue.items,
             queued_tokens=outlook.queue.tokens,
             queued_work_us=outlook.queue.backlog.total_us,
-            wait_s=outlook.drain_s(self._clock()),
+            wait_s=outlook.drain_s(now),
+            restart_s=outlook.restart_s(now),
             admitted_tokens=admission.online.in_flight,
             admitted_limit=admission.online.capacity,
             lane_tokens=list(outlook.lanes.load),

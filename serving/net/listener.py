@@ -106,7 +106,7 @@ class Listener:
         ports: What its connections share: one of each protocol that is spoken here.
         limiter: What its connections take places of; without it there is no bound.
         refusal: What a connection for which there is no place is told, without TLS.
-        plain: What a client is told that sends a request where it should begin TLS; empty: nothing.
+        plain: Makes what a client is told that sends a request where it should begin TLS; None: it is told nothing.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Listener:
         ports: Sequence[Port[Any]] = (),
         limiter: ConnectionLimiter | None = None,
         refusal: bytes = b"",
-        plain: bytes = b"",
+        plain: Callable[[], bytes] | None = None,
     ) -> None:
         self._socket = opened
         self._connection = connection
@@ -232,7 +232,7 @@ class Listener:
                 if len(self._refused) >= _REFUSALS:
                     accepted.close()
                 else:
-                    await self._tell_refused(accepted, _Refused(self._refused, self._plain))
+                    await self._tell_refused(accepted, _Refused(self._refused, self._plain()))
                 return
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._connection,

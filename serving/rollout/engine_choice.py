@@ -73,13 +73,16 @@ class Choice:
     def summary(self) -> EngineChoice:
         return EngineChoice(self.engine, self.degraded, self.gpus, self.rejected, self.left_out)
 
-    def log(self) -> None:
+    def log(self, failed: str = "") -> None:
+        """Says which engine runs and why not a better one; `failed` is the one whose place it takes."""
+        told_before = bool(failed) and not ENGINES[failed].on_gpu  # why it is none for GPUs
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected:
             for_gpus = ENGINES[rejected.engine].on_gpu
-            if not for_gpus or self.degraded or self.gpus:
-                say = log.warning if for_gpus else log.info  # a CPU without OpenVINO lacks nothing
+            if not for_gpus or ((self.degraded or self.gpus) and not told_before):
+                # a CPU without OpenVINO lacks nothing
+                say = log.warning if for_gpus or rejected.engine == failed else log.info
                 tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
@@ -117,7 +120,10 @@ class Chooser:
         return self._best(AUTO if asked == "auto" else [ENGINES[asked]], bundles)
 
     def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
-        """The choice after an engine that did not start, or that `crashed` too often; None if there is none."""
+        """The choice after an engine that did not start, or that `crashed` too often; None if there is none.
+
+        In the place of one that crashed it is degraded.
+        """
         self.reject(engine, reason)
         kind = ENGINES[engine]
         left = AUTO[AUTO.index(kind) + 1 :] if kind in AUTO else []
@@ -134,7 +140,8 @@ class Chooser:
         except StartupError as error:
             log.warning("nothing can take the place of the engine %s: %s", engine, error)
             return None
-        choice.log()
+        choice = replace(choice, degraded=choice.degraded or crashed)
+        choice.log(failed=engine)
         return choice
 
     def must_build(self, path: Path) -> bool:

@@ -100,7 +100,7 @@ class EngineSlot:
 
     Attributes:
         on_up: Called whenever an engine is warm after there was none.
-        on_end: Called whenever the current engine ends by itself.
+        on_end: Called whenever the current engine ends by itself, or the next one before it is ready.
         on_fall_back: Called with the versions whose engine ended, when the previous generation serves again.
         previous: The previous generation, until it is released or ends.
     """
@@ -312,6 +312,10 @@ class EngineSlot:
             for listener in self.on_up:
                 listener(engine)
 
+    def engine_lost(self) -> None:
+        for listener in self.on_end:
+            listener()
+
     def device_lost(self) -> None:
         """One of several GPUs is lost."""
         self._describe(lost=tuple(self.engine.lost) if self.engine else ())
@@ -320,8 +324,7 @@ class EngineSlot:
 
     def engine_down(self) -> None:
         """The current engine has ended: the previous generation serves, or the supervisor starts another."""
-        for listener in self.on_end:
-            listener()
+        self.engine_lost()
         if not self._fall_back():
             self._lifecycle.to(State.WARMING)
             self._dispatcher.engine_restarts(self._supervisor.restart_s)

@@ -62,7 +62,7 @@ class TokenPool:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.in_flight = 0
-        self.refusals = {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+        self.refusals = {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 0}
 
 
 def estimate_tokens(sizes: Sequence[int], longest: int | None) -> int:
@@ -257,10 +257,11 @@ class Admission:
             and not outlook.idle
             and outlook.finish_at(demand, priority, deadline, now) > deadline
         ):
-            pool.refusals["predicted_late"] += 1
             if outlook.back_at is not None:
+                pool.refusals["not_ready"] += 1
                 late = "the engine is being started again, and the answer would come after the deadline; try again"
                 raise NotReady(late, retry_after_s=max(_LEAST_RETRY_S, outlook.drain_s(now, priority)))
+            pool.refusals["predicted_late"] += 1
             raise self._overloaded("the answer would come after the deadline; try again later", priority, now)
         pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens

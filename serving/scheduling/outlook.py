@@ -131,6 +131,10 @@ class Outlook:
             waiting_us += self.bulk.backlog.total_us
         return self._occupied_s(now) + self._slowness(priority) * waiting_us / 1e6
 
+    def restart_s(self, now: float) -> float:
+        """Seconds until an engine that has ended is probably replaced; 0 while there is one, or none comes."""
+        return 0.0 if self.back_at is None else max(0.0, self.back_at - now)
+
     def _slowness(self, priority: int) -> float:
         """By how much work takes longer because bulk work has its share beside it."""
         return 1 / (1 - self.policy.bulk_share) if self.bulk.items and priority != BULK else 1.0
@@ -138,7 +142,7 @@ class Outlook:
     def _occupied_s(self, now: float) -> float:
         """Seconds until the device has done what it was given, or is back: of narrow lanes, on average."""
         if self.back_at is not None:
-            return max(0.0, self.back_at - now)
+            return self.restart_s(now)
         free_at = self.lanes.free_at
         if len(free_at) == 1 or (free_at and self.lanes.load[WIDE] and not self.policy.apart):
             return max(0.0, free_at[WIDE] - now)

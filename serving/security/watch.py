@@ -29,7 +29,7 @@ _Signature = list[tuple[int, int, int, int] | None]
 class _Watched:
     what: str
     paths: Sequence[Path]
-    reload: Callable[[], Awaitable[None]]
+    reload: Callable[[], Awaitable[str]]
     used: _Signature
     seen: _Signature
     good: bool = True
@@ -43,10 +43,11 @@ class FileWatch:
         """For each group of files 1, or 0 where what is there now cannot be used."""
         return {"API keys": 1.0, "certificates": 1.0} | {one.what: float(one.good) for one in self._watched}
 
-    def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[None]]) -> None:
+    def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[str]]) -> None:
         """Watches files that are read together and have been read just now; `what` is their name in the log.
 
-        `reload` reads them again and raises CredentialsError where they cannot be used.
+        `reload` reads them again, returns for the log what they hold now, and raises CredentialsError where they cannot
+        be used.
         """
         now = _signature(paths)
         self._watched.append(_Watched(what, paths, reload, now, now))
@@ -65,12 +66,12 @@ async def _look(watched: _Watched) -> None:
         return
     watched.used, watched.good = watched.seen, False
     try:
-        await watched.reload()
+        found = await watched.reload()
     except (CredentialsError, OSError) as error:
         log.error("%s: what is there now cannot be used, what was there before stays in use: %s", watched.what, error)  # noqa: TRY400  our sentence says it all
     else:
         watched.good = True
-        log.info("%s: read again", watched.what)
+        log.info("%s: read again, %s", watched.what, found)
 
 
 def _signature(paths: Sequence[Path]) -> _Signature:

@@ -30,6 +30,7 @@ class Metric(NamedTuple):
 _SERVED = "a model of the repository"
 _MODEL = {"model": _SERVED, "version": "its version"}
 _FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+_REFUSED = {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504), `not_ready` (503)"}
 _PROTOCOL = "`http`, `grpc`"
 
 REQUESTS = Metric(
@@ -97,7 +98,8 @@ QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to 
 PREDICTED_WAIT = Metric(
     "bertserve_predicted_wait_seconds",
     "gauge",
-    "Predicted time until all that is here now is answered: what a new request finds before it. Scale by this.",
+    "Predicted time to answer all that is here now: the work that a new request finds before it. Scale by this. The"
+    " restart of an engine is not counted: more replicas do not shorten it.",
 )
 UTILIZATION = Metric(
     "bertserve_utilization_ratio",
@@ -113,7 +115,7 @@ REFUSALS = Metric(
     "bertserve_refusals_total",
     "counter",
     "Requests refused at admission.",
-    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+    _REFUSED,
 )
 DEADLINE_MISSES = Metric(
     "bertserve_deadline_misses_total",
@@ -142,7 +144,7 @@ BULK_REFUSALS = Metric(
     "bertserve_bulk_refusals_total",
     "counter",
     "Bulk requests refused at admission.",
-    {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504)"},
+    _REFUSED,
 )
 BULK_DEADLINE_MISSES = Metric(
     "bertserve_bulk_deadline_misses_total", "counter", "Bulk requests admitted and not answered before their deadline."
@@ -186,7 +188,9 @@ GPUS = Metric(
     "GPUs that the models are meant to run on; both are 0 on a CPU.",
     {"state": "`working`, or `missing` while its engine is being started or was given up"},
 )
-ENGINE_RESTARTS = Metric("bertserve_engine_restarts_total", "counter", "Deaths of the engine process.")
+ENGINE_RESTARTS = Metric(
+    "bertserve_engine_restarts_total", "counter", "Deaths of the engine process, also while it loads or warms up."
+)
 NON_FINITE = Metric(
     "bertserve_non_finite_outputs_total", "counter", "Texts whose answer was NaN or infinite, and so was not sent."
 )

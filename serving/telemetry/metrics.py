@@ -280,7 +280,7 @@ class Metrics:
         self.read(catalogue.QUEUE_TEXTS, lambda: load().queued_texts)
         self.read(catalogue.QUEUE_TOKENS, lambda: load().queued_tokens)
         self.read(catalogue.QUEUE_WORK, lambda: load().queued_work_us / 1e6)
-        self.read(catalogue.PREDICTED_WAIT, lambda: load().wait_s)
+        self.read(catalogue.PREDICTED_WAIT, lambda: (now := load()).wait_s - now.restart_s)
         self.read(catalogue.REQUESTS_NOW, lambda: load().requests)
         self.read(catalogue.ADMITTED_TOKENS, lambda: load().admitted_tokens)
         self.read(catalogue.ADMITTED_LIMIT, lambda: load().admitted_limit)

@@ -78,6 +78,16 @@ def test_every_recorded_name_is_used() -> None:
     assert used >= RECORDED
 
 
+def test_every_recorded_name_is_explained() -> None:
+    """In the table of observability.md, and no other."""
+    page = (ROOT / "docs/observability.md").read_text()
+    told = set()
+    for row in re.findall(r"^\| (`bertserve:.+?) \|", page, re.MULTILINE):
+        name, *others = re.findall(r"`([^`]+)`", row)
+        told |= {name, *(re.sub(r"(?<=rate)\w+$", other, name) for other in others)}
+    assert told == RECORDED
+
+
 def test_the_dashboard_shows_what_alerts_are_about() -> None:
     """Whoever is paged finds it there, on few enough panels to look at them all."""
     made_of = {rule["record"]: rule["expr"] for rule in EVERY_RULE if "record" in rule}

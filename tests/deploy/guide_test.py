@@ -6,11 +6,13 @@ import json
 import re
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+import subprocess
+from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from cryptography import x509
 
 from export.cli import export as export_cli
 from export.cli import inspect
@@ -18,6 +20,7 @@ from loadtest.benchmarks import runner
 from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.capacity import simulate_cli, size_cli
 from serving.lifecycle import longest_end_s
+from serving.security.tls import check_pair
 from serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
@@ -38,7 +41,10 @@ from tests.support.models import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.kubernetes import Manifest
+
 GUIDE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+EXAMPLES = [yaml.safe_load(example) for example in re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)]
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)]
 
 
@@ -46,6 +52,13 @@ def commands(*head: str) -> list[list[str]]:
     """What follows these words in the commands that begin with them."""
     found = [words[len(head) :] for words in COMMANDS if words[: len(head)] == list(head)]
     assert found, f"no command `{shlex.join(head)}`"
+    return found
+
+
+def examples(key: str, value: object = None) -> list[Any]:
+    """The examples with this member, of this value unless it is None."""
+    found = [example for example in EXAMPLES if key in example and (value is None or example[key] == value)]
+    assert found
     return found
 
 
@@ -86,6 +99,9 @@ def test_a_server_in_docker_in_three_lines() -> None:
     assert run[run.index("--volume") + 1] == f"$PWD/models:{Settings.load(options, {}).models}:ro"
     address, _, port = run[run.index("--publish") + 1].rpartition(":")
     assert port in made["EXPOSE"].split()
+    # Docker kills after 10 s unless it is told otherwise.
+    settings = Settings.load([], {})
+    assert int(run[run.index("--stop-timeout") + 1]) > longest_end_s(settings.lame_duck_s, settings.drain_s)
     assert call[0] == "curl"
     assert f"http://{address}/embed" in call
 
@@ -95,9 +111,11 @@ def test_every_overlay_and_component_is_told_of() -> None:
     tables = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDE, re.MULTILINE))
     assert tables == {*OVERLAYS, *COMPONENTS} - {"https-egress"}
     for path, *_ in commands("kubectl", "apply", "-k"):
-        assert (ROOT / path / "kustomization.yaml").is_file()
-    for (path,) in commands("kubectl", "apply", "-f"):
-        assert (ROOT / path).is_file()
+        assert path == "my-cluster" or (ROOT / path / "kustomization.yaml").is_file()
+    for rule, path, *_ in commands("sed"):
+        _, image, own, _ = rule.split(",")
+        assert f"image: {image}/bertserve" in (ROOT / path).read_text()
+        assert own in GUIDE
 
 
 def test_links_lead_somewhere() -> None:
@@ -111,16 +129,17 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_renders(tmp_path: Path) -> None:
     """With every component in it, and its own image and setting."""
-    (example,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    (example,) = examples("kind", "Kustomization")
+    assert example is EXAMPLES[0]
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     (tmp_path / "my-cluster").mkdir()
-    (tmp_path / "my-cluster" / "kustomization.yaml").write_text(example)
+    (tmp_path / "my-cluster" / "kustomization.yaml").write_text(yaml.safe_dump(example))
     found = yaml.safe_load(render(tmp_path / "my-cluster", within=tmp_path))
     kinds = {manifest["kind"] for manifest in found}
     assert {"Deployment", "ScaledObject", "ServiceMonitor", "PrometheusRule"} <= kinds
     (pod,) = pods(found)
-    wanted = yaml.safe_load(example)["images"][0]
-    for container in [*pod["initContainers"], *pod["containers"]]:
+    wanted = example["images"][0]
+    for container in pod["containers"]:
         assert container["image"] == f"{wanted['newName']}:{wanted['newTag']}"
     (settings,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("bertserve-sett")]
     assert settings["BERTSERVE_MAX_BATCH_TOKENS"] == "4096"
@@ -151,13 +170,78 @@ def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_of_an_object_store_renders(tmp_path: Path) -> None:
     """In place of the component's own settings, under a name that makes a rollout."""
-    (example,) = re.findall(r"^    (configMapGenerator:\n(?:    .*\n)+)", GUIDE, re.MULTILINE)
-    more = yaml.safe_load(example.replace("\n    ", "\n"))
-    found = combined(tmp_path, "cpu", "fetched-models", more=more)
+    s3, gcs = [example for example in examples("configMapGenerator") if "kind" not in example]
+    found = {
+        name: dict(bertserve_fetch(combined(tmp_path / name, "cpu", "fetched-models", more=more)))
+        for name, more in (("s3", s3), ("gcs", gcs))
+    }
+    literals = {
+        name: dict(line.split("=") for line in each["configMapGenerator"][0]["literals"])
+        for name, each in (("s3", s3), ("gcs", gcs))
+    }
+    assert found["gcs"] == literals["gcs"]
+    assert found["s3"] == found["s3"] | literals["s3"]
+    assert found["s3"]["RCLONE_CONFIG_MODELS_TYPE"] == "s3"
+
+
+def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
+    """What the init container is told, of a ConfigMap whose name makes a rollout."""
     (config,) = [
         each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"].startswith("bertserve-fetch-")
     ]
-    assert config["data"] == dict(line.split("=") for line in more["configMapGenerator"][0]["literals"])
+    data: dict[str, str] = config["data"]
+    return data
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
+    """All together: each adds what it says, and takes nothing away."""
+    (patches,) = examples("patches")
+    parts = ("fetched-models-t4", "../../monitoring")
+    found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=patches)
+    plain = combined(tmp_path / "without", "t4", *parts, resources=("models-claim",))
+    egress, before = (of_kind(each, "NetworkPolicy")[0]["spec"]["egress"] for each in (found, plain))
+    assert egress[:-1] == before
+    addresses = {entry["ipBlock"]["cidr"].removesuffix("/32") for entry in egress[-1]["to"]}
+    assert addresses == {"169.254.169.252", "169.254.169.254", "169.254.170.23"}
+    (claim,), (account,) = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ServiceAccount")
+    assert claim["spec"]["storageClassName"] == "efs-sc"
+    assert set(account["metadata"]["annotations"]) == {"eks.amazonaws.com/role-arn"}
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        (manifest,) = of_kind(found, kind)
+        assert manifest["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    for version in (OLDEST, NEWEST):
+        for manifest in (claim, account, *of_kind(found, "NetworkPolicy")):
+            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_a_registry_of_ones_own_is_everywhere(tmp_path: Path) -> None:
+    """Both entries of the example name every image of the project's, the exporter's too."""
+    images = examples("kind", "Kustomization")[0]["images"]
+    found = combined(tmp_path, "cpu", "exported-model", resources=("models-claim",), more={"images": images})
+    (pod,) = pods(found)
+    (init,), (serving,) = pod["initContainers"], pod["containers"]
+    assert serving["image"] == f"{images[0]['newName']}:{images[0]['newTag']}"
+    assert init["image"].startswith(f"{images[1]['newName']}:")
+
+
+def test_the_certificate_has_the_names_that_clients_use(tmp_path: Path) -> None:
+    """The one that openssl makes by the guide's line, cert-manager's, and the name that a gateway asks for."""
+    (words,) = commands("openssl", "req")
+    openssl = shutil.which("openssl")
+    assert openssl is not None
+    subprocess.run([openssl, "req", *words], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    check_pair(tmp_path / "tls.crt", tmp_path / "tls.key")
+    certificate = x509.load_pem_x509_certificate((tmp_path / "tls.crt").read_bytes())
+    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    names = set(extension.value.get_values_for_type(x509.DNSName))
+    (made,) = examples("kind", "Certificate")
+    assert set(made["spec"]["dnsNames"]) == names
+    assert {host.partition(":")[0] for host in re.findall(r"bertserve[\w-]*\.bertserve:800[01]", GUIDE)} <= names
+    (policy,) = examples("kind", "BackendTLSPolicy")
+    assert policy["spec"]["validation"]["hostname"] in names
+    assert policy["spec"]["targetRefs"][0]["name"] == "bertserve"
 
 
 def test_numbers_are_the_settings() -> None:

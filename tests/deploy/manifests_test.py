@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from export.checkpoint.source import safe_name
 from export.cli import export as export_cli
 from loadtest import cli as load_cli
 from serving.settings import Settings
@@ -315,6 +316,23 @@ def test_the_export_is_let_in() -> None:
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 443}
 
 
+def test_the_export_on_t4_nodes_makes_what_is_verified_there(tmp_path: Path) -> None:
+    """An engine for the T4, of the model that the next container verifies."""
+    found = combined(tmp_path, "t4", "exported-model-t4", resources=("models-claim",))
+    (pod,) = pods(found)
+    made, verified = pod["initContainers"]
+    (config,) = [
+        each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"].startswith("bertserve-model-")
+    ]
+    asked = config["data"]["MODEL_ID"]
+    parser = export_cli.parser()
+    recipe = export_cli.recipe_of(
+        parser.parse_args([word.replace("$(MODEL_ID)", asked) for word in made["args"][1:]]), parser
+    )
+    assert (str(recipe.out), list(recipe.tensorrt)) == ("/models", ["t4"])
+    assert verified["args"][:2] == ["verify", f"/models/{safe_name(asked.rpartition('/')[2])}"]
+
+
 def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
     """A Job's container with its pod's volumes, and the options of its command.
 
@@ -335,7 +353,7 @@ def job_of(folder: str, verb: str) -> tuple[Manifest, list[str]]:
     security = template["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
     (container,) = template["spec"]["containers"]
-    assert container["image"].endswith(f"-{folder}")
+    assert f"-{folder}" in container["image"]
     named_verb, *options = container["args"]
     assert named_verb == verb
     return {**container, "volumes": template["spec"]["volumes"]}, options
@@ -427,7 +445,7 @@ def ports_of(found: list[Manifest], service: str) -> dict[str, int]:
 
 SOURCES = {
     "cpu": ((), ("mounted-models",), ("exported-model",), ("fetched-models",)),
-    "t4": ((), ("mounted-models-t4",), ("mounted-models-t4", "fetched-models")),
+    "t4": ((), ("mounted-models-t4",), ("exported-model-t4",), ("fetched-models-t4",)),
 }
 """Where models come from, by overlay: the image, a claim, the hub, an object store."""
 SCALING: tuple[tuple[str, ...], ...] = ((), ("hpa",), ("keda",))
@@ -460,17 +478,22 @@ def test_components_combine(tmp_path: Path, overlay: str, parts: tuple[str, ...]
     assert_whole_cores(found)
     assert_pointing(found)
     assert {each["metadata"].get("namespace") for each in found if each["kind"] != "Namespace"} == {"bertserve"}
+    sources = {part.removesuffix("-t4") for part in parts}
     names = [container["name"] for container in pod.get("initContainers", [])]
     assert names == [
-        *(["fetch"] if "fetched-models" in parts else []),
-        *(["export"] if "exported-model" in parts else []),
+        *(["fetch"] if "fetched-models" in sources else []),
+        *(["export"] if "exported-model" in sources else []),
     ] + (["verify"] if overlay == "t4" else [])
+    assert all("/" in container["image"] for container in containers(pod))
     mounts = {container["name"]: container["volumeMounts"] for container in containers(pod)}
     for name in {"bertserve", "verify"} & mounts.keys() if {*parts} & {*sum(SOURCES[overlay], ())} else ():
         assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts[name]
+    if "exported-model" in sources:
+        assert {"name": "models", "mountPath": "/models"} in mounts["export"]
+        assert {"name": "models", "persistentVolumeClaim": {"claimName": "bertserve-models"}} in pod["volumes"]
     (policy,) = of_kind(found, "NetworkPolicy")
     opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & {*parts} else set())
+    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & sources else set())
 
 
 def test_routes_leave_deadlines_and_retries_to_the_server(tmp_path: Path) -> None:

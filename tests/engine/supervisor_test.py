@@ -364,6 +364,7 @@ async def test_deaths_while_loading_count_as_well() -> None:
     load = Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "exit")))
     await soon(Supervisor(load, listener, crash_limit=2).run())
     assert "died 2 times" in await listener.next("failed")
+    assert listener.lost == 2
 
 
 @asynchronous

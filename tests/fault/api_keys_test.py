@@ -393,8 +393,9 @@ async def watched(file: Path) -> AsyncIterator[ApiKeys]:
     """The keys of a file, read again as the server does while the block runs."""
     keys, watch = ApiKeys(file), FileWatch()
 
-    async def reload() -> None:
+    async def reload() -> str:
         keys.reload()
+        return f"{len(keys)} in use"
 
     watch.add("API keys", [file], reload)
     running = asyncio.create_task(watch.run())
@@ -407,8 +408,9 @@ def allows(keys: ApiKeys, *asked: str) -> list[bool]:
 
 
 @virtually
-async def test_a_secret_of_kubernetes_is_followed(tmp_path: Path) -> None:
-    """Its files are links through `..data`, which is turned round in one move."""
+async def test_a_secret_of_kubernetes_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its files are links through `..data`, which is turned round in one move; the log says how many keys there are."""
+    caplog.set_level("INFO")
     for name, key in (("before", FIRST), ("after", SECOND)):
         (tmp_path / name).mkdir()
         write_keys(tmp_path / name / "keys", key)
@@ -420,6 +422,7 @@ async def test_a_secret_of_kubernetes_is_followed(tmp_path: Path) -> None:
         (tmp_path / "..new").replace(tmp_path / "..data")
         await asyncio.sleep(READ_AGAIN_S)
         assert allows(keys, FIRST, SECOND) == [False, True]
+    assert "API keys: read again, 1 in use" in caplog.text
 
 
 @virtually

@@ -330,6 +330,10 @@ def test_row_45_a_deadline_before_the_next_engine(serve: Callable[..., Server]) 
     assert (http.status, http.headers["x-computed"]) == (503, "none")
     assert int(http.headers["retry-after"]) >= 1
     assert (refused.value.status, refused.value.headers["bertserve-computed"]) == ("UNAVAILABLE", "none")
+    refusals = {
+        reason: metric(server, "bertserve_refusals_total", reason=reason) for reason in ("not_ready", "predicted_late")
+    }
+    assert refusals == {"not_ready": 2, "predicted_late": 0}
 
 
 @both

@@ -126,6 +126,18 @@ def test_texts_have_the_lengths_that_were_asked_for(fake_server: Server) -> None
             assert len(set(kind.texts)) > len(kind.texts) / 2
 
 
+def test_a_server_that_stops_is_named_as_the_cause(
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It still answers in its lame duck, and then closes the connection."""
+    server = serve("--engine", "fake", "--lame-duck-s", "60")
+    server.signal(signal.SIGTERM)
+    server.wait_logged("state: draining")
+    assert main(["--target", server.http, "--duration", "0.5", "--out", str(tmp_path)]) == IMPOSSIBLE
+    assert "it is stopping or restarting" in capsys.readouterr().err
+    server.signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
     ("slo", "code"), [pytest.param("p99=10s,errors=0%", HELD, marks=pytest.mark.long), ("p50=1us", MISSED)]
 )

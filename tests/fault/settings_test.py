@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -72,6 +73,22 @@ def test_row_67_the_operator_reads_one_line(models: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("bertserve serve: ")
     assert [word for word in words if word not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why", "code"),
+    [
+        (("--log-format", "json", "--models", "nowhere"), "nowhere", 1),
+        (("--log-format", "json", "--threads", "none"), "--threads", 2),
+    ],
+)
+def test_a_collector_of_json_reads_why_the_server_ends(options: tuple[str, ...], why: str, code: int) -> None:
+    """In JSON the last line is JSON too, also where the settings themselves are wrong."""
+    done = refused_start(*options)
+    (line,) = done.stderr.splitlines()
+    said = json.loads(line)
+    assert (done.returncode, said["level"], said["logger"]) == (code, "error", "bertserve")
+    assert why in said["message"]
 
 
 def test_row_67_no_port_is_opened(models: Path) -> None:

@@ -74,5 +74,5 @@ def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> No
         drive(target_of(server, "http"), WORKLOAD, phases, 300.0, 5)
         found[kind] = get(server.metrics, "/status").json()["admission"]
     assert found["deadline"]["refusals"]["predicted_late"] > 100
-    assert found["fifo"]["refusals"] == {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+    assert found["fifo"]["refusals"] == {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 0}
     assert found["fifo"]["deadline_misses"]["queue"] > 100

@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -232,24 +233,37 @@ def test_row_08_a_trickled_handshake(server: Server) -> None:
 )
 @pytest.mark.parametrize("port", ["http", "grpc"])
 def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes) -> None:
-    """Nobody who speaks plainly gets more than a sentence, and that over HTTP alone; the log stays as it is."""
-    log = server.log
+    """Nobody who speaks plainly gets more than a sentence, and that over HTTP alone, and nothing else is logged."""
+
+    def log() -> list[str]:
+        return [line for line in server.log.splitlines() if "a plain HTTP request" not in line]
+
+    before = log()
     with RawConnection(str(getattr(server, port))) as connection:
         connection.send(data)
         received = connection.read_to_end()
     assert received.startswith(b"HTTP/1.1 400 ") == (port == "http" and data[:1].isalpha())
     assert received.count(b"HTTP/1.1") <= 1
-    assert server.log == log
+    assert log() == before
 
 
 @pytest.mark.parametrize("kind", ["server", "mutual_server"])
 def test_plain_http_on_the_tls_port_is_told_so(request: pytest.FixtureRequest, kind: str) -> None:
-    """With the status that nginx gives; a body that is still on its way does not cost the client its reply."""
-    address = str(request.getfixturevalue(kind).http)
+    """With the status that nginx gives; a body that is still on its way does not cost the client its reply.
+
+    Each is counted, and logged under the id that its client is told.
+    """
+    server = request.getfixturevalue(kind)
+    address = str(server.http)
+    counted = partial(metric, server, "bertserve_requests_total", reason="malformed_request", protocol="http", model="")
+    before = counted()
     for reply in (get(address, "/livez"), post_json(address, "/embed", b" " * 1_000_000)):
         assert reply.status == 400
-        assert "https://" in reply.json()["error"]["message"]
-    assert get(request.getfixturevalue(kind).http, "/livez").status == 200
+        error = reply.json()["error"]
+        assert "https://" in error["message"]
+        wait_for(lambda identity=error["request_id"]: identity and identity in server.log, "its line in the log")
+    assert counted() == before + 2
+    assert get(server.http, "/livez").status == 200
 
 
 def test_many_who_speak_plainly_take_no_place_for_long(server: Server) -> None:
@@ -320,6 +334,7 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
         assert serial(server.http, before) == serial(server.grpc, before) != first
         assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
+        assert f"certificates: read again, valid until {soon:%Y-%m-%d %H:%M} UTC" in server.log
         assert refuses(server.http, old.context())
         assert http.call("GET", "/livez").status == 200
         connection.call(1, b"", CHECK)

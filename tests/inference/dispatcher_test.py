@@ -472,6 +472,8 @@ async def test_a_deadline_before_the_next_engine_is_refused_at_once() -> None:
     with pytest.raises(NotReady) as refused:
         await run_request(bench.dispatcher, BATCHED, [text(1)], 2.0)
     assert (now(), refused.value.retry_after_s, refused.value.begun) == (0, 5.0, False)
+    refusals = bench.dispatcher.load().refusals
+    assert refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 1}
     kept = await bench.ask(text(2), timeout_s=10)
     bench.dispatcher.engine_restarts(0.0)
     missed = await bench.ask(text(3), timeout_s=2)

@@ -266,7 +266,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
 
 
 @with_openvino
-def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path) -> None:
+def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where they do not start or die too often, if `--engine` did not ask for them; they take over from a GPU."""
     models = tmp_path / "models"
     write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
@@ -274,10 +274,16 @@ def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path) -> None:
 
     def instead(gone: str, *, crashed: bool, **settings: Any) -> str | None:
         chooser = Chooser(Settings(models=models, **settings), discovery.Machine)
+        if gone == "cpu":
+            chooser.reject("ort-cuda", "there is no GPU")
         choice = chooser.instead(gone, "it died", served, crashed=crashed)
         if choice is None:
             return None
-        assert not choice.degraded
+        assert choice.degraded == crashed
+        if gone == "cpu":
+            said = {(record.levelname, record.getMessage()) for record in caplog.records}
+            assert ("WARNING", "not the engine cpu: it died") in said
+            assert not any("there is no GPU" in message for _, message in said)
         assert (choice.repository.models[0].second is None) == (choice.engine == "ort-cpu")
         return choice.engine
 

@@ -218,7 +218,7 @@ def test_a_flood_of_bulk_work_refuses_bulk_work_alone() -> None:
         bulk(made, 101)
     assert refused.value.retry_after_s == pytest.approx(0.02, abs=0.01)
     assert submit(made, 100, timeout=0.05)
-    assert made.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 0}
+    assert made.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 0}
     assert made.admission.bulk.refusals["queue_full"] == 1
     assert all(item.waits for request in held for item in request)
 

@@ -144,7 +144,7 @@ def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
         submit(scheduler, 8, timeout=0.005)
     with pytest.raises(DeadlineExceeded):
         submit(scheduler, *[256] * 8, timeout=0.015)
-    assert scheduler.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2}
+    assert scheduler.admission.online.refusals == {"queue_full": 0, "predicted_late": 0, "hopeless": 2, "not_ready": 0}
 
 
 def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:

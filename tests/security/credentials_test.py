@@ -160,8 +160,9 @@ async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> Non
     """It is read once it has stood still for a while, and then once."""
     file, told = tmp_path / "file", []
 
-    async def reload() -> None:
+    async def reload() -> str:
         told.append(file.read_text(encoding="utf-8"))
+        return "a text"
 
     watch = FileWatch()
     watch.add("the file", [file], reload)

@@ -72,12 +72,17 @@ def right(outcome: BatchOutput | BertserveError, *texts: list[int]) -> bool:
 class Listener:
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.lost = 0
 
     def engine_up(self, engine: RemoteEngine) -> None:
         self.news.put_nowait(("up", engine))
 
     def engine_down(self) -> None:
         self.news.put_nowait(("down", None))
+
+    def engine_lost(self) -> None:
+        """One has ended before it was ready."""
+        self.lost += 1
 
     def device_lost(self) -> None:
         """It is one process."""

@@ -187,6 +187,23 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
     assert found["bertserve_admitted_limit_tokens"] == 100
 
 
+@virtually
+async def test_a_restart_of_the_engine_is_no_load() -> None:
+    """Autoscalers add replicas by the predicted wait: only work counts there, though admission knows of the restart."""
+    metrics = Metrics()
+    dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
+    metrics.follow(dispatcher)
+    dispatcher._scheduler.engine_up(1, [model_costs(constant(10_000))])
+    dispatcher.engine_restarts(20.0)
+    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
+    with Permit(dispatcher.admission, ModelIndex(0), 2, now() + 60.0) as permit:
+        permit.confirm([8, 8], now())
+        dispatcher._scheduler.submit(items, permit, now())
+        assert dispatcher.load().wait_s > 20.0
+        found = samples(metrics)
+    assert 0 < found["bertserve_predicted_wait_seconds"] == pytest.approx(found["bertserve_queue_work_seconds"])
+
+
 def test_every_metric_has_the_servers_prefix() -> None:
     """One look at a dashboard's list shows what is ours; processes have the names that every exporter gives them."""
     metrics = Metrics()

@@ -227,6 +227,9 @@ class _Member:
         self.engine = None
         self.fleet.member_down(self)
 
+    def engine_lost(self) -> None:
+        """Nothing: the metric counts ends of the whole fleet."""
+
     def device_lost(self) -> None:
         """Nothing: an engine process has one GPU."""
 

@@ -48,6 +48,9 @@ class EngineListener(Protocol):
     def engine_down(self) -> None:
         """The engine has gone and a new one is being started."""
 
+    def engine_lost(self) -> None:
+        """An engine process ended before it was ready; another one is started."""
+
     def device_lost(self) -> None:
         """One of several devices of the engine was given up."""
 
@@ -111,6 +114,7 @@ class Supervisor:
                 return
             except EngineLost as lost:
                 log.warning("%s", lost.message)
+                self._listener.engine_lost()
                 self._read_no_kernels()
             else:
                 took_s = loop.time() - began
