@@ -60,7 +60,9 @@ def test_every_data_file_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"serving/py.typed", "serving/web/index.html"} <= data
     assert data - names == set()
-    assert "bertserve.py" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        *("bertserve.py", "serving", "export", "loadtest"),
+    }
 
 
 def test_the_wheel_brings_its_licence(wheel: Path) -> None:

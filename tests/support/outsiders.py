@@ -279,8 +279,8 @@ OUTSIDERS = {
             ),
         ),
         # Pure functions of their arguments; the other tests of the room run always.
-        paths=("serving/scheduling", "loadtest/capacity"),
-        beside=_SERVER,
+        paths=("serving/scheduling", "loadtest/capacity/simulator.py"),
+        beside=("loadtest", *_SERVER),
     ),
     "fuzz": Outsider(
         tests=(
@@ -311,7 +311,10 @@ OUTSIDERS = {
     ),
     "compatibility": Outsider(
         tests=("tests/loadtest/benchmarks/compatibility_test.py",),
-        paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+        paths=(
+            *("export", "loadtest/benchmarks/exports", "serving/models"),
+            *("docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+        ),
         runs=("serving.cli",),
         beside=("loadtest", *_SERVER),
     ),
