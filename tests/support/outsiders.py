@@ -310,7 +310,7 @@ OUTSIDERS = {
         beside=_SERVER,
     ),
     "compatibility": Outsider(
-        tests=("tests/loadtest/benchmarks/compatibility_test.py",),
+        tests=("tests/export/compatibility_test.py",),
         paths=(
             *("export", "loadtest/benchmarks/exports", "serving/models"),
             *("docs/compatibility.md", "docs/benchmarks/compatibility.json"),
