@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from loadtest.capacity.errors import SizeError
+from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,22 +54,22 @@ def read_candidates(file: Path | None, prices: Sequence[str] = ()) -> dict[str, 
         prices: Prices an hour, each as `t4=0.35`.
 
     Raises:
-        SizeError: What is wrong with it.
+        BenchError: What is wrong with it.
     """
     try:
         content = (files("loadtest.capacity") / "data" / "devices.json" if file is None else file).read_bytes()
         table = msgspec.json.decode(content, type=dict[str, Candidate])
     except OSError as error:
-        raise SizeError(f"--candidates {file}: {error.strerror}") from error
+        raise BenchError(f"--candidates {file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SizeError(f"--candidates {file}: {error}") from error
+        raise BenchError(f"--candidates {file}: {error}") from error
     for name, one in table.items():
         _check(file, name, one)
     for name, price in _priced(prices).items():
         if name == HERE:
             continue
         if name not in table:
-            raise SizeError(f"--price {name}: no such candidate; there are {', '.join([*table, HERE])}")
+            raise BenchError(f"--price {name}: no such candidate; there are {', '.join([*table, HERE])}")
         table[name] = msgspec.structs.replace(table[name], price_per_hour=price)
     return table
 
@@ -86,9 +86,9 @@ def _priced(prices: Sequence[str]) -> Mapping[str, float]:
         try:
             found[name] = float(price)
         except ValueError:
-            raise SizeError(f"--price {given}: must look like t4=0.35, in USD an hour") from None
+            raise BenchError(f"--price {given}: must look like t4=0.35, in USD an hour") from None
         if not 0 <= found[name] < float("inf"):
-            raise SizeError(f"--price {given}: a price is 0 or more")
+            raise BenchError(f"--price {given}: a price is 0 or more")
     return found
 
 
@@ -97,23 +97,23 @@ def _check(file: Path | None, name: str, one: Candidate) -> None:
     numbers |= {f"tera_per_s.{precision}": rate for precision, rate in one.tera_per_s.items()}
     for key, value in numbers.items():
         if not 0 < value < float("inf"):
-            raise SizeError(f"--candidates {file}: {name}.{key} must be above 0, not {value:g}")
+            raise BenchError(f"--candidates {file}: {name}.{key} must be above 0, not {value:g}")
     if not one.tera_per_s:
-        raise SizeError(f"--candidates {file}: {name}.tera_per_s names no precision")
+        raise BenchError(f"--candidates {file}: {name}.tera_per_s names no precision")
     if one.kind == "cpu" and one.cores < 1:
-        raise SizeError(f"--candidates {file}: {name}.cores is missing: how many cores has it?")
+        raise BenchError(f"--candidates {file}: {name}.cores is missing: how many cores has it?")
 
 
 def chosen(table: Mapping[str, Candidate], names: str | None) -> dict[str, Candidate]:
     """The candidates that `--on t4,l4` names; all without it.
 
     Raises:
-        SizeError: One of them is not in the table.
+        BenchError: One of them is not in the table.
     """
     if names is None:
         return dict(table)
     words = [word.strip() for word in names.split(",") if word.strip()]
     for word in words:
         if word not in table and word != HERE:
-            raise SizeError(f"--on {word}: no such candidate; there are {', '.join([*table, HERE])}")
+            raise BenchError(f"--on {word}: no such candidate; there are {', '.join([*table, HERE])}")
     return {word: table[word] for word in words if word in table}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.checkpoint.families import FAMILIES, family_of
 from export.errors import ExportError
-from loadtest.capacity.errors import SizeError
+from loadtest.errors import BenchError
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
 from serving.models.manifest import MANIFEST, TOKENIZER
@@ -90,7 +90,7 @@ def encoder_of(given: str) -> Encoder:
     """The encoder that a command line names: one of `KNOWN`, a config.json or its folder, or a bundle.
 
     Raises:
-        SizeError: It is none of these, or its configuration lacks a size.
+        BenchError: It is none of these, or its configuration lacks a size.
     """
     if given in KNOWN:
         return _of_config(given, KNOWN[given], given)
@@ -101,13 +101,13 @@ def encoder_of(given: str) -> Encoder:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SizeError(
+        raise BenchError(
             f"{file}: {error.strerror}; give a config.json or its folder, a bundle, or one of {', '.join(KNOWN)}"
         ) from error
     except ValueError as error:
-        raise SizeError(f"{file}: not JSON ({error})") from error
+        raise BenchError(f"{file}: not JSON ({error})") from error
     if not isinstance(config, dict):
-        raise SizeError(f"{file}: must hold an object, as config.json of a checkpoint does")
+        raise BenchError(f"{file}: must hold an object, as config.json of a checkpoint does")
     found = _of_config(file.absolute().parent.name, config, str(file))
     beside = file.with_name(TOKENIZER)
     return replace(found, tokenizer=beside) if beside.is_file() else found
@@ -116,7 +116,7 @@ def encoder_of(given: str) -> Encoder:
 def _of_config(name: str, config: Mapping[str, Any], where: str) -> Encoder:
     family = family_of(config)
     if family is None:
-        raise SizeError(
+        raise BenchError(
             f"{where}: model_type {config.get('model_type')!r} is not known; supported: {', '.join(FAMILIES)}"
         )
     sizes = {ours: _size(config, theirs, where) for ours, theirs in family.sizes.items()}
@@ -125,7 +125,7 @@ def _of_config(name: str, config: Mapping[str, Any], where: str) -> Encoder:
         try:
             groups = family.derived(config)
         except (ValueError, ExportError) as error:
-            raise SizeError(f"{where}: {error}") from error
+            raise BenchError(f"{where}: {error}") from error
         inner = groups["inner_group_num"]
         stored = groups["num_hidden_groups"] * inner
     return Encoder(
@@ -147,7 +147,7 @@ def _intermediate(family: Family, sizes: Mapping[str, int]) -> int:
 def _size(config: Mapping[str, Any], key: str, where: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SizeError(f"{where}: {key} must be a positive integer, not {value!r}")
+        raise BenchError(f"{where}: {key} must be a positive integer, not {value!r}")
     return value
 
 
@@ -164,12 +164,12 @@ def _of_bundle(folder: Path) -> Encoder:
     try:
         bundle = open_bundle(folder)
     except BundleError as error:
-        raise SizeError(str(error)) from error
+        raise BenchError(str(error)) from error
     manifest = bundle.manifest
     counts = next((a.operators for a in manifest.artifacts if any(a.operators.get(n) for n in _LAYER_OPERATORS)), {})
     layers = counts.get("Attention") or counts.get("QAttention") or counts.get("SkipLayerNormalization", 0) // 2
     if not layers:
-        raise SizeError(f"{folder}: its manifest does not show how many layers it has; give its config.json")
+        raise BenchError(f"{folder}: its manifest does not show how many layers it has; give its config.json")
     wide = _USUAL_WIDENING * manifest.hidden_size
     return Encoder(
         name=f"{manifest.model} version {manifest.version}",

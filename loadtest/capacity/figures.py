@@ -8,17 +8,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.capacity.simulator import Arrival, BulkJob, Fate, Outcome, play
+from loadtest.capacity.simulator import Arrival, BulkJob, Device, Outcome, Overhead, RequestOutcome, play
 from loadtest.generator.search import bracket, narrowed
 from loadtest.report.sample import percentile as nearest_rank
+from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loadtest.capacity.simulator import Device
-    from serving.scheduling.batcher import Policy
-    from serving.scheduling.scheduler import Scheduler
+    from loadtest.capacity.tables import BatchCosts
 
+_MAX_QUEUE_TOKENS = 1 << 19
 _NARROW = 1.01
 """A search ends when the rates on both sides of the edge are so near."""
 
@@ -43,8 +44,37 @@ class World:
     seed: int
     bulk: Mapping[int, float] | None = None
 
-    def run(self, arrivals: Sequence[Arrival], seconds: float) -> Figures:
-        """What becomes of a schedule of so many seconds, summed up."""
+    @classmethod
+    def of(
+        cls,
+        costs: BatchCosts,
+        overhead: Overhead,
+        max_batch_tokens: int,
+        seed: int,
+        scheduler: type[Scheduler] = Scheduler,
+        bulk: Mapping[int, float] | None = None,
+    ) -> World:
+        """One model behind a server, by what its batches cost."""
+        device = Device(
+            points=costs.warm_up or costs.points,
+            times=costs.points if costs.warm_up else None,
+            variations=costs.variations,
+            narrow_lanes=costs.narrow_lanes,
+            stages=costs.stages,
+            overhead=overhead,
+        )
+        policy = Policy(
+            max_batch_tokens,
+            batch_invariant=[costs.batched],
+            narrow=[costs.narrow_lanes > 0],
+            group_tokens=GROUP_TOKENS,
+            prefetch_tokens=PREFETCH_TOKENS,
+            apart=costs.stages > 1,
+        )
+        return cls(device, policy, scheduler, _MAX_QUEUE_TOKENS, seed, bulk)
+
+    def run(self, arrivals: Sequence[Arrival], seconds: float, percent: float = 99) -> Figures:
+        """What becomes of a schedule of so many seconds, summed up; the objective is of that percentile."""
         played = play(
             self.device,
             self.policy,
@@ -54,7 +84,8 @@ class World:
             scheduler=self.scheduler,
             seed=self.seed,
         )
-        found = Figures.of(arrivals, played.outcomes, seconds)
+        found = Figures.of(arrivals, played.outcomes, seconds, percent)
+        found = replace(found, utilisation=min(1.0, played.busy_s / seconds))
         if not self.bulk:
             return found
         share = played.bulk.device_us / 1e6 / seconds
@@ -71,12 +102,13 @@ class Figures:
         p50_ms: Of the answered; not a number where there is none.
         p99_ms: Of the answered.
         short_p99_ms: Of the answered among the shortest third of the requests.
-        slo_ms: The 99th percentile of all requests, in which one without an answer has taken for ever.
-        fates: How many requests ended how, by the words of `Fate`.
+        slo_ms: The objective's percentile of all requests, in which one without an answer has taken for ever.
+        fates: How many requests ended how, by the words of `RequestOutcome`.
         bulk_per_s: Texts of a bulk job; None where there was none.
         bulk_device_share: What it took of the device's time.
         queue_ms: Mean wait of the answered for a lane, as a server's headers count it.
         compute_ms: Mean time of their batches, likewise.
+        utilisation: Share of the time for which the devices computed.
     """
 
     offered_per_s: float
@@ -90,22 +122,25 @@ class Figures:
     bulk_device_share: float | None = None
     queue_ms: float = math.nan
     compute_ms: float = math.nan
+    utilisation: float = math.nan
 
     @classmethod
-    def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:
+    def of(
+        cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float, percent: float = 99
+    ) -> Figures:
         """Sums up a run whose schedule had so many seconds."""
-        ended = [outcome for outcome in outcomes if outcome.fate is Fate.ANSWERED]
+        ended = [outcome for outcome in outcomes if outcome.fate is RequestOutcome.ANSWERED]
         answered = [outcome.latency_s * 1e3 for outcome in ended]
         indices = sorted(range(len(arrivals)), key=lambda index: sum(arrivals[index].lengths))
         third = [outcomes[index] for index in indices[: math.ceil(len(indices) / 3)]]
-        short = [outcome.latency_s * 1e3 for outcome in third if outcome.fate is Fate.ANSWERED]
+        short = [outcome.latency_s * 1e3 for outcome in third if outcome.fate is RequestOutcome.ANSWERED]
         return cls(
             len(outcomes) / seconds,
             len(answered) / seconds,
             percentile(answered, 50),
             percentile(answered, 99),
             percentile(short, 99),
-            percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], 99),
+            percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], percent),
             dict(Counter(outcome.fate.value for outcome in outcomes)),
             queue_ms=_mean([outcome.queue_s * 1e3 for outcome in ended]),
             compute_ms=_mean([outcome.compute_s * 1e3 for outcome in ended]),

@@ -1,4 +1,4 @@
-"""How long the texts are: a mix as `bertserve simulate` takes it, a file of texts, or what a server counted."""
+"""How long the texts are: a mix, a file of texts, or what a server counted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadtest.capacity.errors import SimulateError, SizeError
-from loadtest.capacity.traffic import parse_mix
+from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +23,9 @@ _TOKENS_OF_WORD, _SPECIAL = 1.3, 2
 
 _HISTOGRAM = "bertserve_text_tokens"
 _BUCKET = re.compile(rf'^{_HISTOGRAM}_bucket{{le="([^"]+)"}} (\S+)$', re.MULTILINE)
+
+
+_MIX = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?(?::(\d+(?:\.\d+)?))?")
 
 
 class Lengths(NamedTuple):
@@ -51,6 +53,28 @@ class Lengths(NamedTuple):
         return Lengths(mix, self.fact)
 
 
+def parse_mix(given: str, option: str) -> dict[int, float]:
+    """Weights by number of tokens, as in `128`, `8:70,32:30` or `10-250`, a range whose lengths share its weight.
+
+    `option` is where it stands, for the error.
+
+    Raises:
+        BenchError: It looks otherwise.
+    """
+    mix: dict[int, float] = {}
+    for part in given.split(","):
+        found = _MIX.fullmatch(part.strip())
+        low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not found or not 0 < low <= high:
+            raise BenchError(f"{option} {given}: must look like 128, 8:70,32:30 or 10-250")
+        weight = float(found[3] or 1) / (high - low + 1)
+        for tokens in range(low, high + 1):
+            mix[tokens] = mix.get(tokens, 0.0) + weight
+    if not any(mix.values()):
+        raise BenchError(f"{option} {given}: no length has any weight")
+    return mix
+
+
 def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> Lengths:
     """The lengths that a command line names, none longer than the encoder takes.
 
@@ -60,7 +84,7 @@ def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> L
         tokenizer: Counts a text's tokens; None estimates them from words.
 
     Raises:
-        SizeError: It is none of these.
+        BenchError: It is none of these.
     """
     if re.match(r"https?://", given):
         found = _of_server(given)
@@ -68,10 +92,10 @@ def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> L
         found = _of_file(Path(given), tokenizer)
     else:
         try:
-            found = Lengths(parse_mix(given), f"lengths in tokens: {given}")
-        except SimulateError as error:
+            found = Lengths(parse_mix(given, "--lengths"), f"lengths in tokens: {given}")
+        except BenchError as error:
             hint = "or the path of a file with a text a line, or the URL of a server's /metrics"
-            raise SizeError(f"{error}, {hint}") from error
+            raise BenchError(f"{error}, {hint}") from error
     cut = found.scaled(1.0, most)
     longer = sum(weight for tokens, weight in found.mix.items() if tokens > most) / sum(found.mix.values())
     return cut._replace(fact=f"{cut.fact}; {100 * longer:.1f}% are cut to {most} tokens") if longer else cut
@@ -81,9 +105,9 @@ def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
     try:
         texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SizeError(f"--lengths {path}: cannot be read as UTF-8 text ({error})") from error
+        raise BenchError(f"--lengths {path}: cannot be read as UTF-8 text ({error})") from error
     if not texts:
-        raise SizeError(f"--lengths {path}: holds no text; one a line is taken")
+        raise BenchError(f"--lengths {path}: holds no text; one a line is taken")
     if tokenizer is None:
         counts = [round(_TOKENS_OF_WORD * len(text.split())) + _SPECIAL for text in texts]
         how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each: a tokenizer.json beside it counts them"
@@ -102,13 +126,13 @@ def _of_server(url: str) -> Lengths:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  http or https
             shown = reply.read().decode()
     except (OSError, ValueError, urllib.error.URLError) as error:
-        raise SizeError(f"--lengths {url}: {getattr(error, 'reason', error)}") from error
+        raise BenchError(f"--lengths {url}: {getattr(error, 'reason', error)}") from error
     counts = [(float(bound), float(count)) for bound, count in _BUCKET.findall(shown)]
     if not counts:
-        raise SizeError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
+        raise BenchError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
     _, texts = counts.pop()  # its bound is infinite
     if not texts:
-        raise SizeError(f"--lengths {url}: the server has not computed a text yet")
+        raise BenchError(f"--lengths {url}: the server has not computed a text yet")
     longest = int(counts[-1][0])
     mix = {longest: beyond} if (beyond := texts - counts[-1][1]) else {}
     for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):

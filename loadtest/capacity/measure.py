@@ -14,9 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from loadtest.capacity.candidates import Candidate
-from loadtest.capacity.costs import LENGTHS, Costs
-from loadtest.capacity.errors import SizeError
+from loadtest.capacity.costs import LENGTHS
 from loadtest.capacity.fit import Fit, Sample, Shape
+from loadtest.capacity.tables import BatchCosts
+from loadtest.errors import BenchError
 from serving import cgroups, host
 from serving.engine.base import LaneKind
 from serving.engine.batches import sample_text
@@ -59,7 +60,9 @@ def here(threads: int, price: float | None) -> Candidate:
     )
 
 
-def costs_here(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> Costs:
+def costs_here(
+    encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]
+) -> BatchCosts:
     """What an encoder costs here.
 
     Args:
@@ -70,14 +73,14 @@ def costs_here(encoder: Encoder, precision: str, threads: int, seconds: float, t
         tell: Told what is going on and how long it will take.
 
     Raises:
-        SizeError: It cannot be run.
+        BenchError: It cannot be run.
     """
     if encoder.bundle is not None:
         return _whole(encoder, precision, threads, seconds, tell)
     layers = tuple(count for count in LAYERS if count <= encoder.layers)
     needed = _ROOM * sum(layers) / encoder.layers * encoder.weight_bytes("fp32")
     if needed > (memory := cgroups.memory_limit() or _memory()):
-        raise SizeError(
+        raise BenchError(
             f"partial runs need about {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f}"
         )
     from loadtest.capacity.partial import specs  # noqa: PLC0415  brings PyTorch
@@ -88,7 +91,9 @@ def costs_here(encoder: Encoder, precision: str, threads: int, seconds: float, t
     return extrapolated(encoder, precision, samples, threads)
 
 
-def extrapolated(encoder: Encoder, precision: str, samples: Mapping[LaneKind, Sequence[Sample]], threads: int) -> Costs:
+def extrapolated(
+    encoder: Encoder, precision: str, samples: Mapping[LaneKind, Sequence[Sample]], threads: int
+) -> BatchCosts:
     """The costs of all layers by the samples of a few."""
     fits = {kind: Fit(found) for kind, found in samples.items()}
     points, errors = [], []
@@ -104,16 +109,16 @@ def extrapolated(encoder: Encoder, precision: str, samples: Mapping[LaneKind, Se
         f"ONNX Runtime in {precision} on {threads} threads: expected error {100 * error:.0f}%"
     )
     narrow = threads if LaneKind.NARROW in fits else 0
-    return Costs("extrapolated", tuple(points), error, (fact,), narrow_lanes=narrow, threads=threads)
+    return BatchCosts("extrapolated", tuple(points), error=error, facts=(fact,), narrow_lanes=narrow, threads=threads)
 
 
-def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> Costs:
+def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> BatchCosts:
     from serving.models.forms import form_of  # noqa: PLC0415  with its engines' libraries
 
     bundle = encoder.bundle
     artifact = None if bundle is None else bundle.artifact(precision)
     if bundle is None or artifact is None:
-        raise SizeError(f"the bundle {encoder.name} has no artifact in {precision} for CPUs")
+        raise BenchError(f"the bundle {encoder.name} has no artifact in {precision} for CPUs")
     spec = form_of(bundle, precision, "ort-cpu", unproven=True).spec()
     samples = run([spec], [encoder.layers], threads, seconds, lambda line: tell(f"runs in {precision}: {line}"))
     points = tuple(
@@ -123,7 +128,7 @@ def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell:
     )
     fact = f"measured on this machine: {artifact.file}, ONNX Runtime on {threads} threads"
     narrow = threads if LaneKind.NARROW in samples else 0
-    return Costs("measured", points, 0.0, (fact,), narrow, threads, spec.batch_invariant)
+    return BatchCosts("measured", points, facts=(fact,), narrow_lanes=narrow, threads=threads)
 
 
 def run(

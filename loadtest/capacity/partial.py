@@ -25,7 +25,7 @@ from export.graph.draft import Draft
 from export.precision import quantize
 from export.precision.equalise import Cut
 from export.precision.products import find
-from loadtest.capacity.errors import SizeError
+from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def specs(
         tell: Told what is being made.
 
     Raises:
-        SizeError: It cannot be exported.
+        BenchError: It cannot be exported.
     """
     try:
         found = []
@@ -66,7 +66,7 @@ def specs(
             found.append(_spec(encoder, precision, folder / f"{precision}-{count}", count))
         return found
     except ExportError as error:
-        raise SizeError(f"{encoder.name} cannot be exported: {error}") from error
+        raise BenchError(f"{encoder.name} cannot be exported: {error}") from error
 
 
 def _spec(encoder: Encoder, precision: str, folder: Path, layers: int) -> ModelSpec:
@@ -88,7 +88,7 @@ def _spec(encoder: Encoder, precision: str, folder: Path, layers: int) -> ModelS
 def _checkpoint(encoder: Encoder, folder: Path, layers: int) -> Checkpoint:
     family = family_of(encoder.config)
     if family is None:
-        raise SizeError(f"{encoder.name}: no configuration to make layers of")
+        raise BenchError(f"{encoder.name}: no configuration to make layers of")
     words = min(_WORDS, encoder.vocabulary)
     config = {**encoder.config, family.sizes["layers"]: layers, family.sizes["vocab_size"]: words}
     if family.shared_layers:

@@ -11,22 +11,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from loadtest.capacity.figures import World
 from loadtest.capacity.overhead import usual
-from loadtest.capacity.simulator import Device, Fate, play
-from loadtest.capacity.tables import in_stages
 from loadtest.capacity.traffic import poisson
-from loadtest.report.sample import percentile
 from serving.scheduling.admission import DEADLINE_COST_FACTOR
-from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from serving.scheduling.batcher import GROUP_TOKENS
 from serving.scheduling.cost import ModelCosts
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from loadtest.capacity.candidates import Candidate
-    from loadtest.capacity.costs import Costs
     from loadtest.capacity.encoder import Encoder
+    from loadtest.capacity.figures import Figures
     from loadtest.capacity.lengths import Lengths
+    from loadtest.capacity.tables import BatchCosts
 
 _USED_MEMORY = 0.9
 _LIBRARIES_BYTES = 1e9
@@ -41,7 +40,6 @@ _FEW = 0.02
 _LOADS = (0.95, 0.85, 0.7, 0.5, 0.3, 0.15, 0.06)
 _EXACT = 100
 """Up to so many replicas the number is exact in the simulation; beyond within a hundredth of it."""
-_MAX_QUEUE_TOKENS = 1 << 19
 
 
 class Objective(NamedTuple):
@@ -60,7 +58,7 @@ class Objective(NamedTuple):
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class SizingLoad:
     """What is asked for.
 
     Attributes:
@@ -78,27 +76,6 @@ class Load:
     max_batch_tokens: int = 1024
     timeout_ms: float = 2000.0
     seed: int = 1
-
-
-@dataclass(slots=True, frozen=True)
-class Run:
-    """One replica under one rate.
-
-    Attributes:
-        rate: Requests a second.
-        p50_ms: Of the answered.
-        p99_ms: Of the answered.
-        objective_ms: The objective's percentile of all requests.
-        answered: Share of the requests.
-        utilisation: Share of the time for which its devices computed.
-    """
-
-    rate: float
-    p50_ms: float
-    p99_ms: float
-    objective_ms: float
-    answered: float
-    utilisation: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,26 +107,17 @@ def memory_of(device: Candidate, encoder: Encoder, precision: str, max_batch_tok
 class Replica:
     """One replica under a load's lengths."""
 
-    def __init__(self, costs: Costs, load: Load, devices: int) -> None:
-        points, lanes = costs.points, costs.narrow_lanes
-        if devices > 1:
-            points, lanes = in_stages(points, devices), devices
-        self._load = load
+    def __init__(self, costs: BatchCosts, load: SizingLoad, devices: int) -> None:
         # Of a pipeline's CPUs one alone would share its cores with the server: none is taken to.
         overhead = usual(costs.threads if devices == 1 else 0)
-        self._device = Device(points=points, narrow_lanes=lanes, stages=devices, overhead=overhead)
-        self._policy = Policy(
-            load.max_batch_tokens,
-            batch_invariant=[costs.batched],
-            narrow=[lanes > 0],
-            group_tokens=GROUP_TOKENS,
-            prefetch_tokens=PREFETCH_TOKENS,
-            apart=devices > 1,
-        )
-        self._runs: dict[tuple[float, int], Run] = {}
+        if devices > 1:
+            costs = costs.in_stages(devices)
+        self._load = load
+        self._world = World.of(costs, overhead, load.max_batch_tokens, load.seed)
+        self._runs: dict[tuple[float, int], Figures] = {}
         model = ModelCosts(
-            points,
-            narrow_lanes=lanes,
+            costs.points,
+            narrow_lanes=costs.narrow_lanes,
             batched=costs.batched,
             max_batch_tokens=load.max_batch_tokens,
             group_tokens=GROUP_TOKENS,
@@ -170,35 +138,21 @@ class Replica:
         """Which of the two is the lower limit."""
         return "device" if self.device_per_s <= self.server_per_s else "server"
 
-    def run(self, rate: float, requests: int = _REQUESTS) -> Run:
+    def run(self, rate: float, requests: int = _REQUESTS) -> Figures:
         """The replica under a rate; equal arguments give equal figures."""
         key = (rate, requests)
         if key not in self._runs:
-            self._runs[key] = self._played(rate, requests)
+            load, seconds = self._load, requests / rate
+            arrivals = poisson(rate, dict(load.lengths.mix), seconds, self._timeout_s, load.seed)
+            self._runs[key] = self._world.run(arrivals, seconds, load.objective.percent)
         return self._runs[key]
 
-    def _played(self, rate: float, requests: int) -> Run:
-        load = self._load
-        seconds = requests / rate
-        arrivals = poisson(rate, dict(load.lengths.mix), seconds, self._timeout_s, load.seed)
-        played = play(self._device, self._policy, arrivals, max_queue_tokens=_MAX_QUEUE_TOKENS, seed=load.seed)
-        answered = sorted(1e3 * outcome.latency_s for outcome in played.outcomes if outcome.fate is Fate.ANSWERED)
-        every = [*answered, *[math.inf] * (len(arrivals) - len(answered))]
-        return Run(
-            rate,
-            percentile(answered, 50) if answered else math.inf,
-            percentile(answered, 99) if answered else math.inf,
-            percentile(every, load.objective.percent) if every else math.inf,
-            len(answered) / max(1, len(arrivals)),
-            min(1.0, played.busy_s / seconds),
-        )
-
     def holds(self, rate: float, requests: int = _REQUESTS) -> bool:
-        return self.run(rate, requests).objective_ms <= self._load.objective.limit_ms
+        return self.run(rate, requests).slo_ms <= self._load.objective.limit_ms
 
 
 @dataclass(slots=True, frozen=True)
-class Plan:
+class SizingPlan:
     """How many of a candidate.
 
     Attributes:
@@ -215,10 +169,10 @@ class Plan:
     name: str
     device: Candidate
     precision: str
-    costs: Costs
+    costs: BatchCosts
     memory: Memory
     replicas: int
-    run: Run | None
+    run: Figures | None
     bound: str = ""
 
     @property
@@ -241,15 +195,17 @@ class Plan:
         return None if price is None else price / (3600 * rate) * 1e6
 
 
-def plan(name: str, device: Candidate, precision: str, costs: Costs, encoder: Encoder, load: Load) -> Plan:
+def plan(
+    name: str, device: Candidate, precision: str, costs: BatchCosts, encoder: Encoder, load: SizingLoad
+) -> SizingPlan:
     """The smallest number of replicas that holds the load's objective."""
     memory = memory_of(device, encoder, precision, load.max_batch_tokens)
     if not memory.devices:
-        return Plan(name, device, precision, costs, memory, 0, None)
+        return SizingPlan(name, device, precision, costs, memory, 0, None)
     replica = Replica(costs, load, memory.devices)
     count = _smallest(replica, load.rate)
     run = replica.run(load.rate / count, _FINAL_REQUESTS) if count else replica.run(_FEW * replica.most_per_s)
-    return Plan(name, device, precision, costs, memory, count, run, replica.bound)
+    return SizingPlan(name, device, precision, costs, memory, count, run, replica.bound)
 
 
 def _smallest(replica: Replica, rate: float) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.capacity.encoder import Encoder
-    from loadtest.capacity.plan import Load, Plan
+    from loadtest.capacity.plan import SizingLoad, SizingPlan
 
 HEAD = (
     "candidate",
@@ -43,12 +43,12 @@ class Sizing:
     """
 
     encoder: Encoder
-    load: Load
-    plans: Sequence[Plan]
+    load: SizingLoad
+    plans: Sequence[SizingPlan]
     notes: Sequence[str] = ()
 
     @property
-    def cheapest(self) -> Plan | None:
+    def cheapest(self) -> SizingPlan | None:
         """The cheapest plan that holds; None where none does."""
         return _cheapest(self.plans)
 
@@ -153,17 +153,17 @@ class Sizing:
         }
 
 
-def _cheapest(plans: Sequence[Plan]) -> Plan | None:
+def _cheapest(plans: Sequence[SizingPlan]) -> SizingPlan | None:
     holding = [plan for plan in plans if plan.price_per_hour is not None]
     return min(holding, key=lambda plan: (plan.price_per_hour or 0.0, plan.devices), default=None)
 
 
-def _offer(plan: Plan) -> str:
+def _offer(plan: SizingPlan) -> str:
     price = f"{plan.price_per_hour:g} USD an hour ({plan.costs.basis})"
     return f"{count(plan)} x {plan.device.title} in {plan.precision}, {price}"
 
 
-def _plain(plan: Plan, load: Load) -> dict[str, Any]:
+def _plain(plan: SizingPlan, load: SizingLoad) -> dict[str, Any]:
     run, memory = plan.run, plan.memory
     price = plan.per_million_texts(load.rate)
     return {
@@ -181,7 +181,7 @@ def _plain(plan: Plan, load: Load) -> dict[str, Any]:
         "utilisation": None if run is None else run.utilisation,
         "p50_ms": None if run is None else _finite(run.p50_ms),
         "p99_ms": None if run is None else _finite(run.p99_ms),
-        "objective_ms": None if run is None else _finite(run.objective_ms),
+        "objective_ms": None if run is None else _finite(run.slo_ms),
         "weights_gb": memory.weights_bytes / 1e9,
         "watts": plan.watts,
         "price_per_hour": plan.price_per_hour,
@@ -195,7 +195,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def cells(plan: Plan, load: Load) -> tuple[str, ...]:
+def cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
     """A plan's row under `HEAD`."""
     run, price = plan.run, plan.per_million_texts(load.rate)
     basis = f"{plan.costs.basis} ±{100 * plan.costs.error:.0f}%" if plan.costs.error else plan.costs.basis
@@ -215,20 +215,20 @@ def cells(plan: Plan, load: Load) -> tuple[str, ...]:
     )
 
 
-def count(plan: Plan) -> str:
+def count(plan: SizingPlan) -> str:
     """How many devices, with those of a replica where there are several."""
     if plan.memory.devices > 1:
         return f"{plan.replicas} x {plan.memory.devices} (split)"
     return str(plan.replicas)
 
 
-def reason(plan: Plan, load: Load) -> str:
+def reason(plan: SizingPlan, load: SizingLoad) -> str:
     """Why no number of a candidate holds; empty where one does."""
     if plan.replicas:
         return ""
     if plan.run is None:
         return f"does not fit: {plan.memory.weights_bytes / 1e9:,.0f} GB of weights on more devices than layers"
-    return f"no number holds: unloaded, the p{load.objective.percent:g} is {_ms(plan.run.objective_ms)} ms"
+    return f"no number holds: unloaded, the p{load.objective.percent:g} is {_ms(plan.run.slo_ms)} ms"
 
 
 def words(parameters: int) -> str:

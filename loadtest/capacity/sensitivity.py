@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loadtest.capacity.encoder import Encoder
-    from loadtest.capacity.plan import Load, Plan, Run
+    from loadtest.capacity.plan import SizingLoad, SizingPlan
+
+    Curve = Sequence[tuple[float, float]]
 
 SHARES = (0.03, 0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.95)
 """Of the greatest throughput of a replica: the loads that are simulated."""
@@ -30,15 +32,15 @@ class Sensitivity:
 
     Attributes:
         plan: What it was sized to.
-        runs: A replica under rising loads, by the factor of the texts' lengths.
+        curves: Rates of a replica and the objective's percentile at each, in ms, by the factor of the texts' lengths.
     """
 
-    plan: Plan
-    runs: Mapping[float, Sequence[Run]]
+    plan: SizingPlan
+    curves: Mapping[float, Curve]
 
     def devices(self, rate: float, limit_ms: float, factor: float = 1.0) -> float:
         """How many devices hold, by the curves; not a number where none do."""
-        most = capacity(self.runs[factor], limit_ms)
+        most = capacity(self.curves[factor], limit_ms)
         return math.ceil(rate / most) * self.plan.memory.devices if most else math.nan
 
     def price(self, rate: float, limit_ms: float, factor: float = 1.0) -> float:
@@ -48,7 +50,7 @@ class Sensitivity:
 
 
 def sensitivities(
-    plans: Sequence[Plan], encoder: Encoder, load: Load, tell: Callable[[int, int], None]
+    plans: Sequence[SizingPlan], encoder: Encoder, load: SizingLoad, tell: Callable[[int, int], None]
 ) -> list[Sensitivity]:
     """The curves of plans.
 
@@ -60,24 +62,24 @@ def sensitivities(
     """
     found = []
     for index, plan in enumerate(plans):
-        runs = {}
+        curves: dict[float, Curve] = {}
         for at, factor in enumerate(FACTORS):
             tell(index * len(FACTORS) + at, len(plans) * len(FACTORS))
             scaled = replace(load, lengths=load.lengths.scaled(factor, encoder.positions))
             replica = Replica(plan.costs, scaled, plan.memory.devices)
-            runs[factor] = [replica.run(share * replica.most_per_s, _REQUESTS) for share in SHARES]
-        found.append(Sensitivity(plan, runs))
+            rates = [share * replica.most_per_s for share in SHARES]
+            curves[factor] = [(rate, replica.run(rate, _REQUESTS).slo_ms) for rate in rates]
+        found.append(Sensitivity(plan, curves))
     return found
 
 
-def capacity(runs: Sequence[Run], limit_ms: float) -> float:
+def capacity(curve: Curve, limit_ms: float) -> float:
     """The rate up to which a replica holds a limit, between the rates that were simulated; 0 where none holds."""
-    if runs[0].objective_ms > limit_ms:
+    if curve[0][1] > limit_ms:
         return 0.0
-    for low, high in pairwise(runs):
-        if high.objective_ms > limit_ms:
-            if not math.isfinite(high.objective_ms):
-                return low.rate
-            share = math.log(limit_ms / low.objective_ms) / math.log(high.objective_ms / low.objective_ms)
-            return low.rate + share * (high.rate - low.rate)
-    return runs[-1].rate
+    for (low, low_ms), (high, high_ms) in pairwise(curve):
+        if high_ms > limit_ms:
+            if not math.isfinite(high_ms):
+                return low
+            return low + math.log(limit_ms / low_ms) / math.log(high_ms / low_ms) * (high - low)
+    return curve[-1][0]

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadtest.capacity import simulation_page as page
-from loadtest.capacity.errors import SimulateError
+from loadtest.capacity import page
+from loadtest.capacity.command import add_shared, check_suffix, exit_code, parser_of, write
 from loadtest.capacity.figures import Figures, World, capacity
+from loadtest.capacity.lengths import Lengths, parse_mix
 from loadtest.capacity.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
-from loadtest.capacity.simulator import Device, Overhead
-from loadtest.capacity.tables import PUBLISHED, Table, find_table, in_stages
-from loadtest.capacity.traffic import parse_mix, poisson, replayed
+from loadtest.capacity.simulator import Overhead
+from loadtest.capacity.tables import PUBLISHED, BatchCosts, find_table
+from loadtest.capacity.traffic import poisson, replayed
 from loadtest.errors import BenchError, check_above_zero
-from serving.options import OptionParser
-from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 
@@ -32,20 +31,17 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-KEPT, BROKEN, IMPOSSIBLE = 0, 1, 2
-
 _SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
 _OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
 
 _REQUESTS = 20_000
 _LEAST_S = 5.0
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
-_MAX_QUEUE_TOKENS = 1 << 19
 _MOST_SHARE = 0.9
 
 
 @dataclass(slots=True, frozen=True)
-class Options:
+class SimulateOptions:
     """A command line that makes sense.
 
     Attributes:
@@ -56,48 +52,34 @@ class Options:
     """
 
     arguments: argparse.Namespace
-    table: Table
+    table: BatchCosts
     world: World
     mix: dict[int, float]
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Options:
+    def of(cls, arguments: argparse.Namespace) -> SimulateOptions:
         """Reads what argparse found.
 
         Raises:
-            SimulateError, BenchError: What is wrong, in one line.
+            BenchError: What is wrong, in one line.
         """
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
-        stages = arguments.stages
-        if stages > 1:
-            points, title = in_stages(table.points, stages, arguments.transfer_us), f"{table.title}, in {stages} stages"
-            # All lanes of a pipeline are alike, and what was learned is of the wide one alone.
-            table = replace(table, title=title, points=points, warm_up=(), variations={}, narrow_lanes=stages)
         overhead = _overhead(arguments, table)
-        policy = Policy(
-            arguments.max_batch_tokens,
-            batch_invariant=[table.batched],
-            narrow=[table.narrow_lanes > 0],
-            group_tokens=GROUP_TOKENS,
-            prefetch_tokens=PREFETCH_TOKENS,
+        if arguments.stages > 1:
+            table = table.in_stages(arguments.stages, arguments.transfer_us)
+        bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
+        scheduler = _SCHEDULERS[arguments.scheduling]
+        world = World.of(table, overhead, arguments.max_batch_tokens, arguments.seed, scheduler, bulk)
+        policy = replace(
+            world.policy,
             min_batch_gain=arguments.min_batch_gain,
             fairness=arguments.fairness,
-            apart=stages > 1,
             bulk_share=arguments.bulk_share,
             bulk_slice_s=arguments.bulk_slice_ms / 1e3,
         )
-        device = Device(
-            points=table.warm_up or table.points,
-            times=table.points if table.warm_up else None,
-            variations=table.variations,
-            narrow_lanes=table.narrow_lanes,
-            stages=stages,
-            overhead=overhead,
-        )
-        bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
-        world = World(device, policy, _SCHEDULERS[arguments.scheduling], _MAX_QUEUE_TOKENS, arguments.seed, bulk)
-        return cls(arguments, table, world, {} if arguments.replay else parse_mix(arguments.tokens))
+        mix = {} if arguments.replay else parse_mix(arguments.tokens, "--tokens")
+        return cls(arguments, table, replace(world, policy=policy), mix)
 
     def run(self, rate: float) -> Figures:
         """A run at a rate."""
@@ -109,7 +91,7 @@ class Options:
         """The run of a schedule that was kept.
 
         Raises:
-            SimulateError: The file holds none.
+            BenchError: The file holds none.
         """
         arrivals = replayed(self.arguments.replay, self.arguments.timeout_ms / 1e3)
         seconds = self.arguments.duration or max(arrivals[-1].at, 1e-9)
@@ -131,35 +113,32 @@ class Options:
         ]
 
 
-def _overhead(arguments: argparse.Namespace, table: Table) -> Overhead:
+def _overhead(arguments: argparse.Namespace, table: BatchCosts) -> Overhead:
     """The overhead that the options name, and the usual one where they are silent."""
     chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
     return msgspec.structs.replace(usual(table.threads), **chosen)
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    check_suffix(arguments.out, (".html", ".svg", ".json"))
     check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
     if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
-        raise SimulateError("--stages is 1 or more, and --transfer-us 0 or more")
+        raise BenchError("--stages is 1 or more, and --transfer-us 0 or more")
     if not 0 <= arguments.bulk_share <= _MOST_SHARE:
-        raise SimulateError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
+        raise BenchError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
-        raise SimulateError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
+        raise BenchError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
     if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
-        raise SimulateError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
+        raise BenchError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
     if not arguments.replay and not arguments.tokens:
-        raise SimulateError("--tokens is missing: how long are the texts?")
+        raise BenchError("--tokens is missing: how long are the texts?")
     if not arguments.replay and not arguments.rate and not arguments.find_capacity:
-        raise SimulateError("--rate is missing: how many requests a second? (or --find-capacity)")
+        raise BenchError("--rate is missing: how many requests a second? (or --find-capacity)")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = OptionParser(
-        prog="bertserve simulate",
-        description="Tell from what batches cost how a server would bear a load.",
-        allow_abbrev=False,
-    )
+    made = parser_of("simulate", "Tell from what batches cost how a server would bear a load.")
     made.add_argument(
         "--cost",
         required=True,
@@ -175,7 +154,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--replay", type=Path, metavar="FILE", help="a JSON list of [seconds, tokens] instead of chance")
     made.add_argument("--slo-p99-ms", type=float, metavar="X", help="objective: p99 of all requests, refused ones too")
     made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that keeps the SLO")
-    made.add_argument("--out", type=Path, metavar="FILE", help="curves over offered load, as .html, .svg or .json")
     made.add_argument("--scheduling", choices=_SCHEDULERS, default="deadline", help="fifo: the first-come baseline")
     made.add_argument("--timeout-ms", type=float, default=2000.0, help="deadline of every request (default: 2000)")
     made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
@@ -193,23 +171,17 @@ def parser() -> argparse.ArgumentParser:
     ):
         both = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
         made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {both} beside a GPU)")
-    made.add_argument("--seed", type=int, default=1, help="of arrivals, mix and spread (default: 1)")
-    made.add_argument("--json", action="store_true", help="print figures for programs")
+    add_shared(made, out="curves over offered load, as .html, .svg or .json")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = parser().parse_args(argv)
-    try:
-        options = Options.of(arguments)
-        return _simulate(options)
-    except (SimulateError, BenchError) as error:
-        print(f"bertserve simulate: {error}", file=sys.stderr)
-        return IMPOSSIBLE
+    return exit_code("simulate", lambda: _simulate(SimulateOptions.of(arguments)))
 
 
-def _simulate(options: Options) -> int:
+def _simulate(options: SimulateOptions) -> bool:
     arguments, slo_ms = options.arguments, options.arguments.slo_p99_ms
     found: float | None = None
     if arguments.find_capacity:
@@ -227,13 +199,12 @@ def _simulate(options: Options) -> int:
         print(json.dumps({"capacity_per_s": found, "kept": kept, **_plain(main_run), "facts": options.facts()}))
     else:
         print("\n".join([*options.facts(), "", *_text(main_run), *filter(None, [verdict])]))
-    return KEPT if kept else BROKEN
+    return kept
 
 
-def _guess(options: Options) -> float:
+def _guess(options: SimulateOptions) -> float:
     """Half of what the device could do with single texts of the mean length."""
-    weights = options.mix
-    mean = sum(tokens * weight for tokens, weight in weights.items()) / sum(weights.values())
+    mean = Lengths(options.mix, "").mean
     single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - mean))
     return 0.5e6 / max(1.0, single.us * max(1.0, mean / single.tokens))
 
@@ -267,25 +238,21 @@ def _bulk_text(run: Figures) -> list[str]:
 def _plain(run: Figures) -> dict[str, object]:
     """JSON knows neither infinity nor what is no number."""
     values = dataclasses.asdict(run)
+    del values["utilisation"]
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
-def _write(out: Path, options: Options, verdict: str, runs: Sequence[Figures]) -> None:
+def _write(out: Path, options: SimulateOptions, verdict: str, runs: Sequence[Figures]) -> None:
     title, slo_ms = f"{options.table.title}, {options.arguments.tokens} tokens", options.arguments.slo_p99_ms
-    forms = {
-        ".svg": lambda: page.svg(f"Simulated: {title}", runs, slo_ms),
-        ".html": lambda: page.html(title, verdict, options.facts(), runs, slo_ms),
-        ".json": lambda: json.dumps({"facts": options.facts(), "runs": [_plain(run) for run in runs]}, indent=1) + "\n",
-    }
-    if out.suffix not in forms:
-        raise SimulateError(f"--out {out}: must end in {', '.join(forms)}")
-    try:
-        out.write_text(forms[out.suffix](), encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"--out {out}: {error.strerror}") from error
-    print(f"written: {out}", file=sys.stderr)
+    if out.suffix == ".json":
+        content = json.dumps({"facts": options.facts(), "runs": [_plain(run) for run in runs]}, indent=1) + "\n"
+    elif out.suffix == ".svg":
+        content = page.simulation_svg(f"Simulated: {title}", runs, slo_ms)
+    else:
+        content = page.simulation(title, verdict, options.facts(), runs, slo_ms)
+    write(out, content)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     overhead: Overhead = Overhead()
 
 
-class Fate(Enum):
+class RequestOutcome(Enum):
     """What became of a request."""
 
     ANSWERED = "answered"
@@ -167,7 +167,7 @@ class Outcome(NamedTuple):
         compute_s: The longest time of its batches.
     """
 
-    fate: Fate
+    fate: RequestOutcome
     latency_s: float
     queue_s: float = 0.0
     compute_s: float = 0.0
@@ -356,7 +356,7 @@ class _Simulation:
         arrival, now, scheduler = request.arrival, self._now, self._scheduler
         request.submitted = now
         if request.deadline <= now:
-            self._settle(request, Fate.LATE)
+            self._settle(request, RequestOutcome.LATE)
             return
         request.items = [
             WorkItem(_MODEL, self._text(tokens), tokens, request, index) for index, tokens in enumerate(arrival.lengths)
@@ -367,11 +367,11 @@ class _Simulation:
             request.permit = permit
             assignment = scheduler.submit(request.items, permit, now)
         except Overloaded:
-            self._settle(request, Fate.OVERLOADED)
+            self._settle(request, RequestOutcome.OVERLOADED)
         except DeadlineExceeded:
-            self._settle(request, Fate.HOPELESS)
+            self._settle(request, RequestOutcome.HOPELESS)
         except InvalidRequest:
-            self._settle(request, Fate.INVALID)
+            self._settle(request, RequestOutcome.INVALID)
         else:
             if request.deadline < math.inf:
                 self._at(request.deadline, self._miss, request)
@@ -404,17 +404,17 @@ class _Simulation:
                 self.bulk_done.texts += 1
                 self.bulk_done.tokens += item.tokens
             if request.missing == 0 and request.outcome is None:
-                self._settle(request, Fate.ANSWERED, self._front(self._overhead.reply_us))
+                self._settle(request, RequestOutcome.ANSWERED, self._front(self._overhead.reply_us))
 
     def _drop(self, item: WorkItem) -> None:
         self._miss(_request(item))
 
     def _miss(self, request: _Request) -> None:
         if request.outcome is None:
-            self._settle(request, Fate.LATE)
+            self._settle(request, RequestOutcome.LATE)
             self._scheduler.cancel(request.items)
 
-    def _settle(self, request: _Request, fate: Fate, when: float | None = None) -> None:
+    def _settle(self, request: _Request, fate: RequestOutcome, when: float | None = None) -> None:
         latency_s = (self._now if when is None else when) - request.arrival.at
         request.outcome = Outcome(fate, latency_s, request.queue_s, request.compute_s)
         if request.permit is not None:

@@ -13,36 +13,30 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from export.checkpoint.tokenizer import BareExceptions
-from export.errors import ExportError
-from loadtest.capacity import sizing_page as page
+from loadtest.capacity import page
 from loadtest.capacity.candidates import HERE, chosen, price_here, read_candidates
+from loadtest.capacity.command import add_shared, check_suffix, exit_code, parser_of, write
 from loadtest.capacity.costs import costs_of
 from loadtest.capacity.encoder import BYTES, KNOWN, encoder_of
-from loadtest.capacity.errors import SimulateError, SizeError
 from loadtest.capacity.lengths import read_lengths
-from loadtest.capacity.plan import Load, Objective, plan
+from loadtest.capacity.plan import Objective, SizingLoad, plan
 from loadtest.capacity.report import Sizing
 from loadtest.capacity.sensitivity import sensitivities
 from loadtest.errors import BenchError, check_above_zero
 from loadtest.report.progress import Progress
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus, installing
-from serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from loadtest.capacity.candidates import Candidate
-    from loadtest.capacity.costs import Costs
     from loadtest.capacity.encoder import Encoder
-
-HOLDS, NONE_HOLDS, IMPOSSIBLE = 0, 1, 2
+    from loadtest.capacity.tables import BatchCosts
 
 ON_CPUS = ("fp32", "int8")
 """What is measured of this machine."""
-
-OUT = {".html": page.page, ".svg": page.svg}
 
 _LEAST_TIMEOUT_MS = 2000.0
 _ALL = 100.0
@@ -50,11 +44,7 @@ _ALL = 100.0
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = OptionParser(
-        prog="bertserve size",
-        description="Say how many of which card or CPU a load needs, at which latency and cost.",
-        allow_abbrev=False,
-    )
+    made = parser_of("size", "Say how many of which card or CPU a load needs, at which latency and cost.")
     add = made.add_argument
     add("model", metavar="MODEL", help=f"config.json or its folder, a bundle, or one of {', '.join(KNOWN)}")
     add(
@@ -94,25 +84,18 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
     add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
-    add("--seed", type=int, default=1, help="of arrivals and lengths (default: 1)")
-    add("--out", type=Path, metavar="FILE", help="a page with the sensitivity, as .html, or its first picture, as .svg")
-    add("--json", action="store_true", help="print figures for programs")
+    add_shared(made, out="a page with the sensitivity, as .html, or its first picture, as .svg")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = parser().parse_args(argv)
-    try:
-        return _size(arguments)
-    except (SizeError, SimulateError, BenchError, ExportError) as error:
-        print(f"bertserve size: {error}", file=sys.stderr)
-        return IMPOSSIBLE
+    return exit_code("size", lambda: _size(arguments))
 
 
-def _size(arguments: argparse.Namespace) -> int:
-    if arguments.out and arguments.out.suffix not in OUT:
-        raise SizeError(f"--out {arguments.out}: must end in {' or '.join(OUT)}")
+def _size(arguments: argparse.Namespace) -> bool:
+    check_suffix(arguments.out, (".html", ".svg"))
     encoder = encoder_of(arguments.model)
     load = load_of(arguments, encoder)
     table = chosen(read_candidates(arguments.candidates, arguments.price), arguments.on)
@@ -127,7 +110,7 @@ def _size(arguments: argparse.Namespace) -> int:
         ),
     ]
     if not wanted:
-        raise SizeError(notes[0] if notes else "--precision: no candidate computes in it")
+        raise BenchError(notes[0] if notes else "--precision: no candidate computes in it")
     plans = []
     with Progress() as progress:
         for done, (name, device, precision, costs) in enumerate(wanted, 1):
@@ -137,41 +120,40 @@ def _size(arguments: argparse.Namespace) -> int:
     if arguments.out:
         _write(arguments.out, sizing)
     print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
-    return HOLDS if sizing.holds else NONE_HOLDS
+    return sizing.holds
 
 
 def _write(out: Path, sizing: Sizing) -> None:
     """The page or the picture; with curves of the cheapest candidates that hold, one for each device.
 
     Raises:
-        SizeError: It cannot be written, or there is nothing to draw.
+        BenchError: It cannot be written, or there is nothing to draw.
     """
     held = [plan for plan in sizing.plans if plan.replicas]
     held.sort(key=lambda plan: (plan.price_per_hour is None, plan.price_per_hour or 0.0))
     shown = list({plan.name: plan for plan in reversed(held)}.values())[::-1][: len(page.COLOURS)]
     if out.suffix == ".svg" and not shown:
-        raise SizeError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
+        raise BenchError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
     with Progress() as progress:
         curves = sensitivities(
             shown, sizing.encoder, sizing.load, lambda done, of: progress.say(f"curves for the page, {done} of {of}")
         )
-    try:
-        out.write_text(OUT[out.suffix](sizing, curves), encoding="utf-8")
-    except OSError as error:
-        raise SizeError(f"--out {out}: {error.strerror}") from error
-    print(f"written: {out}", file=sys.stderr)
+    draw = page.sizing_svg if out.suffix == ".svg" else page.sizing
+    write(out, draw(sizing, curves))
 
 
-def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[str, Candidate, str, Costs]], list[str]]:
+def _here(
+    arguments: argparse.Namespace, encoder: Encoder
+) -> tuple[list[tuple[str, Candidate, str, BatchCosts]], list[str]]:
     """This machine with what the encoder costs on it, for each precision; and why one is missing.
 
     Raises:
-        SizeError: It alone was asked for, and cannot be measured.
+        BenchError: It alone was asked for, and cannot be measured.
     """
     asked = None if arguments.on is None else [word.strip() for word in arguments.on.split(",")]
     if asked is not None and HERE not in asked:
         return [], []
-    found: list[tuple[str, Candidate, str, Costs]] = []
+    found: list[tuple[str, Candidate, str, BatchCosts]] = []
     notes = []
     threads = arguments.threads or available_cpus()
     precisions = [one for one in arguments.precision or ON_CPUS if one in ON_CPUS]
@@ -194,26 +176,26 @@ def _here(arguments: argparse.Namespace, encoder: Encoder) -> tuple[list[tuple[s
         except ModuleNotFoundError as error:
             extras = "cpu" if encoder.bundle is not None else "cpu,export"
             notes.append(f"this machine was not measured: the module {error.name} is missing: {installing(extras)}")
-        except SizeError as error:
+        except BenchError as error:
             notes.append(f"this machine was not measured in {precision}: {error}")
     notes = list(dict.fromkeys(notes))
     if asked == [HERE] and not found:
-        raise SizeError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
+        raise BenchError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
     return found, notes
 
 
-def load_of(arguments: argparse.Namespace, encoder: Encoder) -> Load:
+def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
     """The load that a command line names.
 
     Raises:
-        SizeError, BenchError: It makes no sense.
+        BenchError: It makes no sense.
     """
     check_above_zero(arguments, "rate", "timeout_ms", "max_batch_tokens", "threads", "seconds")
     objectives = parse_slo(arguments.slo)
     if len(objectives) != 1 or not objectives[0].is_latency or objectives[0].percent >= _ALL:
-        raise SizeError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")
+        raise BenchError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")
     [objective] = objectives
-    return Load(
+    return SizingLoad(
         arguments.rate,
         read_lengths(arguments.lengths, encoder.positions, _tokenizer(encoder)),
         Objective(objective.percent, objective.limit),

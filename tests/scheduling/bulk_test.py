@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.capacity.simulator import Arrival, BulkJob, Device, Fate, play
+from loadtest.capacity.simulator import Arrival, BulkJob, Device, RequestOutcome, play
 from serving.errors import BulkOverloaded, DeadlineExceeded
 from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
@@ -351,7 +351,7 @@ def test_queries_hardly_wait_for_a_saturating_bulk_job(narrow: Callable[[int, in
     without = play(machine, policy, queries)
     beside = play(machine, policy, queries, JOB)
     alone = play(machine, policy, [], JOB)
-    assert all(outcome.fate is Fate.ANSWERED for outcome in beside.outcomes)
+    assert all(outcome.fate is RequestOutcome.ANSWERED for outcome in beside.outcomes)
     mean_s = [sum(outcome.latency_s for outcome in of.outcomes) / len(queries) for of in (without, beside)]
     assert mean_s[1] < mean_s[0] + 0.003
     assert beside.bulk.texts >= 0.8 * 0.5 * alone.bulk.texts
@@ -363,8 +363,8 @@ def test_deadlines_hold_beside_a_saturating_bulk_job() -> None:
     policy = Policy(1024, batch_invariant=[True], narrow=[False], bulk_slice_s=0.003)
     queries = poisson(0.5 / 0.0011, 10.0, 2, timeout_s=0.04)
     fates = [outcome.fate for outcome in play(machine, policy, queries, JOB).outcomes]
-    assert fates.count(Fate.ANSWERED) >= 0.98 * len(fates)
-    assert fates.count(Fate.LATE) <= 0.002 * len(fates)
+    assert fates.count(RequestOutcome.ANSWERED) >= 0.98 * len(fates)
+    assert fates.count(RequestOutcome.LATE) <= 0.002 * len(fates)
 
 
 def test_bulk_work_goes_on_while_queries_overload_the_server() -> None:

@@ -283,7 +283,7 @@ OUTSIDERS = {
             ),
         ),
         # Pure functions of their arguments; the other tests of the room run always.
-        paths=("serving/scheduling", "loadtest/capacity"),
+        paths=("serving/scheduling", "loadtest/capacity/simulator.py"),
         beside=("loadtest", *_SERVER),
     ),
     "fuzz": Outsider(
@@ -314,8 +314,11 @@ OUTSIDERS = {
         beside=_SERVER,
     ),
     "compatibility": Outsider(
-        tests=("tests/loadtest/benchmarks/compatibility_test.py",),
-        paths=("export", "serving/models", "docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+        tests=("tests/export/compatibility_test.py",),
+        paths=(
+            *("export", "loadtest/benchmarks/exports", "serving/models"),
+            *("docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+        ),
         runs=("serving.cli",),
         beside=("loadtest", *_SERVER),
     ),

@@ -21,10 +21,10 @@ from export.checkpoint.families import family_of
 from loadtest.benchmarks.exports import random_checkpoints
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.capacity.encoder import encoder_of
-from loadtest.capacity.errors import SizeError
 from loadtest.capacity.measure import costs_here
 from loadtest.capacity.plan import Replica
 from loadtest.capacity.size_cli import load_of, parser
+from loadtest.errors import BenchError
 from loadtest.generator.search import bracket, narrowed
 from loadtest.generator.workload import make_texts
 from serving.host import available_cpus, processor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loadtest.capacity.encoder import Encoder
-    from loadtest.capacity.plan import Load
+    from loadtest.capacity.plan import SizingLoad
 
 _NARROW = 1.01
 _TEXTS = 200
@@ -113,8 +113,7 @@ def carried(
         tell: Told what is going on.
 
     Raises:
-        SizeError: It cannot be exported or searched.
-        BenchError: It cannot be served.
+        BenchError: It cannot be exported, served or searched.
     """
     encoder = encoder_of(given)
     load = load_of(parser().parse_args([given, "--lengths", lengths, "--rate", "1", "--slo", slo]), encoder)
@@ -131,14 +130,14 @@ def carried(
         told = subprocess.run(_command("load", *words, *times), capture_output=True, text=True, check=False)
         report = Path(own, "report.json")
         if not report.exists():
-            raise SizeError(f"bertserve load: {told.stderr.strip()}")
+            raise BenchError(f"bertserve load: {told.stderr.strip()}")
         found = json.loads(report.read_bytes())
     measured, sure, runs = found["capacity_per_s"] or 0.0, found["confidence"], found["points"]
     where = (lengths, slo, processor(), available_cpus())
     return Carried(encoder.name, precision, *where, foretold, measured, sure, runs)
 
 
-def _foretold(encoder: Encoder, precision: str, seconds: float, load: Load, tell: Callable[[str], None]) -> float:
+def _foretold(encoder: Encoder, precision: str, seconds: float, load: SizingLoad, tell: Callable[[str], None]) -> float:
     """The highest rate at which one server here holds an objective, by partial runs; 0 where none does."""
     replica = Replica(costs_here(encoder, precision, available_cpus(), seconds, tell), load, 1)
     low, _ = narrowed(*bracket(0.5 * replica.most_per_s, replica.holds), replica.holds, _NARROW)
@@ -152,7 +151,7 @@ def _exported(encoder: Encoder, precision: str, folder: Path, tell: Callable[[st
         return repository
     family = family_of(encoder.config)
     if family is None:
-        raise SizeError(f"{encoder.name}: takes the name of an encoder or a config.json, no bundle")
+        raise BenchError(f"{encoder.name}: takes the name of an encoder or a config.json, no bundle")
     tell(f"exporting all {encoder.layers} layers in {precision}")
     sizes = random_checkpoints.Sizes(
         encoder.layers, encoder.hidden, encoder.config[family.sizes["heads"]], encoder.vocabulary
@@ -165,11 +164,11 @@ def _exported(encoder: Encoder, precision: str, folder: Path, tell: Callable[[st
             _command("export", checkpoint, *words, *allowed), capture_output=True, text=True, check=False
         )
     if made.returncode:
-        raise SizeError(f"bertserve export: {made.stderr.strip()}")
+        raise BenchError(f"bertserve export: {made.stderr.strip()}")
     return repository
 
 
-def _texts(repository: Path, load: Load) -> list[str]:
+def _texts(repository: Path, load: SizingLoad) -> list[str]:
     """Real English whose lengths have the load's distribution, in no order."""
     [bundle] = [path.parent for path in repository.glob("[!.]*/[0-9]*/manifest.json")]
     mix = sorted(load.lengths.mix.items())

@@ -21,7 +21,6 @@ from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.show import filled, table
 from loadtest.capacity.costs import LENGTHS
 from loadtest.capacity.encoder import encoder_of
-from loadtest.capacity.errors import SimulateError, SizeError
 from loadtest.capacity.fit import Fit, Sample, Shape
 from loadtest.capacity.measure import BATCHES, LAYERS, run
 from loadtest.errors import BenchError
@@ -86,7 +85,7 @@ class SizingBenchmark(Benchmark):
     purpose = "what partial runs of three layers foretell of a whole encoder, and of a server of it"
     seconds = 40.0
     models = ""
-    errors = (BenchError, SizeError, SimulateError, ExportError)
+    errors = (BenchError, ExportError)
     own = (
         Option("--encoder", ("bert-base", "bert-large"), "as `bertserve size` has it"),
         Option("--precisions", _PRECISIONS, "which of them"),

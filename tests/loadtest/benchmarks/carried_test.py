@@ -12,9 +12,9 @@ import pytest
 from loadtest.benchmarks.exports import carried
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
 from loadtest.benchmarks.runner import main
-from loadtest.capacity.costs import Costs
 from loadtest.capacity.lengths import Lengths
-from loadtest.capacity.plan import Load, Objective
+from loadtest.capacity.plan import Objective, SizingLoad
+from loadtest.capacity.tables import BatchCosts
 from serving.engine.base import LaneKind
 from serving.scheduling.cost import CostPoint
 from tests.support.models import NAME
@@ -57,7 +57,7 @@ def test_what_was_foretold_is_searched_around_and_kept(
     (tmp_path / "kept" / "tiny-fp32").symlink_to(models)
     out = tmp_path / "figures.json"
     points = tuple(CostPoint(LaneKind.WIDE.value, tokens, 1, 1e4) for tokens in (8, 64))
-    monkeypatch.setattr(carried, "costs_here", lambda *_: Costs("extrapolated", points, 0.1, (), batched=False))
+    monkeypatch.setattr(carried, "costs_here", lambda *_: BatchCosts("extrapolated", points))
     monkeypatch.setattr(carried, "_NARROW", 1.2)
     monkeypatch.setattr(carried, "_command", lambda *words: [sys.executable, "-c", LOAD, *words])
     words = ["sizing", "--capacity", "--encoder", str(tmp_path / "tiny"), "--precisions", "fp32", "--lengths", "8,40"]
@@ -94,7 +94,7 @@ def test_what_a_server_carries_is_foretold_and_measured(tmp_path: Path, capsys: 
 
 def test_texts_have_the_lengths_of_the_mix(models: Path) -> None:
     """As many of each as the mix has it, and not sorted."""
-    load = Load(1.0, Lengths({8: 3.0, 32: 1.0}, ""), Objective(99, 100))
+    load = SizingLoad(1.0, Lengths({8: 3.0, 32: 1.0}, ""), Objective(99, 100))
     texts = carried._texts(models, load)
     words = [len(text.split()) > 12 for text in texts]
     assert Counter(words) == {False: 150, True: 50}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.capacity.simulator import Arrival, Device, Fate, Outcome, Overhead, Variation, play
-from loadtest.capacity.tables import in_stages
+from loadtest.capacity.simulator import Arrival, Device, Outcome, Overhead, RequestOutcome, Variation, play
+from loadtest.capacity.tables import BatchCosts
 from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import CostPoint
 from serving.scheduling.fifo import FifoScheduler
@@ -46,7 +46,7 @@ def simulate(*arguments: Any, **options: Any) -> list[Outcome]:
 
 def latencies_ms(outcomes: Sequence[Outcome]) -> list[float]:
     """How long each took; all of them were answered."""
-    assert all(outcome.fate is Fate.ANSWERED for outcome in outcomes)
+    assert all(outcome.fate is RequestOutcome.ANSWERED for outcome in outcomes)
     return [outcome.latency_s * 1e3 for outcome in outcomes]
 
 
@@ -98,7 +98,7 @@ def test_narrow_lanes_work_side_by_side() -> None:
 
 def test_a_batch_in_a_pipeline_overtakes_none() -> None:
     """A lone one takes what all stages do. Of a long and two short ones each is a stage behind the one before it."""
-    points = in_stages([*wide(4000), *wide(8000, tokens=64)], 2)
+    points = BatchCosts("computed", (*wide(4000), *wide(8000, tokens=64))).in_stages(2).points
     pipeline = Device(points=points, narrow_lanes=2, stages=2)
     policy = Policy(16, batch_invariant=[False], narrow=[True], apart=True)
     schedule = [Arrival(at / 1e3, (tokens,), 100.0) for at, tokens in ((0, 16), (20, 64), (21, 16), (22, 16))]
@@ -139,17 +139,25 @@ def test_times_of_a_server_have_the_front_in_them() -> None:
 def test_a_deadline_refuses_or_ends_a_request() -> None:
     """What an idle engine cannot keep is hopeless; what the queue does not let it keep is overload."""
     hopeless = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, timeout_s=0.003))
-    assert hopeless == [Outcome(Fate.HOPELESS, 0.0)]
+    assert hopeless == [Outcome(RequestOutcome.HOPELESS, 0.0)]
     busy = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0, timeout_s=0.006))
-    assert [outcome.fate for outcome in busy] == [Fate.ANSWERED, Fate.OVERLOADED, Fate.OVERLOADED]
+    assert [outcome.fate for outcome in busy] == [
+        RequestOutcome.ANSWERED,
+        RequestOutcome.OVERLOADED,
+        RequestOutcome.OVERLOADED,
+    ]
 
 
 def test_more_tokens_than_the_queue_holds_are_refused() -> None:
     """The bound on tokens in flight counts what runs, too."""
     found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0), max_queue_tokens=40)
-    assert [outcome.fate for outcome in found] == [Fate.ANSWERED, Fate.ANSWERED, Fate.OVERLOADED]
+    assert [outcome.fate for outcome in found] == [
+        RequestOutcome.ANSWERED,
+        RequestOutcome.ANSWERED,
+        RequestOutcome.OVERLOADED,
+    ]
     never = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0), max_queue_tokens=15)
-    assert [outcome.fate for outcome in never] == [Fate.INVALID]
+    assert [outcome.fate for outcome in never] == [RequestOutcome.INVALID]
 
 
 def test_all_texts_of_a_request_are_waited_for() -> None:
@@ -206,7 +214,7 @@ def test_first_come_first_served_keeps_the_order() -> None:
 def test_first_come_first_served_refuses_nobody_and_drops_the_late() -> None:
     """It lets everybody in, and sees that a deadline has passed when that turn comes."""
     found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0, timeout_s=0.007), scheduler=FifoScheduler)
-    assert Counter(outcome.fate for outcome in found) == {Fate.ANSWERED: 1, Fate.LATE: 2}
+    assert Counter(outcome.fate for outcome in found) == {RequestOutcome.ANSWERED: 1, RequestOutcome.LATE: 2}
 
 
 @st.composite
@@ -256,7 +264,7 @@ def test_every_request_ends_once_and_in_its_own_time(
     overhead = device.overhead
     for arrival, outcome in zip(schedule, found, strict=True):
         fixed_s = (overhead.receive_us + overhead.reply_us + overhead.batch_us) / 1e6
-        if outcome.fate is Fate.ANSWERED:
+        if outcome.fate is RequestOutcome.ANSWERED:
             assert outcome.latency_s >= fixed_s
         else:
             assert 0 <= outcome.latency_s <= arrival.timeout_s + sum(a.timeout_s for a in schedule) + 60

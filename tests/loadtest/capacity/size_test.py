@@ -17,11 +17,11 @@ from loadtest.capacity.candidates import read_candidates
 from loadtest.capacity.costs import _fitted as fitted
 from loadtest.capacity.costs import costs_of, known, transfer_error
 from loadtest.capacity.encoder import KNOWN, encoder_of
-from loadtest.capacity.errors import SizeError
 from loadtest.capacity.lengths import read_lengths
-from loadtest.capacity.plan import Load, Objective, Replica, memory_of, plan
+from loadtest.capacity.plan import Objective, Replica, SizingLoad, memory_of, plan
 from loadtest.capacity.roofline import error_on
 from loadtest.capacity.size_cli import main
+from loadtest.errors import BenchError
 from loadtest.report.progress import Progress
 from tests.support.browser import fits_a_phone, is_whole_on_a_phone
 from tests.support.clients import post_json
@@ -56,8 +56,8 @@ def rough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_FINAL_REQUESTS", 6_000)
 
 
-def load(rate: float = 300.0, limit_ms: float = 40.0) -> Load:
-    return Load(rate, read_lengths("8:70,128:30", 512), Objective(99, limit_ms))
+def load(rate: float = 300.0, limit_ms: float = 40.0) -> SizingLoad:
+    return SizingLoad(rate, read_lengths("8:70,128:30", 512), Objective(99, limit_ms))
 
 
 def test_the_table_holds_what_the_data_sheets_say() -> None:
@@ -144,9 +144,9 @@ def test_a_pipeline_answers_every_text_although_one_takes_nearly_the_objective()
     """Admission leaves a request the time that a server gives it, not the objective's alone."""
     table, huge = read_candidates(None), encoder_of("encoder-481b")
     costs = costs_of("t4", table["t4"], huge, "fp16")
-    replica = Replica(costs, Load(5.0, read_lengths("10-250", 512), Objective(99, 10_000), timeout_ms=10_000), 84)
+    replica = Replica(costs, SizingLoad(5.0, read_lengths("10-250", 512), Objective(99, 10_000), timeout_ms=10_000), 84)
     run = replica.run(5.0, 1000)
-    assert run.answered == 1
+    assert run.fates.keys() == {"answered"}
     assert 9000 < run.p99_ms < 10_000
 
 
@@ -351,7 +351,7 @@ def test_lengths_of_a_server_beyond_its_buckets() -> None:
 )
 def test_a_server_without_lengths_is_refused(shown: str, error: str) -> None:
     """By what is missing."""
-    with _metrics(shown) as url, pytest.raises(SizeError, match=error):
+    with _metrics(shown) as url, pytest.raises(BenchError, match=error):
         read_lengths(url, 512)
 
 
