@@ -21,7 +21,7 @@ from serving.records import ModelSpec, PartFile
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from serving.engine.kinds.kind import EngineKind
     from serving.models.bundle import Bundle
@@ -213,6 +213,28 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
     return ModelForm(bundle=bundle, artifact=best, second=second)
 
 
+def without_second(forms: Sequence[ModelForm], engine: EngineKind, *, by_default: bool = False) -> Iterator[str]:
+    """Why models run in the engine's first library alone, in sentences.
+
+    Args:
+        forms: The models.
+        engine: The engine.
+        by_default: Leave out the models of which `log_agreement` says why fp32 is served.
+    """
+    lacking: list[str] = []
+    for form in forms if engine.second else ():
+        made = [each.precision for each in form.bundle.artifacts if each.target == engine.second]
+        if form.second is not None or (by_default and made and _left_for_fp32(form)):
+            continue
+        if not made or form.artifact.precision in made:
+            lacking.append(form.name)
+        else:
+            reason = f"its artifact for {engine.library} is {made[0]}, and {form.artifact.precision} is served"
+            yield f"ONNX Runtime alone runs {form.name}: {reason}"
+    if lacking:
+        yield f"ONNX Runtime alone runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
+
+
 def log_agreement(form: ModelForm) -> None:
     """Says in the log where INT8, which nobody asked for by name, gives too few of PyTorch's answers."""
     name, task = form.name, form.manifest.task
@@ -224,9 +246,15 @@ def log_agreement(form: ModelForm) -> None:
             advice = "a bundle exported today would serve fp32: export it again, or give --precision fp32"
             log.warning("%s: %s is served: it %s; %s", name, artifact.file, few, advice)
             return
-    left = next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
-    if left is not None and form.artifact.precision == "fp32":
+    if (left := _left_for_fp32(form)) is not None:
         log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
+
+
+def _left_for_fp32(form: ModelForm) -> Artifact | None:
+    """The artifact that is served only where it is asked for, and in whose place fp32 is."""
+    if form.artifact.precision != "fp32":
+        return None
+    return next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
 
 
 def few_agree(artifact: Artifact, task: str) -> str:
