@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from export.recipe import limits_of
 from export.tasks.limits import Limits
 from serving.engine.kinds import AUTO, engine_for
+from serving.host import command
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
     targets = {artifact.target for artifact in artifacts}
     tried = any(kind.runs(target) for kind in AUTO for target in targets)
     engine = "" if tried else f" --engine {engine_for(min(targets)).name}"
-    return f"bertserve serve --models {shlex.quote(str(models))}{engine}"
+    return command(f"serve --models {shlex.quote(str(models))}{engine}")
 
 
 def executor(artifact: Artifact) -> str:

@@ -22,7 +22,7 @@ from serving import host
 from serving.cgroups import cpu_quota, memory_limit
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
-from serving.host import available_cpus, installing
+from serving.host import available_cpus, command, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.jobs import store
@@ -244,7 +244,7 @@ def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
         if OpenAiIds.open(settings.accept_token_ids):
             yield Finding(topic, "token ids", settings.accept_token_ids)
     except StartupError as error:
-        yield Finding(topic, "token ids", str(error), "bad", "see --accept-token-ids in `bertserve serve --help`")
+        yield Finding(topic, "token ids", str(error), "bad", f"see --accept-token-ids in `{command('serve --help')}`")
 
 
 def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
@@ -288,7 +288,7 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
             defaults=settings.defaults(),
         ).models
     except StartupError as error:
-        yield Finding(topic, "models", " ".join(str(error).split()), "bad", "see `bertserve export --help`")
+        yield Finding(topic, "models", " ".join(str(error).split()), "bad", f"see `{command('export --help')}`")
     else:
         yield from _models(topic, models, settings)
 
@@ -299,7 +299,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         value += artifact.split
-        advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
+        advice = f"{command(f'verify {model.bundle.path} --cache-dir DIR')} proves it on this node"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)

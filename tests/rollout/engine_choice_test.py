@@ -245,7 +245,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
         choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
-    assert "pip install -e '.[openvino]'" in choice.rejected[-1].reason
+    assert "--editable '.[openvino]'" in choice.rejected[-1].reason
     assert "not the engine cpu: the engine cpu cannot run here: OpenVINO is not installed; run `" in caplog.text
     write_bundle(models, tiny_model("tag"))
     caplog.clear()
@@ -332,7 +332,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
     monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
-    with pytest.raises(StartupError, match=r"pip install -e '\.\[openvino\]'"):
+    with pytest.raises(StartupError, match=r"--editable '\.\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))

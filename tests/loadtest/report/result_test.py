@@ -64,7 +64,7 @@ def test_a_histogram_keeps_a_thousandth() -> None:
 def test_a_missing_library_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is not installed, the message says how to install it."""
     monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
-    with pytest.raises(BenchError, match=r"pip install -e '\.\[loadtest\]'"):
+    with pytest.raises(BenchError, match=r"--editable '\.\[loadtest\]'"):
         Histogram()
 
 
