@@ -83,7 +83,10 @@ def test_each_model_has_routes_of_its_own(several: Server, task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server, task: str) -> None:
-    """Without a default, several models of a task are 400 in the body of the route's own protocol."""
+    """Without a default, several models of a task are 400 in the body of the route's own protocol, which says how.
+
+    What it says to ask is answered.
+    """
     path, message = ROUTES[task]
     reply = ask(several, path, message)
     defaults = {"answer": 1, "tag": 0}
@@ -92,7 +95,12 @@ def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server,
         return
     assert reply.status == 400
     error = reply.json()["error"]
-    assert (error if isinstance(error, str) else error["message"]).startswith("2 models are served")
+    said = error if isinstance(error, str) else error["message"]
+    assert said.startswith("2 models are served")
+    route = said.rpartition("name one by the path: POST ")[2].replace("NAME", f"{task}-0")
+    assert ask(several, route, message).status == 200
+    reply = ask(several, "/", message)
+    assert reply.json()["error"].endswith("; name one by the path: POST /models/NAME")
 
 
 def test_vectors_are_scaled_as_the_folder_says(several: Server) -> None:
@@ -137,7 +145,8 @@ def test_openai_names_select(several: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.embeddings.create(model="text-embedding-3-small", input=TEXTS[0])
     assert unknown.value.code == "model_not_found"
-    assert "(embed-0, embed-1); name one, in `model`" in unknown.value.message
+    said = "(embed-0, embed-1); start the server with --default embed=NAME, or name one in `model`"
+    assert said in unknown.value.message
     with pytest.raises(openai.BadRequestError) as other:
         client.embeddings.create(model="tag-0", input=TEXTS[0])
     assert other.value.code == "wrong_task"
@@ -174,7 +183,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     assert unknown.status == 404
     assert unknown.json().keys() == {"id", "message"}
     assert re.search(
-        r"2 models are served for rerank \(rerank-0, rerank-1\).*`model`.*--default", unknown.json()["message"]
+        r"2 models are served for rerank \(rerank-0, rerank-1\).*--default.*`model`", unknown.json()["message"]
     )
     assert ask(tasks_server, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (
