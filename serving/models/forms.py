@@ -208,8 +208,8 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
     if not best.proven and not unproven:
         raise BundleError(
             f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with"
-            f" `{command(f'verify {bundle.path} --cache-dir DIR')}` and serve it with the same --cache-dir, or serve it as"
-            " it is with --allow-unproven"
+            f" `{command(f'verify {bundle.path} --cache-dir DIR')}` and serve it with the same --cache-dir, or serve it"
+            " as it is with --allow-unproven"
         )
     by_default = precision == "auto"
     second = _second(bundle, best, kind.second, unproven=unproven, by_default=by_default)
