@@ -181,12 +181,12 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
 @pytest.mark.parametrize(
     ("path", "body", "status", "name"),
     [
-        ("/v1/embeddings", {**EMBED, "late_chunking": True}, 422, "late_chunking"),
-        ("/v1/embeddings", {**EMBED, "late_chunking": 0}, 422, "late_chunking"),
-        ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 422, "image"),
-        ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 422, "output_dimension"),
+        ("/v1/embeddings", {**EMBED, "late_chunking": True}, 400, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "late_chunking": 0}, 400, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 400, "image"),
+        ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 400, "output_dimension"),
         ("/v1/rerank", {**RANK, "return_embeddings": True}, 422, "return_embeddings"),
-        ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 422, "messages"),
+        ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 400, "messages"),
         ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` asks"),
         ("/v1/rerank", {**RANK, "instruction": "find answers"}, 422, "instruction"),
         ("/v2/rerank", {**RANK, "relevant_spans": {"mode": "enabled"}}, 422, 'or send {"mode": "disabled"}'),
@@ -215,7 +215,7 @@ def test_jinas_truncate_is_obeyed(tasks_server: Server) -> None:
     long = {**EMBED, "input": "a " * 400}
     cut = post(tasks_server, "/v1/embeddings", {**long, "truncate": True})
     assert (cut.status, int(cut.headers["x-truncated-tokens"]) > 0) == (200, True)
-    assert post(tasks_server, "/v1/embeddings", {**long, "truncate": False}).status == 422
+    assert post(tasks_server, "/v1/embeddings", {**long, "truncate": False}).status == 400
 
 
 def test_voyages_top_k_is_obeyed(tasks_server: Server) -> None:

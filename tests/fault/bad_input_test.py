@@ -191,7 +191,7 @@ def test_row_21_malformed_protobuf(fake_server: Server, group: bytes) -> None:
     ids=str,
 )
 def test_row_22_schema(fake_server: Server, family: str, change: dict[str, object]) -> None:
-    """A field's name that is misspelt, a wrong type or a value out of range is 422."""
+    """A field's name that is misspelt, a wrong type or a value out of range breaks the schema."""
     body = json.dumps({FIELD[family]: "x", **change}).encode()
     assert post(fake_server, family, body) == STATUS["invalid"][family]
 
@@ -202,7 +202,7 @@ def test_row_22_schema(fake_server: Server, family: str, change: dict[str, objec
     "value", [None, 5, True, {}, {"texts": "x"}, [None], ["x", None], ["x", 5], [["x"]], [[1.5]]], ids=str
 )
 def test_row_22_inputs_of_a_wrong_type(fake_server: Server, family: str, value: object) -> None:
-    """Inputs that are neither texts nor token ids are 422."""
+    """Inputs that are neither texts nor token ids break the schema."""
     assert post(fake_server, family, json.dumps({FIELD[family]: value}).encode()) == STATUS["invalid"][family]
 
 
@@ -210,7 +210,7 @@ def test_row_22_inputs_of_a_wrong_type(fake_server: Server, family: str, value: 
 @pytest.mark.parametrize("family", FIELD)
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'"x"', b"5", b"null"])
 def test_row_22_missing_inputs(fake_server: Server, family: str, body: bytes) -> None:
-    """A body without its one field is 422."""
+    """A body without its one field breaks the schema."""
     assert post(fake_server, family, body) == STATUS["invalid"][family]
 
 
