@@ -391,10 +391,9 @@ class _Lane(asyncio.Protocol):
     def unanswered(self, names: Sequence[str]) -> str:
         """What the lane works on, and for how long already, for the log."""
         _, batch, _ = self._pending[0]
-        return (
-            f"no answer for {self._loop.time() - self._since:.1f} s to a batch of {len(batch.texts)} x"
-            f" {batch.padded_length} tokens of the model {names[batch.model]}; it lacked a CPU for {self._starved():.1f} s"
-        )
+        size = f"{len(batch.texts)} x {batch.padded_length} tokens of the model {names[batch.model]}"
+        waited_s = self._loop.time() - self._since
+        return f"no answer for {waited_s:.1f} s to a batch of {size}; it lacked a CPU for {self._starved():.1f} s"
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):
