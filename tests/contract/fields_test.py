@@ -198,6 +198,14 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
         (V2, {"inputs": [TENSOR], "output": []}, 400, "outputs"),
         ("/embed", {"input": "a"}, 422, 'did you mean "inputs"'),
         ("/v1/rerank", {**RANK, "topn": 1}, 422, 'did you mean "top_n"'),
+        ("/classify", {"inputs": "a text", "top_k": 1}, 422, 'did you mean "parameters.top_k"?'),
+        ("/models/tag", {**TAG, "stride": 1, "parameters": {}}, 422, 'did you mean "parameters.stride"?'),
+        (
+            "/answer",
+            {"question": "a?", "context": "b"},
+            422,
+            'did you mean "inputs.question"? The body is {"inputs": {"question": ..., "context": ...}}',
+        ),
     ],
 )
 def test_what_is_asked_for_and_not_done_is_refused_by_name(
