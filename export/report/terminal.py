@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Quantisation
+    from serving.models.manifest import Artifact, EndToEnd, Manifest, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
@@ -37,12 +38,26 @@ def end_to_end(manifest: Manifest) -> str:
         return "not compared"
     if reference.unproven:
         return f"not compared: {reference.unproven}"
-    differences = ", ".join(
-        f"{artifact.file} within {found.max_difference:.1e} over {found.texts}"
-        for artifact in manifest.artifacts
-        if (found := artifact.end_to_end) is not None
+    found = [(artifact, beside) for artifact in manifest.artifacts if (beside := artifact.end_to_end) is not None]
+    unit = manifest.normalize and manifest.task == "embed"
+    scaled = f"vectors {'' if unit else 'not '}scaled to length 1"
+    vectors = any(beside.cosine_mean is not None for _, beside in found)
+    figures = "; ".join(_beside(artifact, beside, manifest.task) for artifact, beside in found)
+    return (
+        f"beside {reference.library}, with the tokens of {reference.texts} texts; largest difference of a number that a"
+        f" client gets ({scaled if vectors else 'of one above 1 as a share of it'}): {figures or 'none compared'}"
+        + ("; the least cosine has no limit here, as these texts are strange on purpose" if vectors else "")
     )
-    return f"beside {reference.library}, with the tokens of {reference.texts} texts; answers of {differences or 'none'}"
+
+
+def _beside(artifact: Artifact, found: EndToEnd, task: str) -> str:
+    limits = limits_of(artifact, task)
+    allowed = f"at most {limits.max_abs_difference:g}" if math.isfinite(limits.max_abs_difference) else "no limit"
+    figures = [f"{artifact.file} {found.max_difference:.1e} over {found.texts} texts ({allowed})"]
+    if found.cosine_mean is not None:
+        least = f"at least {limits.cosine_mean:g}" if limits.cosine_mean > _NO_LIMITS.cosine_mean else "no limit"
+        figures.append(f"mean cosine {found.cosine_mean:.5f} ({least})")
+    return ", ".join(figures)
 
 
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
