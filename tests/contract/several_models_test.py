@@ -12,6 +12,7 @@ import pytest
 
 import serving.tasks
 from tests.support.clients import get, post_json
+from tests.support.models import ROOT
 from tests.support.server import Server, measured, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
 
@@ -66,10 +67,16 @@ def test_the_announced_request_works(several: Server) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> None:
-    """As the server of that model alone would show it."""
+    """As the server of that model alone shows it, and the page about protocols, with the reply's fields."""
     known = serving.tasks.TASKS[task]
     path, body = known.path, json.dumps(known.example)
-    assert post_json(tasks_server.http, path, body.encode()).status == 200
+    reply = post_json(tasks_server.http, path, body.encode())
+    assert reply.status == 200
+    page = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
+    row = re.findall(rf"^\| {task} \| (.*) \|$", page, re.MULTILINE)[0]
+    shown_path, shown_body, gives = row.split(" | ")
+    assert (shown_path, shown_body) == (f"`{path}`", f"`{body}`")
+    assert set(re.findall(r"`(\w+)`", gives)) <= set(re.findall(r'"(\w+)":', reply.body.decode()))
 
 
 @pytest.mark.parametrize("task", TASKS)
