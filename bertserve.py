@@ -51,9 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bertserve: no verb given\n\n{usage()}", file=sys.stderr)  # noqa: T201  the command's own output
         return 2
     if words[0] not in VERBS:
-        from serving.options import nearest  # noqa: PLC0415  a verb that is known needs none of it
+        from serving.host import command  # noqa: PLC0415  a verb that is known needs none of it
+        from serving.options import nearest  # noqa: PLC0415  likewise
 
-        wrong = f"bertserve: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; `bertserve help` lists the verbs"
+        wrong = f"bertserve: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; `{command('help')}` lists the verbs"
         print(wrong, file=sys.stderr)  # noqa: T201  the command's own output
         return 2
     module, _ = VERBS[words[0]]

@@ -24,6 +24,7 @@ from loadtest.generator.search import plan, search
 from loadtest.generator.tls import Tls
 from loadtest.generator.workload import find_bundle
 from loadtest.report import compare, page
+from loadtest.report.histogram import Histogram
 from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import judge, parse_slo
@@ -290,6 +291,7 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
 
 def _prepared(options: Options) -> Measurement:
     """What will measure, once there is a directory for what it finds."""
+    Histogram()  # its library may be missing, which is told before anything is measured
     _make(options.out)
     asked = options.asked()
     return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)

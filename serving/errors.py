@@ -53,7 +53,15 @@ class BertserveError(Exception):
 
 
 class InvalidRequest(BertserveError, reason="invalid_request", http=422, grpc="INVALID_ARGUMENT"):
-    """The request was understood and breaks the schema or a limit."""
+    """The request was understood and breaks the schema or a limit.
+
+    Attributes:
+        param: The field that is wrong, for errors in OpenAI's shape and by its name; None where it is none of them.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
@@ -81,7 +89,10 @@ class WrongTask(InvalidRequest, reason="wrong_task", http=400, grpc="FAILED_PREC
 
 
 class ModelNotNamed(InvalidRequest, reason="model_not_named", http=400):
-    """Several models could answer, none of them is the default, and the request names none."""
+    """Several models could answer, none of them is the default, and the request names none.
+
+    The message ends in "name one", and the wire adds how.
+    """
 
 
 class ForeignTokenIds(InvalidRequest, reason="foreign_token_ids", http=400):
@@ -249,11 +260,12 @@ def setting_of(most: int) -> str:
 
 def empty_input(field: str, index: int, count: int) -> EmptyInput:
     """The error for one of `count` inputs, as text-embeddings-inference words it."""
-    return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""))
+    return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""), param=field)
 
 
 def too_many_inputs(count: int, most: int) -> InvalidRequest:
-    return InvalidRequest(f"{count} inputs in one request; at most {most} are taken{setting_of(most)}")
+    said = f"{count} inputs in one request; at most {most} are taken{setting_of(most)}"
+    return InvalidRequest(said, param="input")
 
 
 def reasons(root: type[BertserveError] = BertserveError) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shlex
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -29,17 +31,33 @@ _EXACT_SUMS = {"avx512_vnni", "avx_vnni"}
 _X86 = {"x86_64", "amd64", "i686"}
 
 
+def command(rest: str) -> str:
+    """A command of bertserve to type next, begun as this process's was: `serve` is `.venv/bin/bertserve serve`.
+
+    >>> command("serve --models models")
+    'bertserve serve --models models'
+    """
+    called = Path(sys.argv[0])
+    typed = called.name != "bertserve" or shutil.which("bertserve") == str(called)  # else the shell would not find it
+    return f"{'bertserve' if typed else shlex.quote(_from_here(called))} {rest}"
+
+
 def installing(extras: str, module: Path = Path(__file__)) -> str:
     """The command that brings what an extra of bertserve needs: of a checkout its own files, else the package.
 
     In a virtual environment that is not activated, `pip` alone would be another one's.
     """
     root, here = module.parents[1], Path.cwd()
-    pip = Path(sys.prefix, "bin", "pip")
-    words = "pip" if sys.prefix == sys.base_prefix else str(pip.relative_to(here) if here in pip.parents else pip)
+    pip = "pip" if sys.prefix == sys.base_prefix else shlex.quote(_from_here(Path(sys.prefix, "bin", "pip")))
     if not (root / "pyproject.toml").exists():
-        return f"{words} install 'bertserve[{extras}]'"
-    return f"{words} install -e '{'.' if root == here else root}[{extras}]'"
+        return f"{pip} install 'bertserve[{extras}]'"
+    constraints, checkout = shlex.quote(_from_here(root / "constraints.txt")), "." if root == here else root
+    return f"{pip} install --constraint {constraints} --editable '{checkout}[{extras}]'"
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if here in path.parents else path)
 
 
 def available_cpus(proc: Path = cgroups.PROC) -> int:

@@ -6,6 +6,8 @@ import argparse
 import difflib
 from typing import TYPE_CHECKING, NoReturn
 
+from serving.host import command
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -38,4 +40,6 @@ class OptionParser(argparse.ArgumentParser):
             message = f"unexpected argument {rest!r}"
             if options:
                 message = f"unknown option {options[0]}{nearest(options[0], self._option_string_actions)}"
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` lists the options\n")
+        program, verb, *_ = self.prog.split()
+        usage = command(verb) if program == "bertserve" else self.prog
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{usage} --help` lists the options\n")

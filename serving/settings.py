@@ -305,8 +305,8 @@ class _Settings(BaseModel):
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
         description="What becomes of a request with a field that is not read and that no owner of a protocol"
-        " documents: `ignore` answers it and names the field in `X-Ignored-Fields`; `refuse` answers 422, also to"
-        " documented fields that are not read.",
+        " documents: `ignore` answers it and names the field in `X-Ignored-Fields`; `refuse` rejects it"
+        " (HTTP 400 or 422), and documented fields that are not read.",
     )
     auto_truncate: bool = Field(
         True, description="Cut texts that are too long and say so in the reply; off: refuse them."

@@ -34,7 +34,7 @@ ARROWS = {
     "logs": "errors",
     "unawaited": "errors",
     "security": "errors",
-    "options": "",
+    "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
     "fields": "errors",
     # A task says everything about itself, and knows nobody who asks.

@@ -22,7 +22,7 @@ from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.engine.kinds import engine_for
 from serving.errors import BundleError
-from serving.host import installing
+from serving.host import command, installing
 from serving.models.bundle import data_entry
 from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
@@ -197,7 +197,7 @@ class _Verification:
         if not scores:
             raise ExportError(
                 f"{path}: the bundle holds no score of PyTorch's on {examples.count} examples of {examples.name};"
-                " give the file to `bertserve export --reference` too"
+                f" give the file to `{command('export --reference')}` too"
             )
         return Labelled(examples, scores)
 

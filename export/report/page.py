@@ -251,7 +251,7 @@ def _end_to_end(artifact: Artifact, limits: Limits) -> list[list[str]]:
     found, waived = artifact.end_to_end, artifact.waived
     if found is None:
         return []
-    limit, title = limits.max_abs_difference, f"at {found.texts} texts"
+    limit, title = limits.max_abs_difference, f"end to end, {found.texts} texts"
     return [
         _most(f"{title}: largest difference", found.max_difference, limit, "max_abs_difference", waived),
         _least(f"{title}: mean cosine", found.cosine_mean, limits.cosine_mean, "cosine_mean", waived),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from export.recipe import limits_of
 from export.tasks.limits import Limits
 from serving.engine.kinds import AUTO, engine_for
+from serving.host import command
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Quantisation
+    from serving.models.manifest import Artifact, EndToEnd, Manifest, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
@@ -36,12 +38,26 @@ def end_to_end(manifest: Manifest) -> str:
         return "not compared"
     if reference.unproven:
         return f"not compared: {reference.unproven}"
-    differences = ", ".join(
-        f"{artifact.file} within {found.max_difference:.1e} over {found.texts}"
-        for artifact in manifest.artifacts
-        if (found := artifact.end_to_end) is not None
+    found = [(artifact, beside) for artifact in manifest.artifacts if (beside := artifact.end_to_end) is not None]
+    unit = manifest.normalize and manifest.task == "embed"
+    scaled = f"vectors {'' if unit else 'not '}scaled to length 1"
+    vectors = any(beside.cosine_mean is not None for _, beside in found)
+    figures = "; ".join(_beside(artifact, beside, manifest.task) for artifact, beside in found)
+    return (
+        f"beside {reference.library}, with the tokens of {reference.texts} texts; largest difference of a number that a"
+        f" client gets ({scaled if vectors else 'of one above 1 as a share of it'}): {figures or 'none compared'}"
+        + ("; the least cosine has no limit here, as these texts are strange on purpose" if vectors else "")
     )
-    return f"beside {reference.library}, with the tokens of {reference.texts} texts; answers of {differences or 'none'}"
+
+
+def _beside(artifact: Artifact, found: EndToEnd, task: str) -> str:
+    limits = limits_of(artifact, task)
+    allowed = f"at most {limits.max_abs_difference:g}" if math.isfinite(limits.max_abs_difference) else "no limit"
+    figures = [f"{artifact.file} {found.max_difference:.1e} over {found.texts} texts ({allowed})"]
+    if found.cosine_mean is not None:
+        least = f"at least {limits.cosine_mean:g}" if limits.cosine_mean > _NO_LIMITS.cosine_mean else "no limit"
+        figures.append(f"mean cosine {found.cosine_mean:.5f} ({least})")
+    return ", ".join(figures)
 
 
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
@@ -49,7 +65,7 @@ def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
     targets = {artifact.target for artifact in artifacts}
     tried = any(kind.runs(target) for kind in AUTO for target in targets)
     engine = "" if tried else f" --engine {engine_for(min(targets)).name}"
-    return f"bertserve serve --models {shlex.quote(str(models))}{engine}"
+    return command(f"serve --models {shlex.quote(str(models))}{engine}")
 
 
 def executor(artifact: Artifact) -> str:

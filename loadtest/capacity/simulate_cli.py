@@ -224,7 +224,7 @@ def _text(run: Figures) -> list[str]:
     return [
         "SIMULATED, not measured",
         f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
-        f"latency of the answered, ms: p50 {p50}, p99 {p99}, of the shortest third {short}",
+        f"latency of the answered, ms: p50 {p50}, p99 {p99}, p99 of the shortest third {short}",
         *_bulk_text(run),
     ]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from loadtest.errors import BenchError
+from serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") 
     """
     paths = sorted(path.parent for path in repository.glob("[!.]*/[0-9]*/manifest.json") if path.parent.name.isdigit())
     if not paths:
-        raise BenchError(f"{repository} holds no model; make one with `bertserve export`")
+        raise BenchError(f"{repository} holds no model; make one with `{command('export')}`")
     path = max((path for path in paths if path.parent == paths[0].parent), key=lambda path: int(path.name))
     manifest = json.loads((path / "manifest.json").read_bytes())
     artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,), target)

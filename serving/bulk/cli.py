@@ -27,6 +27,9 @@ _FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
 
 _PART_ROWS, _PART_ROWS_OF_TOKENS = 2048, 128
 
+_WHOLE_RATE = 10.0
+"""Of rows a second; slower rates are told in two digits."""
+
 _REDRAW_S = 10.0
 """Between lines of progress where no terminal shows them."""
 
@@ -200,7 +203,7 @@ class _Progress:
         left = seconds * (1 - share) / (share - self._before) if share > self._before else 0.0
         line = (
             f"{share:4.0%}  {self._kept + self._rows:,} rows  {self._tokens:,} tokens"
-            f"  {self._rows / seconds:,.0f} rows/s  {_duration(left)} left"
+            f"  {_rate(self._rows, seconds)}  {_duration(left)} left"
         )
         sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         sys.stderr.flush()
@@ -210,11 +213,16 @@ class _Progress:
         seconds = time.monotonic() - self._begun
         if self._terminal:
             sys.stderr.write("\r\x1b[K")
-        rate = f", {self._rows / seconds:,.0f} rows/s" if self._rows else ""
+        rate = f", {_rate(self._rows, seconds)}" if self._rows else ""
         print(f"{manifest.rows - manifest.rejected:,} rows answered in {len(manifest.parts)} parts below {out}/parts")
         if manifest.rejected:
             print(f"{manifest.rejected:,} rows rejected, with the reasons in {out}/rejected")
         print(f"{manifest.tokens:,} tokens in all; this run: {self._rows:,} rows in {_duration(seconds)}{rate}")
+
+
+def _rate(rows: int, seconds: float) -> str:
+    rate = rows / seconds
+    return f"{rate:,.0f} rows/s" if rate >= _WHOLE_RATE else f"{rate:.2g} rows/s"
 
 
 def _duration(seconds: float) -> str:

@@ -225,27 +225,27 @@ def _csv(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
 
 
 def _jsonl(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
-    for line, progress in _lines(file, skip):
+    """A row for each line that is not blank: blanks between JSON values mean nothing."""
+    lines = ((line, progress) for line, progress in _lines(file) if not line.isspace())
+    for line, progress in itertools.islice(lines, skip, None):
         yield _json_row(line, file, columns, progress)
 
 
 def _txt(file: InputFile, _: Columns, skip: int) -> Iterator[Row]:
-    for line, progress in _lines(file, skip):
-        value, reason = _value([line.rstrip(b"\r\n").decode("utf-8-sig", "surrogateescape")])
+    """A row for each line, so that its number is the line's."""
+    for line, progress in itertools.islice(_lines(file), skip, None):
+        text = line.rstrip(b"\r\n").decode("utf-8-sig", "surrogateescape")
+        value, reason = (None, "a blank line") if not text.strip() else _value([text])
         yield Row(value, None, reason, progress)
 
 
-def _lines(file: InputFile, skip: int) -> Iterator[tuple[bytes, float]]:
-    """The lines that are not empty, and how far the file is read with each."""
+def _lines(file: InputFile) -> Iterator[tuple[bytes, float]]:
+    """The lines, and how far the file is read with each."""
     with Path(file.path).open("rb") as raw:
-        number = read = 0
+        read = 0
         for line in raw:
             read += len(line)
-            if line.isspace():
-                continue
-            if number >= skip:
-                yield line, read / max(1, file.size_bytes)
-            number += 1
+            yield line, read / max(1, file.size_bytes)
 
 
 def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -> Row:

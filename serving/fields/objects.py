@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.inspect import BoolType, ListType, Metadata, StructType, UnionType, VarTupleType, type_info
 
+from serving.errors import InvalidRequest
 from serving.fields.owners import NO_OWNER
 from serving.fields.rule import BOOLEANS, Level
 
@@ -104,6 +105,7 @@ class _Walk:
         if self._ignored is not None and (others := [name for name in value if name not in kind.names]):
             where = f" (at `{''.join(self._path)}`)" if len(self._path) > 1 else ""
             for name in others:
+                _refuse_misplaced(name, value, kind, where)
                 kind.level.pass_over(name, value[name], value.keys(), where, self._ignored)
             for name in others:
                 del value[name]
@@ -115,6 +117,27 @@ class _Walk:
         for name, place in kind.below.items():
             if name in value:
                 self._below(f".{name}", value[name], place)
+
+
+def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where: str) -> None:
+    """Refuses a field that belongs into an object below, which lacks it.
+
+    Of optional objects those count that an owner of the protocol documents, as `parameters`; of required ones those
+    that are absent: without them the request would be refused anyway.
+    """
+    if value[name] is None or name in kind.level.owners.unread:
+        return
+    for field, place in kind.below.items():
+        there = value.get(field)
+        for below in place.objects:
+            if name not in below.names or (isinstance(there, dict) and name in there):
+                continue
+            said = f'unknown field "{name}"{where}; did you mean "{field}.{name}"?'
+            if field in kind.optional and below.level.owners is not NO_OWNER:
+                raise InvalidRequest(said, param=name)
+            if field not in kind.optional and there is None and below.level.required:
+                body = ", ".join(f'"{each}": ...' for each in below.level.known if each in below.level.required)
+                raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
 
 
 @cache

@@ -117,10 +117,10 @@ class Level:
         harmless = self.owners.unread.get(name)
         if harmless is None:
             if value is not None and ignored.count < _COMPARED and (meant := self._meant(name, present)):
-                raise InvalidRequest(f'unknown field "{name}"{where}; did you mean "{meant}"?')
+                raise InvalidRequest(f'unknown field "{name}"{where}; did you mean "{meant}"?', param=name)
             ignored.add(name)
         elif value is not None and harmless is not ANY and not self._asks_nothing(value, harmless):
-            raise InvalidRequest(_unsupported(name, harmless, where))
+            raise InvalidRequest(_unsupported(name, harmless, where), param=name)
 
     def _meant(self, name: str, present: Collection[str]) -> str | None:
         """The absent field that a name resembles. Without a required one the request would be refused anyway."""

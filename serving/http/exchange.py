@@ -65,6 +65,7 @@ _DIGIT = re.compile(rb"[0-9]")
 _PATH = re.compile(r" - at `([^`]*)`$")
 _EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `([A-Za-z0-9_.-]{1,64})`")
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 _RESEMBLES = 0.75
 _NAMES: set[str] = set()
@@ -139,14 +140,20 @@ class JsonDecoder(Generic[M]):
             raise MalformedRequest(_MALFORMED) from error
         ignored = None if request is None or request.refuses_unknown else Ignored()
         if not obey_rule(message, self._kind, ignored):
-            raise InvalidRequest(self._explain(str(refusal))) from refusal
+            raise self._refused(str(refusal)) from refusal
         try:
             decoded = msgspec.convert(message, self._kind)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(self._explain(str(error))) from error
+            raise self._refused(str(error)) from error
         if request is not None and ignored:
             request.pass_over(ignored)
         return decoded
+
+    def _refused(self, text: str) -> InvalidRequest:
+        """The error that a refusal of the library becomes."""
+        path, named = _PATH.search(text), _FIELD.match(text)
+        steps = [step[1] for step in _STEP.finditer(path[1])] if path else []
+        return InvalidRequest(self._explain(text), param=steps[0] if steps else named[1] if named else None)
 
     def _explain(self, text: str) -> str:
         """The library's sentence where it repeats nothing that was received, else one of ours."""

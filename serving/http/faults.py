@@ -1,7 +1,7 @@
 """Errors as HTTP writes them: each protocol family has a body of its own, and a few statuses.
 
 /v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
-/v1        {"error": {"message", "type", "param", "code"}}  OpenAI; `/embeddings` too
+/v1        {"error": {"message", "type", "param", "code"}}  OpenAI; `/embeddings` too; breaking the schema is 400
 TEI's, /   {"error": "text", "error_type": "Validation"}    a wrong model type is 424
 Cohere's   {"id", "message"}                                /v1/embed, /v1/rerank, and the same of /v2
 all else   {"error": {"reason", "message", "request_id"}}
@@ -20,6 +20,7 @@ from serving.errors import (
     BuffersFull,
     EmptyInput,
     InvalidRequest,
+    ModelNotNamed,
     Overloaded,
     Unavailable,
     WrongTask,
@@ -35,6 +36,7 @@ TEI_PATHS = frozenset(
         *("/", "/ping", "/invocations", "/vertex"),
     }
 )
+_OF_ANY_TASK = frozenset({"/", "/invocations", "/vertex"})
 COHERE_PATHS = frozenset({"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"})
 
 _NAMED = "/models/"
@@ -78,7 +80,7 @@ class CohereError(msgspec.Struct):
 
 
 class OpenAiDetail(msgspec.Struct):
-    """What is wrong; `code` is our reason."""
+    """What is wrong; `param` is the field, where it is one, and `code` our reason."""
 
     message: str
     type: str
@@ -121,22 +123,27 @@ def status_of(path: str, error: BertserveError) -> int:
     family = error_type(path)
     if family is TeiError:
         return _TEI_STATUS.get(type(error), error.http_status)
-    if family is V2Error and error.http_status == _SCHEMA:
+    if family in (V2Error, OpenAiError) and error.http_status == _SCHEMA:
         return _BAD_REQUEST
     return error.http_status
 
 
 def error_body(path: str, error: BertserveError, identity: str) -> bytes:
     family = error_type(path)
-    body: Any = OwnError(Detail(error.reason, error.message, identity))
+    message = error.message
+    if isinstance(error, ModelNotNamed):
+        in_path = f"by the path: POST /models/NAME{'' if path in _OF_ANY_TASK else path}"
+        message += f" {'in `model`' if family in (OpenAiError, CohereError) else in_path}"
+    body: Any = OwnError(Detail(error.reason, message, identity))
     if family is V2Error:
-        body = V2Error(error.message)
+        body = V2Error(message)
     elif family is TeiError:
-        body = TeiError(error.message, _first(_TEI_TYPES, error))
+        body = TeiError(message, _first(_TEI_TYPES, error))
     elif family is CohereError:
-        body = CohereError(identity, error.message)
+        body = CohereError(identity, message)
     elif family is OpenAiError:
-        body = OpenAiError(OpenAiDetail(error.message, _first(_OPENAI_TYPES, error), None, error.reason))
+        param = error.param if isinstance(error, InvalidRequest) else None
+        body = OpenAiError(OpenAiDetail(message, _first(_OPENAI_TYPES, error), param, error.reason))
     return msgspec.json.encode(body)
 
 

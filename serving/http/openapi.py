@@ -312,7 +312,10 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
     family, hot = error_type(route.path), isinstance(route, HotRoute)
     causes = {
         "the body is not JSON in UTF-8": docs.takes is not None,
-        _BREAKS: docs.takes is not None and family is V2Error,
+        _BREAKS: docs.takes is not None and family in {V2Error, OpenAiError},
+        "a field of the form, or a parameter of the query, has none of the values that it may have": (
+            docs.form is not None or docs.takes_query
+        ),
         "a list of inputs or an input is empty": hot and family in {TeiError, OpenAiError},
         "a list of inputs is empty": hot and family is CohereError,
         "several models could answer and none is named": hot and "{model}" not in route.path,
@@ -344,9 +347,7 @@ def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, 
         when[404] = f"No model of that name{' and version' if '{version}' in route.path else ''} is served."
     elif takes and family in {OpenAiError, CohereError}:
         when[404] = "Several models have the task, and none has the name in `model`."
-    if docs.form is not None or docs.takes_query:
-        when[422] = "A field of the form, or a parameter of the query, has none of the values that it may have."
-    if takes and family is not V2Error:
+    if takes and family not in {V2Error, OpenAiError}:
         when[422] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
     if takes and family is TeiError:
         when[424] = "The model is for another task."

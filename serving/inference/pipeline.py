@@ -280,7 +280,7 @@ def _tokens(texts: Sequence[EncodedText]) -> int:
 
 def _check_count(request: InferRequest[A]) -> None:
     if not request.inputs:
-        raise EmptyInput("the list of inputs is empty; send at least one")
+        raise EmptyInput("the list of inputs is empty; send at least one", param="input")
     if len(request.inputs) > request.max_inputs:
         raise too_many_inputs(len(request.inputs), request.max_inputs)
 

@@ -272,7 +272,7 @@ class Repository:
         if name is None or name in self._by_name:
             return name
         if len(models := self.of_task(task)) > 1:
-            raise ModelNotFound(f"no model of that name is served; {_choice(models, task)}")
+            raise ModelNotFound(f"no model of that name is served; {_choice(models, task)} in `model`")
         return None
 
     def _only(self, task: str | None) -> ServedModel:
@@ -300,10 +300,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _choice(models: Sequence[ServedModel], task: str | None) -> str:
-    """Which models there are and how to say which is meant."""
+    """Which models there are; how to name one follows, which the protocol says."""
     names = _listed([model.name for model in models])
-    default = f", or start the server with --default {task}=NAME" if task else ""
-    return (
-        f"{len(models)} models are served{f' for {task}' if task else ''} ({names}); name one, in `model` where"
-        f" the body or gRPC's metadata have it, else below /models/NAME{default}"
-    )
+    default = f"start the server with --default {task}=NAME, or " if task else ""
+    return f"{len(models)} models are served{f' for {task}' if task else ''} ({names}); {default}name one"

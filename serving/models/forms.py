@@ -13,6 +13,7 @@ import msgspec
 
 from serving.engine.kinds import ENGINES
 from serving.errors import BundleError, StartupError
+from serving.host import command
 from serving.models.bundle import open_bundle
 from serving.models.manifest import MANIFEST, MODEL_NAME
 from serving.models.node_cache import with_proofs
@@ -21,15 +22,13 @@ from serving.records import ModelSpec, PartFile
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from serving.engine.kinds.kind import EngineKind
     from serving.models.bundle import Bundle
     from serving.models.manifest import Artifact, Manifest, Part
 
 log = logging.getLogger("bertserve")
-
-_MAKE_ONE = "make one with `bertserve export`, or let the server do it with --model-id"
 
 _COPIED_BYTES = 128 << 20
 """A larger artifact is held once, by the wide lane, where its batches allow that."""
@@ -115,7 +114,7 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
     """
     if not root.is_dir():
         what = "a file, not a directory" if root.exists() else "no such directory"
-        raise StartupError(f"model repository {root}: {what}; {_MAKE_ONE}")
+        raise StartupError(f"model repository {root}: {what}; {_make_one()}")
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and MODEL_NAME.fullmatch(entry.name))
         models = [(root / name, versions(root / name)) for name in names]
@@ -130,6 +129,10 @@ def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
     return bundles if cache is None else [with_proofs(cache, bundle) for bundle in bundles]
 
 
+def _make_one() -> str:
+    return f"make one with `{command('export')}`, or let the server do it with --model-id"
+
+
 def _instead(root: Path) -> str:
     """What a directory without models is, and what to type."""
     above = Path(os.path.abspath(root)).parents  # noqa: PTH100  `resolve` would follow links
@@ -138,8 +141,8 @@ def _instead(root: Path) -> str:
     if any((root / str(number) / MANIFEST).is_file() for number in versions(root)):
         return f"is one model, not a repository; give --models {above[0]}"
     if (root / "config.json").is_file():
-        return f"is a checkpoint, which has to be exported; `bertserve serve --model-id {root}` does both"
-    return f"holds no model; {_MAKE_ONE}"
+        return f"is a checkpoint, which has to be exported; `{command(f'serve --model-id {root}')}` does both"
+    return f"holds no model; {_make_one()}"
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
@@ -204,13 +207,35 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
     )
     if not best.proven and not unproven:
         raise BundleError(
-            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with `bertserve verify"
-            f" {bundle.path} --cache-dir DIR` and serve it with the same --cache-dir, or serve it as it is with"
-            " --allow-unproven"
+            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with"
+            f" `{command(f'verify {bundle.path} --cache-dir DIR')}` and serve it with the same --cache-dir, or serve it"
+            " as it is with --allow-unproven"
         )
     by_default = precision == "auto"
     second = _second(bundle, best, kind.second, unproven=unproven, by_default=by_default)
     return ModelForm(bundle=bundle, artifact=best, second=second)
+
+
+def without_second(forms: Sequence[ModelForm], engine: EngineKind, *, by_default: bool = False) -> Iterator[str]:
+    """Why models run in the engine's first library alone, in sentences.
+
+    Args:
+        forms: The models.
+        engine: The engine.
+        by_default: Leave out the models of which `log_agreement` says why fp32 is served.
+    """
+    lacking: list[str] = []
+    for form in forms if engine.second else ():
+        made = [each.precision for each in form.bundle.artifacts if each.target == engine.second]
+        if form.second is not None or (by_default and made and _left_for_fp32(form)):
+            continue
+        if not made or form.artifact.precision in made:
+            lacking.append(form.name)
+        else:
+            reason = f"its artifact for {engine.library} is {made[0]}, and {form.artifact.precision} is served"
+            yield f"ONNX Runtime alone runs {form.name}: {reason}"
+    if lacking:
+        yield f"ONNX Runtime alone runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
 
 
 def log_agreement(form: ModelForm) -> None:
@@ -224,9 +249,15 @@ def log_agreement(form: ModelForm) -> None:
             advice = "a bundle exported today would serve fp32: export it again, or give --precision fp32"
             log.warning("%s: %s is served: it %s; %s", name, artifact.file, few, advice)
             return
-    left = next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
-    if left is not None and form.artifact.precision == "fp32":
+    if (left := _left_for_fp32(form)) is not None:
         log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
+
+
+def _left_for_fp32(form: ModelForm) -> Artifact | None:
+    """The artifact that is served only where it is asked for, and in whose place fp32 is."""
+    if form.artifact.precision != "fp32":
+        return None
+    return next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
 
 
 def few_agree(artifact: Artifact, task: str) -> str:

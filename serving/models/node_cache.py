@@ -161,7 +161,7 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
     try:
         entry = open_entry(root, bundle)
     except CacheError as error:
-        log.warning("%s; prove it anew with `bertserve verify`", error)
+        log.warning("%s; prove it anew with `%s`", error, host.command("verify"))
         return bundle
     if entry is None:
         return bundle

@@ -12,7 +12,7 @@ import msgspec
 
 from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
-from serving.oip.tensors import IDS, check_sizes, inputs_of, raw_tensor
+from serving.oip.tensors import IDS, PAIR, check_sizes, inputs_of, raw_tensor
 from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
@@ -183,6 +183,8 @@ class V2Service:
         inputs = inputs_of(tensors)
         if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
+        if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
+            raise InvalidRequest(f"the model takes no {PAIR!r}: the task {view.model.manifest.task} reads one text")
         return view, inputs
 
     def raw_input(self, name: str, body: memoryview) -> Tensor:

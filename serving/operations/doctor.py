@@ -6,6 +6,7 @@ Nothing is loaded. A problem that would stop `serve` is found by the checks of t
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,7 @@ from serving.bulk.batches_api import store
 from serving.cgroups import cpu_quota, memory_limit
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
-from serving.host import available_cpus, installing
+from serving.host import available_cpus, command, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.net.ports import PURPOSES, open_port
@@ -68,6 +69,8 @@ _PACKAGES = (
 _EXPORT_PACKAGES = ("huggingface-hub", "onnx", "onnxruntime", "torch", "transformers")
 _INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FEW_DESCRIPTORS = 4096
+_EVERY_ADDRESS = {"::", "0.0.0.0"}  # noqa: S104  nothing is opened
+_NEIGHBOUR_S, _MOST_BYTES = 1.0, 4096
 _MIB = 1 << 20
 _PROCESSES_MIB = 300
 """About what the two processes take before any model."""
@@ -120,7 +123,8 @@ def text(findings: Sequence[Finding]) -> str:
         lines.append(f" {_MARKS[finding.state]} {finding.name:<{_NAME_WIDTH}} {first}".rstrip())
         lines += [f"{_MARGIN}{more}" for more in [*rest, *([f"-> {finding.advice}"] if finding.advice else [])]]
     wrong = sum(finding.state == "bad" for finding in findings)
-    lines.append(f"`bertserve serve` would not start: {wrong} wrong" if wrong else "`bertserve serve` would start")
+    problems = f"{wrong} problem{'s' if wrong > 1 else ''}, marked with !"
+    lines.append(f"`bertserve serve` would not start: {problems}" if wrong else "`bertserve serve` would start")
     return "\n".join(lines)
 
 
@@ -187,10 +191,12 @@ def engines(settings: Settings) -> Iterator[Finding]:
     for kind in reversed(ENGINES.values()):
         if kind.packages and not kind.on_gpu:
             needed = kind.name in asked
-            use = ", what --engine says" if needed else ""
+            use = f", which --engine {settings.engine} uses" if needed else ""
             yield _library(topic, f"engine {kind.name}", kind.packages, kind.extra, use, needed=needed)
     traced = bool(settings.otlp_endpoint)
     yield _library(topic, "traces", ("opentelemetry-sdk",), "tracing", needed=traced)
+    yield _library(topic, "bertserve batch", ("ray",), "batch", needed=False)
+    yield _library(topic, "bertserve load", ("hdrhistogram",), "loadtest", needed=False)
     yield Finding(topic, "libraries", ", ".join(_versions(_PACKAGES)))
 
 
@@ -216,6 +222,7 @@ def serving_with(settings: Settings) -> Iterator[Finding]:
 
 
 def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
+    neighbour = ""
     with contextlib.ExitStack() as all_at_once:  # two settings may name one port
         for name, purpose in PURPOSES.items():
             if (port := getattr(settings, name)) is None:
@@ -223,10 +230,27 @@ def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
             try:
                 all_at_once.enter_context(open_port(settings, name))
             except StartupError as error:
+                neighbour = neighbour or _neighbour(settings)
                 advice = f"{flag_of(name)} takes another one" + (", 0 a free one" if name != "agent_port" else "")
-                yield Finding(topic, f"port {port}", str(error), "bad", advice)
+                yield Finding(topic, f"port {port}", f"{error}{neighbour}", "bad", advice)
             else:
                 yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
+
+
+def _neighbour(settings: Settings) -> str:
+    """Whether a bertserve answers at one of the ports, as the end of a sentence."""
+    host = "localhost" if settings.host in _EVERY_ADDRESS else settings.host
+    for port in (settings.metrics_port, settings.http_port):
+        connection = http.client.HTTPConnection(host, port, timeout=_NEIGHBOUR_S)
+        with (
+            contextlib.closing(connection),
+            contextlib.suppress(OSError, http.client.HTTPException, ValueError, TypeError),
+        ):
+            connection.request("GET", "/livez")
+            reply = connection.getresponse()
+            if reply.headers["x-request-id"] and "state" in json.loads(reply.read(_MOST_BYTES)):
+                return f"; a bertserve answers at http://{host}:{port}, and has these ports while it runs"
+    return ""
 
 
 def _credentials(topic: str, settings: Settings) -> Iterator[Finding]:
@@ -244,7 +268,7 @@ def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
         if OpenAiIds.open(settings.accept_token_ids):
             yield Finding(topic, "token ids", settings.accept_token_ids)
     except StartupError as error:
-        yield Finding(topic, "token ids", str(error), "bad", "see --accept-token-ids in `bertserve serve --help`")
+        yield Finding(topic, "token ids", str(error), "bad", f"see --accept-token-ids in `{command('serve --help')}`")
 
 
 def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
@@ -288,7 +312,7 @@ def _repository(topic: str, settings: Settings) -> Iterator[Finding]:
             defaults=settings.defaults(),
         ).models
     except StartupError as error:
-        yield Finding(topic, "models", " ".join(str(error).split()), "bad", "see `bertserve export --help`")
+        yield Finding(topic, "models", " ".join(str(error).split()), "bad", f"see `{command('export --help')}`")
     else:
         yield from _models(topic, models, settings)
 
@@ -299,7 +323,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         value += artifact.split
-        advice = f"bertserve verify {model.bundle.path} --cache-dir DIR proves it on this node"
+        advice = f"{command(f'verify {model.bundle.path} --cache-dir DIR')} proves it on this node"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)

@@ -19,7 +19,7 @@ from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.logs import members, tell
 from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified
+from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified, without_second
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
 from serving.records import EngineChoice, RejectedEngine
@@ -86,8 +86,8 @@ class Choice:
                 tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is left out: %s", reason)
-        if remark := ENGINES[self.engine].remark([model.spec() for model in self.repository.models]):
-            log.info("%s", remark)
+        for reason in without_second(self.repository.models, ENGINES[self.engine], by_default=self.by_default):
+            log.info("%s", reason)
         if self.by_default:
             for model in self.repository.models:
                 log_agreement(model)
@@ -237,6 +237,9 @@ class Chooser:
             allow_unproven=self._settings.allow_unproven,
             defaults=self._settings.defaults(),
         )
+        if engine.second and not any(model.second for model in repository.models):
+            reasons = "; ".join(without_second(repository.models, engine))
+            raise StartupError(f"the engine {engine.name} has nothing to choose from: {reasons}")
         for problem in engine.unfit([model.spec() for model in repository.models], self._machine, gpus):
             raise StartupError(problem)
         stages = max(len(model.artifact.processes) for model in repository.models)

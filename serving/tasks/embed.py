@@ -32,10 +32,13 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
     if options.dimensions == size:
         return
     if manifest.matryoshka:
-        sizes = ", ".join(map(str, sorted({*manifest.matryoshka, size})))
-        raise InvalidRequest(f"{options.dimensions} dimensions are asked for; this model has one of {sizes}")
-    if not 1 <= options.dimensions <= size:
-        raise InvalidRequest(f"{options.dimensions} dimensions are asked for; this model has between 1 and {size}")
+        allowed = f"one of {', '.join(map(str, sorted({*manifest.matryoshka, size})))}"
+    elif 1 <= options.dimensions <= size:
+        return
+    else:
+        allowed = f"between 1 and {size}"
+    said = f"{options.dimensions} dimensions are asked for; this model has {allowed}"
+    raise InvalidRequest(said, param="dimensions")
 
 
 def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.bulk.cli import main
+from serving.bulk.cli import _rate, main
 from serving.bulk.ray_job import _read, _Run, _Writer
 from serving.bulk.ray_store import OwnedRayJobStore, RayJob
 from tests.support.models import ROOT
@@ -286,3 +286,9 @@ def computes(node: RayNode) -> bool:
     """Whether an engine is at work on a part there: Ray names a process by the task that it runs."""
     names = map(name_of, node.processes())
     return any("MapWorker" in name and "submit" in name for name in names)
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, "0.3 rows/s"), (47, "4.7 rows/s"), (12_340, "1,234 rows/s")])
+def test_a_slow_rate_is_no_zero(rows: int, said: str) -> None:
+    """A job of a few rows tells how fast it was."""
+    assert _rate(rows, 10.0) == said

@@ -89,14 +89,16 @@ def test_rows_of_csv_that_hold_no_text_say_why(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_plain_file_are_texts(tmp_path: Path) -> None:
-    """Its only column is `text`; lines without a text are passed over, and what is no text has its reason."""
+    """Its only column is `text`; each line is a row, and one without a text is rejected with its reason."""
     path = tmp_path / "docs.txt"
     path.write_bytes(b'\xef\xbb\xbfone, "text"\r\n\n  \ntwo \xc3\xa9\n\xff\nlast')
     assert read(path, size=2, columns=Columns(("text",))) == [
         (0, None, 'one, "text"', ""),
-        (1, None, "two é", ""),
-        (2, None, None, "not valid Unicode"),
-        (3, None, "last", ""),
+        (1, None, None, "a blank line"),
+        (2, None, None, "a blank line"),
+        (3, None, "two é", ""),
+        (4, None, None, "not valid Unicode"),
+        (5, None, "last", ""),
     ]
 
 

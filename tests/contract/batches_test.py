@@ -82,7 +82,7 @@ def test_upload_batch_poll_download(client: openai.OpenAI, server: Server) -> No
     assert batch.request_counts.to_dict() == {"total": 120, "completed": 118, "failed": 2}
     output, errors = results_of(client, batch)
     assert [line["custom_id"] for line in output] == [f"r-{n}" for n in range(120) if n not in {5, 7}]
-    assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [("r-5", 400), ("r-7", 422)]
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in errors] == [("r-5", 400), ("r-7", 400)]
     assert "stranger" not in errors[0]["response"]["body"]["error"]["message"]
     assert all(line["error"] is None and line["response"]["request_id"] == line["id"] for line in output + errors)
     for line in (output[0], output[3]):
@@ -115,7 +115,7 @@ def test_a_list_has_pages(client: openai.OpenAI) -> None:
     page = client.batches.list(limit=2)
     assert ([batch.id for batch in page.data], page.has_more) == ([made[2], made[1]], True)
     assert client.batches.list(limit=1, after=made[1]).data[0].id == made[0]
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
         client.batches.list(limit=101)
     with pytest.raises(openai.NotFoundError):
         client.batches.list(after="batch_of_nobody")
@@ -185,9 +185,9 @@ def test_what_is_refused_leaves_nothing_behind(client: openai.OpenAI, server: Se
     with pytest.raises(openai.APIStatusError) as refused:
         client.files.create(file=("big", b"x" * (2 << 20)), purpose="batch")
     assert refused.value.status_code == 413
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
         client.files.create(file=("in", b"x"), purpose="assistants")
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
         client.files.create(file=("in", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 1})
     headers = {"Content-Type": "multipart/form-data; boundary=b", **bearer(FIRST)}
     cut = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\ndata'

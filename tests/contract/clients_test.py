@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openai
@@ -59,6 +59,29 @@ def test_openai_dimensions(openai_client: openai.OpenAI) -> None:
     vector = np.array(reply.data[0].embedding)
     assert vector.shape == (16,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"dimensions": "12"}, "dimensions"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 100_000}, "dimensions"),
+        ({"input": 7}, "input"),
+        ({"input": [["a"]]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"encoding_format": "base64x"}, "encoding_format"),
+        ({"extra_body": {"dimension": 8, "dimensons": 8}}, "dimensons"),
+        ({"extra_body": {"late_chunking": True}}, "late_chunking"),
+    ],
+    ids=str,
+)
+def test_openai_names_the_field_that_is_wrong(openai_client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    """What breaks the schema or a limit is the client's BadRequestError, as at OpenAI's, with the field in `param`."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        openai_client.embeddings.create(**{"model": NAME, "input": "text", **fields})
+    assert (refused.value.type, refused.value.param) == ("invalid_request_error", param)
 
 
 def test_openai_foreign_model_name(openai_client: openai.OpenAI) -> None:

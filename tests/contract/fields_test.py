@@ -175,12 +175,12 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
 @pytest.mark.parametrize(
     ("path", "body", "status", "name"),
     [
-        ("/v1/embeddings", {**EMBED, "late_chunking": True}, 422, "late_chunking"),
-        ("/v1/embeddings", {**EMBED, "late_chunking": 0}, 422, "late_chunking"),
-        ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 422, "image"),
-        ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 422, "output_dimension"),
+        ("/v1/embeddings", {**EMBED, "late_chunking": True}, 400, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "late_chunking": 0}, 400, "late_chunking"),
+        ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 400, "image"),
+        ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 400, "output_dimension"),
         ("/v1/rerank", {**RANK, "return_embeddings": True}, 422, "return_embeddings"),
-        ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 422, "messages"),
+        ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 400, "messages"),
         ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` asks"),
         ("/v1/rerank", {**RANK, "instruction": "find answers"}, 422, "instruction"),
         ("/v2/rerank", {**RANK, "relevant_spans": {"mode": "enabled"}}, 422, 'or send {"mode": "disabled"}'),
@@ -192,6 +192,14 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
         (V2, {"inputs": [TENSOR], "output": []}, 400, "outputs"),
         ("/embed", {"input": "a"}, 422, 'did you mean "inputs"'),
         ("/v1/rerank", {**RANK, "topn": 1}, 422, 'did you mean "top_n"'),
+        ("/classify", {"inputs": "a text", "top_k": 1}, 422, 'did you mean "parameters.top_k"?'),
+        ("/models/tag", {**TAG, "stride": 1, "parameters": {}}, 422, 'did you mean "parameters.stride"?'),
+        (
+            "/answer",
+            {"question": "a?", "context": "b"},
+            422,
+            'did you mean "inputs.question"? The body is {"inputs": {"question": ..., "context": ...}}',
+        ),
     ],
 )
 def test_what_is_asked_for_and_not_done_is_refused_by_name(
@@ -209,7 +217,7 @@ def test_jinas_truncate_is_obeyed(tasks_server: Server) -> None:
     long = {**EMBED, "input": "a " * 400}
     cut = post_json(tasks_server.http, "/v1/embeddings", {**long, "truncate": True})
     assert (cut.status, int(cut.headers["x-truncated-tokens"]) > 0) == (200, True)
-    assert post_json(tasks_server.http, "/v1/embeddings", {**long, "truncate": False}).status == 422
+    assert post_json(tasks_server.http, "/v1/embeddings", {**long, "truncate": False}).status == 400
 
 
 def test_voyages_top_k_is_obeyed(tasks_server: Server) -> None:

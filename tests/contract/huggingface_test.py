@@ -222,7 +222,8 @@ def test_instances_that_are_refused(server: Server, message: dict[str, Any], sta
 def test_several_models_and_no_name(tasks_server: Server) -> None:
     """The client shows which there are and how one is asked."""
     client = huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}")
-    with pytest.raises(HfHubHTTPError, match=r"7 models are served \(.*fill_mask.*\); name one.* below /models/NAME"):
+    said = r"7 models are served \(.*fill_mask.*\); name one by the path: POST /models/NAME$"
+    with pytest.raises(HfHubHTTPError, match=said):
         client.feature_extraction("a")
     with pytest.raises(HfHubHTTPError, match="no model of that name"):
         huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")

@@ -159,7 +159,7 @@ def test_a_prompt_that_is_not_there_is_refused(
     assert all(word in refused.value.message() for word in words)
     if model != "classify":
         reply = post(server, "/v1/embeddings", model=model, input=TEXT, **choice)
-        assert (reply.status, reply.json()["error"]["message"]) == (422, refused.value.message())
+        assert (reply.status, reply.json()["error"]["message"]) == (400, refused.value.message())
 
 
 def test_unknown_types_of_input_are_refused(server: Server) -> None:

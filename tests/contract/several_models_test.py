@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 import serving.tasks
 from tests.support.batches import client_of
 from tests.support.clients import get, post_json
+from tests.support.models import ROOT
 from tests.support.server import Server, measured, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
 
@@ -60,9 +62,17 @@ def test_the_announced_request_works(several: Server) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> None:
-    """As the server of that model alone would show it."""
+    """As the server of that model alone shows it, and the page about protocols, with the reply's fields."""
     known = serving.tasks.TASKS[task]
-    assert post_json(tasks_server.http, known.path, known.example).status == 200
+    path, body = known.path, json.dumps(known.example)
+    reply = post_json(tasks_server.http, path, body.encode())
+    assert reply.status == 200
+    page = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
+    row = re.findall(rf"^\| {task} \| (.*) \|$", page, re.MULTILINE)[0]
+    shown_path, shown_body, gives = row.split(" | ")
+    assert (shown_path, shown_body) == (f"`{path}`", f"`{body}`")
+    if reply.json():  # random weights may find nothing in a text
+        assert set(re.findall(r"`(\w+)`", gives)) <= set(re.findall(r'"(\w+)":', reply.body.decode()))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -76,7 +86,10 @@ def test_each_model_has_routes_of_its_own(several: Server, task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server, task: str) -> None:
-    """Without a default, several models of a task are 400 in the body of the route's own protocol."""
+    """Without a default, several models of a task are 400 in the body of the route's own protocol, which says how.
+
+    What it says to ask is answered.
+    """
     path, message = ROUTES[task]
     reply = post_json(several.http, path, message)
     defaults = {"answer": 1, "tag": 0}
@@ -85,7 +98,12 @@ def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server,
         return
     assert reply.status == 400
     error = reply.json()["error"]
-    assert (error if isinstance(error, str) else error["message"]).startswith("2 models are served")
+    said = error if isinstance(error, str) else error["message"]
+    assert said.startswith("2 models are served")
+    route = said.rpartition("name one by the path: POST ")[2].replace("NAME", f"{task}-0")
+    assert post_json(several.http, route, message).status == 200
+    reply = post_json(several.http, "/", message)
+    assert reply.json()["error"].endswith("; name one by the path: POST /models/NAME")
 
 
 def test_vectors_are_scaled_as_the_folder_says(several: Server) -> None:
@@ -128,7 +146,8 @@ def test_openai_names_select(several: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.embeddings.create(model="text-embedding-3-small", input=TEXTS[0])
     assert unknown.value.code == "model_not_found"
-    assert "(embed-0, embed-1); name one, in `model`" in unknown.value.message
+    said = "(embed-0, embed-1); start the server with --default embed=NAME, or name one in `model`"
+    assert said in unknown.value.message
     with pytest.raises(openai.BadRequestError) as other:
         client.embeddings.create(model="tag-0", input=TEXTS[0])
     assert other.value.code == "wrong_task"
@@ -159,7 +178,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     assert unknown.status == 404
     assert unknown.json().keys() == {"id", "message"}
     assert re.search(
-        r"2 models are served for rerank \(rerank-0, rerank-1\).*`model`.*--default", unknown.json()["message"]
+        r"2 models are served for rerank \(rerank-0, rerank-1\).*--default.*`model`", unknown.json()["message"]
     )
     assert post_json(tasks_server.http, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (

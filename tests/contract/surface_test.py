@@ -104,7 +104,7 @@ class Product:
         yield "other method", self._ask("PATCH", target)
         yield "no key", self._http.call(method, target, body)
         if "{model}" in path:
-            yield "unknown model", self._ask(method, target.replace("/embed", "/nobody", 1), body)
+            yield "unknown model", self._ask(method, _filled(path.replace("{model}", "nobody")), body)
         if body is not None:
             yield "no JSON", self._ask(method, target, b"{")
             yield "no fields", self._ask(method, target, b"{}")
@@ -204,7 +204,8 @@ NAMES = [name for name in vars(Product) if not name.startswith("_")]
 
 
 def _filled(path: str) -> str:
-    return path.replace("{model}", "embed").replace("{version}", "1").replace("{", "").replace("}", "")
+    model = "answer" if path.startswith("/v2/") else "embed"  # v2's example is for the first model
+    return path.replace("{model}", model).replace("{version}", "1").replace("{", "").replace("}", "")
 
 
 def _words(body: bytes) -> str:

@@ -174,6 +174,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "text under the name for tokens": ("embed.tokens", {"text": ["a"]}, "takes 'input_ids'"),
     "tokens where text is pointed into": ("tag", {"input_ids": IDS}, "must be one text"),
     "one of two texts": ("rerank", {"text": ["a"]}, "pair of texts"),
+    "a pair for a task of one text": ("embed", {"text": ["a"], "text_pair": ["b"]}, "takes no 'text_pair'"),
     "texts without partners": ("rerank", {"text": ["a", "b"], "text_pair": ["a"]}, "2 elements"),
     "too many texts": ("embed", {"text": ["a"] * 129}, "at most 128"),
 }

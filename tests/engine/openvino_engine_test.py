@@ -279,5 +279,5 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.delitem(sys.modules, "serving.engine.cpu.openvino")
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(BundleError, match=r"pip install -e '\.\[openvino\]'"):
+    with pytest.raises(BundleError, match=r"--editable '\.\[openvino\]'"):
         prepare(Load("openvino", [], threads=1))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import pytest
 
 from serving.engine.base import LaneKind, Load
 from serving.engine.process import supervisor
-from serving.engine.process.remote_engine import RemoteEngine
+from serving.engine.process.remote_engine import RemoteEngine, starved_s
 from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import pack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
@@ -43,6 +46,7 @@ from tests.support.engine_processes import (
 from tests.support.server import is_running
 from tests.support.specs import model_spec
 from tests.support.stopping import stop
+from tests.support.waiting import wait_for
 
 
 class Engine:
@@ -210,11 +214,47 @@ async def test_an_engine_that_crashes_tells_its_status() -> None:
 
 
 @asynchronous
-async def test_an_engine_that_hangs_is_killed() -> None:
+async def test_an_engine_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     """After a multiple of what the batch was predicted to take, but not before the floor."""
     async with Engine(hang_s=0.7) as engine:
-        assert isinstance(await soon(submit(engine, [HANG])), EngineLost)
+        assert isinstance(await soon(submit(engine, [HANG, 1])), EngineLost)
         assert await soon(engine.wait()) == -signal.SIGKILL
+    assert re.search(
+        r"it hangs: no answer for \d\.\d s to a batch of 1 x 2 tokens of the model \S+; it lacked", caplog.text
+    )
+
+
+@asynchronous
+async def test_an_engine_that_lacks_cpus_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its threads wait for a CPU is no sign of a hang, up to ten times the patience."""
+    async with Engine() as engine:
+        [lane] = engine._lanes
+        now, waited = lane._loop.time(), {"7": 100.0}
+        monkeypatch.setattr(lane, "_patience_s", lambda _: 2.0)
+        monkeypatch.setattr(lane, "_starved_s", lambda: {**waited})
+        outcome = submit(engine, [HANG])
+        looks = []
+        for age_s, waited_s in ((0.2, 0.0), (0.4, 0.0), (5.0, 4.0), (5.2, 4.1), (6.2, 4.1), (6.3, 4.1)):
+            lane._since, waited["7"] = now - age_s, 100.0 + waited_s
+            looks.append(lane.hangs())
+        assert looks == [False] * 5 + [True]
+        lane._since, waited["7"] = now - 30.0, 129.0
+        assert lane.hangs()
+        engine.kill("was told to hang")
+        assert isinstance(await soon(outcome), EngineLost)
+
+
+def test_a_thread_that_gets_no_cpu_is_seen() -> None:
+    """Three processes that want the same core are two thirds of the time without it."""
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+    try:
+        wait_for(lambda: all(sum(starved_s(process.pid).values()) > 0.5 for process in busy), "a lack of CPU")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 @asynchronous

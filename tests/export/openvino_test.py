@@ -159,5 +159,5 @@ def test_a_column_of_zeros_stays_one() -> None:
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ExportError, match=r"pip install -e '\.\[openvino\]'"):
+    with pytest.raises(ExportError, match=r"--editable '\.\[openvino\]'"):
         openvino.require_library()

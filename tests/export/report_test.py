@@ -18,10 +18,12 @@ from serving.models.bundle import Bundle
 from serving.models.manifest import (
     Accuracy,
     Artifact,
+    EndToEnd,
     FileEntry,
     Invariance,
     Manifest,
     Parity,
+    ReferenceLibrary,
     Source,
 )
 from serving.records import Batch, BatchOutput, EncodedText, EngineBuild, ShapeProfile
@@ -86,6 +88,24 @@ MANIFEST = Manifest(
     created="2026-11-21T14:00:00+00:00",
     labels=("good", HOSTILE),
 )
+
+
+def test_figures_of_the_end_to_end_check_say_what_they_are_of() -> None:
+    """With their limits, where there are any, and whether vectors have length 1."""
+    found = msgspec.structs.replace(INT8, end_to_end=EndToEnd(106, 0.38, 0.9964), waived=(), limits={})
+    vectors = msgspec.structs.replace(
+        MANIFEST, task="embed", artifacts=(found,), reference_library=ReferenceLibrary("Sentence Transformers 6", 227)
+    )
+    assert terminal.end_to_end(vectors) == (
+        "beside Sentence Transformers 6, with the tokens of 227 texts; largest difference of a number that a client"
+        " gets (vectors scaled to length 1): model.int8.onnx 3.8e-01 over 106 texts (no limit), mean cosine 0.99640 (at"
+        " least 0.99); the least cosine has no limit here, as these texts are strange on purpose"
+    )
+    unscaled = terminal.end_to_end(msgspec.structs.replace(vectors, normalize=False))
+    assert "(vectors not scaled to length 1)" in unscaled
+    scores = msgspec.structs.replace(found, precision="fp32", file="model.fp32.onnx", end_to_end=EndToEnd(106, 1e-6))
+    said = terminal.end_to_end(msgspec.structs.replace(vectors, task="classify", artifacts=(scores,)))
+    assert said.endswith("(of one above 1 as a share of it): model.fp32.onnx 1.0e-06 over 106 texts (at most 0.0001)")
 
 
 class Reader(HTMLParser):

@@ -84,7 +84,7 @@ REFUSED: dict[str, Callable[[], Refused]] = {
     "method": lambda: Refused(405, request("/embed", filled(_TEXTS)).replace(b"POST", b"PUT")),
     "no such model": lambda: Refused(404, request("/models/no-such/embed", filled(_TEXTS))),
     "wrong task": lambda: Refused(424, request("/embed_all", filled(_TEXTS))),
-    "openai": lambda: Refused(422, request("/v1/embeddings", filled({"input": 1, "model": "minilm"}))),
+    "openai": lambda: Refused(400, request("/v1/embeddings", filled({"input": 1, "model": "minilm"}))),
     "cohere": lambda: Refused(422, request("/v2/rerank", filled({"query": 1}))),
     "oip": lambda: Refused(400, request("/v2/models/minilm/infer", filled({"inputs": [{"name": "text"}]}))),
     "past the app's routes": lambda: Refused(422, request("/tokenize", filled({"inputs": 1}))),

@@ -134,7 +134,7 @@ def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:
     """Other tasks' models do not stand in its way; several of the task do."""
     assert repository.find(None, task="answer").name == "answer"
     with pytest.raises(
-        InvalidRequest, match=r"2 models are served for tag \(tag-a, tag-b\); name one, .* --default tag=NAME"
+        InvalidRequest, match=r"2 models are served for tag \(tag-a, tag-b\); .* --default tag=NAME, or name one$"
     ):
         repository.find(None, task="tag")
     with pytest.raises(WrongTask, match="no model of the task embed"):

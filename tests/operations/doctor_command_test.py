@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from serving.host import available_cpus
 from tests.support.fork_server import fork_server
 from tests.support.models import ROOT
-from tests.support.server import environment, refused_start
+from tests.support.server import Server, environment, refused_start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +56,16 @@ def test_what_it_says_is_so(models: Path, tmp_path: Path) -> None:
     assert found["cores"]["value"].startswith(f"{available_cpus()} usable of ")
     assert found["model"]["value"].startswith("minilm version 1: embed, int8, ")
     assert found["cache"]["value"] == f"{tmp_path} can be written"
+
+
+def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Server) -> None:
+    """Who forgot that one is running reads so in place of ports that somebody has."""
+    ports = {name: str(getattr(fake_server, name)).rpartition(":")[2] for name in ("http", "grpc", "metrics")}
+    done = doctor("--models", str(models), *(word for name in ports for word in (f"--{name}-port", ports[name])))
+    assert done.returncode == 1
+    words = " ".join(done.stdout.split())
+    assert words.count(f"; a bertserve answers at http://127.0.0.1:{ports['metrics']}, and has these ports") == 3
+    assert words.endswith("`bertserve serve` would not start: 3 problems, marked with !")
 
 
 def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:

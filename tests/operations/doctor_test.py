@@ -91,9 +91,12 @@ def test_cards_driver_and_libraries(tmp_path: Path, version: str, driver: str) -
 
 
 def test_the_engine_that_is_wanted() -> None:
-    """Is marked; the fake one needs no library."""
-    assert "what --engine says" in named(engines(Settings()))["engine ort-cpu"].value
-    assert not [finding for finding in engines(Settings(engine="fake")) if "what --engine says" in finding.value]
+    """Is marked; the fake one needs no library. What other commands need is listed too."""
+    found = named(engines(Settings()))
+    assert found["engine ort-cpu"].value.endswith(", which --engine auto uses")
+    assert not [finding for finding in engines(Settings(engine="fake")) if "--engine" in finding.value]
+    assert found["bertserve batch"].value.startswith("ray ")
+    assert found["bertserve load"].value.startswith("hdrhistogram ")
 
 
 def test_the_report_marks_what_is_wrong() -> None:
@@ -104,7 +107,7 @@ def test_the_report_marks_what_is_wrong() -> None:
     lines = text([good, bad]).splitlines()
     assert lines[3].startswith(" ! b")
     assert lines[-2].strip() == "-> mend it"
-    assert lines[-1] == "`bertserve serve` would not start: 1 wrong"
+    assert lines[-1] == "`bertserve serve` would not start: 1 problem, marked with !"
     assert max(map(len, lines)) <= 120
 
 

@@ -243,7 +243,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
         choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
-    assert "pip install -e '.[openvino]'" in choice.rejected[-1].reason
+    assert "--editable '.[openvino]'" in choice.rejected[-1].reason
     assert "not the engine cpu: the engine cpu cannot run here: OpenVINO is not installed; run `" in caplog.text
     write_bundle(models, tiny_model("tag"))
     caplog.clear()
@@ -259,10 +259,39 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
     shutil.rmtree(models / "embed")
     choice = Chooser(Settings(models=models), discovery.Machine).first()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
-    assert choice.rejected[-1].reason.startswith("the engine cpu has nothing to choose from: no model has proven")
+    assert choice.rejected[-1].reason.startswith(
+        "the engine cpu has nothing to choose from: ONNX Runtime alone runs tag"
+    )
     with pytest.raises(StartupError, match="nothing to choose from"):
         Chooser(Settings(models=models, engine="cpu")).first()
     assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+@with_openvino
+@pytest.mark.parametrize("precision", ["auto", "fp32"])
+def test_a_second_form_of_another_precision_is_named_as_such(
+    precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is told to export again: where INT8 agrees too little the line about that is the only one."""
+    caplog.set_level("INFO")
+    models = tmp_path / "models"
+    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
+
+    def reserve(manifest: dict[str, Any]) -> None:
+        manifest["artifacts"][1] |= {"precision": "int8", "reserved": "agrees too little"}
+
+    edit_manifest(write_bundle(models, tiny_model("tag"), second=tiny_model("tag")), reserve)
+    Chooser(Settings(models=models, precision=precision), discovery.Machine).first().log()
+    about_tag = [record.getMessage() for record in caplog.records if "tag" in record.getMessage()]
+    expected = {
+        "auto": "tag: fp32 is served: model.fp32.openvino.onnx agrees too little; --precision int8 serves INT8",
+        "fp32": "ONNX Runtime alone runs tag: its artifact for OpenVINO is int8, and fp32 is served",
+    }
+    assert about_tag == [expected[precision]]
+    shutil.rmtree(models / "embed")
+    choice = Chooser(Settings(models=models, precision=precision), discovery.Machine).first()
+    assert choice.engine == "ort-cpu"
+    assert choice.rejected[-1].reason == f"the engine cpu has nothing to choose from: {expected['fp32']}"
 
 
 @with_openvino
@@ -306,7 +335,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
     monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
-    with pytest.raises(StartupError, match=r"pip install -e '\.\[openvino\]'"):
+    with pytest.raises(StartupError, match=r"--editable '\.\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))

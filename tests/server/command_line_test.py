@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from export.cli.inspect import main as inspect
 from export.engines.tensorrt import CAPABILITIES, GRAPH, NATIVE
 from loadtest.benchmarks.runner import main as benchmarks
 from loadtest.mlperf.__main__ import main as mlperf
-from serving.host import installing
+from serving.host import command, installing
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +77,7 @@ def test_a_repository_in_the_place_of_a_bundle_is_told(models: Path, capsys: pyt
     """With the names of its models, of which one is meant."""
     (name,) = (path.name for path in models.iterdir() if path.is_dir())
     assert inspect([str(models)]) == 1
-    assert f"is a repository of 1 models: name one of them, {models}/{name}\n" in capsys.readouterr().err
+    assert f"is a repository: name its model, {models}/{name}\n" in capsys.readouterr().err
     assert inspect([str(models / name)]) == 0
 
 
@@ -88,9 +90,47 @@ def test_the_readme_names_what_tensorrt_engines_are_built_for() -> None:
 def test_advice_to_install_works_where_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the `pip` of this environment: of a checkout what lies there, elsewhere the package."""
     monkeypatch.chdir(ROOT)
-    assert installing("loadtest").endswith("pip install -e '.[loadtest]'")
+    assert installing("loadtest").endswith("pip install --constraint constraints.txt --editable '.[loadtest]'")
+    assert installing("loadtest") in (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     pip, *words = shlex.split(installing("loadtest"))
-    assert words == ["install", "-e", f"{ROOT}[loadtest]"]
+    assert words == ["install", "--constraint", f"{ROOT}/constraints.txt", "--editable", f"{ROOT}[loadtest]"]
     assert pip == "pip" or Path(pip).is_absolute()
     assert installing("loadtest", tmp_path / "serving" / "host.py").endswith("pip install 'bertserve[loadtest]'")
+
+
+@pytest.mark.parametrize(
+    ("called", "path", "expected"),
+    [
+        (".venv/bin/bertserve", "/usr/bin", ".venv/bin/bertserve serve"),
+        ("{here}/.venv/bin/bertserve", "/usr/bin", ".venv/bin/bertserve serve"),
+        ("/opt/my env/bin/bertserve", "/usr/bin", "'/opt/my env/bin/bertserve' serve"),
+        ("{here}/.venv/bin/bertserve", "{here}/.venv/bin", "bertserve serve"),
+        ("{here}/bertserve.py", "/usr/bin", "bertserve serve"),
+    ],
+)
+def test_a_command_that_is_advised_begins_as_the_one_that_was_typed(
+    called: str, path: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it can be copied where the environment is not activated; what the shell finds by itself is named alone."""
+    program = tmp_path / ".venv" / "bin" / "bertserve"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path), "export"])
+    monkeypatch.setenv("PATH", path.format(here=tmp_path))
+    assert command("serve") == expected
+
+
+def test_advice_names_the_program_as_it_was_called(tmp_path: Path) -> None:
+    """By a path that is no part of PATH: an empty repository, and an option that does not exist."""
+    program = Path(sys.executable).with_name("bertserve")
+    for words, advised in (
+        (["serve", "--models", str(tmp_path)], "export"),
+        (["export", "--nothing"], "export --help"),
+        (["serv"], "help"),
+    ):
+        run = subprocess.run(
+            [program, *words], capture_output=True, text=True, check=False, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}
+        )
+        assert f"`{program} {advised}`" in run.stderr, run.stderr

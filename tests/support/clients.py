@@ -322,7 +322,7 @@ STATUS: Mapping[str, Mapping[str, int | str]] = {
     name: dict(zip(("tei", "openai", "v2", "grpc"), row, strict=True))
     for name, row in {
         "malformed": (400, 400, 400, "INVALID_ARGUMENT"),
-        "invalid": (422, 422, 400, "INVALID_ARGUMENT"),
+        "invalid": (422, 400, 400, "INVALID_ARGUMENT"),
         "empty": (400, 400, 400, "INVALID_ARGUMENT"),
         "overloaded": (429, 429, 429, "RESOURCE_EXHAUSTED"),
         "too late": (504, 504, 504, "DEADLINE_EXCEEDED"),

@@ -29,6 +29,7 @@ from serving.engine.gpu.model import (
     shapes_for,
 )
 from serving.errors import BundleError
+from serving.host import command
 from serving.records import POSITIONS, KernelFiles
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class _Opened:
         if gpu.compute_capability != build.compute_capability:
             raise BundleError(
                 f"{path}: the engine is for compute capability {build.compute_capability}, this {gpu.name} has"
-                f" {gpu.compute_capability}; build one here with `bertserve export --tensorrt native`"
+                f" {gpu.compute_capability}; build one here with `{command('export --tensorrt native')}`"
             )
         version = str(self._library.module.__version__)
         if version.split(".")[:_VERSION_PARTS] != build.version.split(".")[:_VERSION_PARTS]:

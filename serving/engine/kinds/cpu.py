@@ -9,16 +9,9 @@ from serving import host
 from serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection
 
     from serving.engine.base import Backend, Load
-    from serving.engine.gpu.discovery import Machine
-    from serving.records import Gpu, ModelSpec
-
-_FOR_BOTH = (
-    "proven artifacts of the precision that is served for both libraries; export again where OpenVINO is installed, as"
-    " `bertserve export` makes INT8 for both there"
-)
 
 
 class Cpu(EngineKind):
@@ -36,6 +29,10 @@ class Cpu(EngineKind):
     extra = "openvino"
     targets = ("cpu",)
     second = "openvino"
+    second_needs = (
+        "proven artifacts of the precision that is served for both libraries; export again where OpenVINO is installed,"
+        " as `bertserve export` makes INT8 for both there"
+    )
     compiles = True
 
     def obstacle(self, targets: Collection[str], *, asked: bool) -> str:
@@ -43,14 +40,6 @@ class Cpu(EngineKind):
             reason = "OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
             return f"the engine cpu gains nothing here: this processor has no VNNI, so {reason}"
         return super().obstacle(targets, asked=asked)
-
-    def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
-        if not any(model.second for model in models):
-            yield f"the engine cpu has nothing to choose from: no model has {_FOR_BOTH}"
-
-    def remark(self, models: Sequence[ModelSpec]) -> str:
-        single = ", ".join(model.name for model in models if model.second is None)
-        return f"ONNX Runtime alone runs {single}: OpenVINO needs {_FOR_BOTH}" if single else ""
 
     def open(self, load: Load) -> tuple[Backend, str]:
         from serving.engine.cpu import best  # noqa: PLC0415  see `EngineKind`

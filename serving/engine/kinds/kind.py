@@ -82,6 +82,8 @@ class EngineKind:
     """Whether it also runs what is split by layers for CPUs in fp32: those graphs are the same for GPUs."""
     second = ""
     """Target of a further artifact of a model that it runs beside the first."""
+    second_needs = ""
+    """What a model needs for that, where it has no such artifact."""
     fastest: Sequence[str] = ("int8", "fp32", "fp16")
     """Precisions, the best first; a CPU has no arithmetic of its own for fp16."""
     forms: Sequence[str] | None = None
@@ -118,10 +120,6 @@ class EngineKind:
     def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
         """Why it does not run these models on these GPUs, in sentences, as far as can be said without trying."""
         return ()
-
-    def remark(self, models: Sequence[ModelSpec]) -> str:  # noqa: ARG002  of one
-        """What the log says of the models when it has been chosen; empty for nothing."""
-        return ""
 
     def open(self, load: Load) -> tuple[Backend, str]:
         """In the engine process: the engine with its models, and the version of its library.

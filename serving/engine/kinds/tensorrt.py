@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from serving.engine.kinds.kind import GpuKind
+from serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterab
     if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
         yield (
             f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
-            " build one here with `bertserve build`"
+            f" build one here with `{command('build')}`"
         )
 
 

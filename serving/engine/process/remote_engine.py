@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from serving.engine.base import Done
     from serving.records import Batch, BatchOutput
@@ -33,6 +34,8 @@ _WATCH_S = 0.25
 """How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
 
 _HANG_FACTOR = 10.0
+_STARVED_FACTOR = 10.0
+"""A lane whose process lacks CPUs gets so many times the patience at most: a thread of no concern may be what waits."""
 
 _KILL_S = 5.0
 """In which a process that was killed must be gone; one that waits in a driver or for a file system may stay."""
@@ -110,6 +113,7 @@ class RemoteEngine:
         self._transports: list[asyncio.BaseTransport] = []
         self.lanes: Sequence[LaneKind] = ()
         self._tables: list[CostTable] = []
+        self._names: Sequence[str] = ()
         self.apart = False
 
     @classmethod
@@ -153,6 +157,7 @@ class RemoteEngine:
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
         engine = cls(process, hang_s)
+        engine._names = [model.name for model in load.models]
         # A batch that is in one stage leaves the others free.
         engine.apart = all(model.stages > 1 for model in load.models)
         engine.devices = max(1, len(load.gpus))
@@ -180,7 +185,9 @@ class RemoteEngine:
         self._control, control = await loop.create_connection(_Control, sock=ends[0])
         self._transports.append(self._control)
         for end in ends[1:]:
-            transport, lane = await loop.create_connection(lambda: _Lane(self.patience_s, self._ended), sock=end)
+            transport, lane = await loop.create_connection(
+                lambda: _Lane(self.patience_s, self._ended, self._starved_s), sock=end
+            )
             self._transports.append(transport)
             self._lanes.append(lane)
         self._send(pack(Kind.LOAD, msgspec.json.encode(load)))
@@ -240,6 +247,9 @@ class RemoteEngine:
     def _expected_s(self, batch: Batch) -> float:
         return self._tables[batch.model].batch_us(len(batch.texts[0].ids), 1) / 1e6
 
+    def _starved_s(self) -> Mapping[str, float]:
+        return starved_s(self.pid)
+
     def kill(self, why: str) -> None:
         if self._process.poll() is None:
             log.error("killing the engine process %d: it %s", self.pid, why)
@@ -248,9 +258,9 @@ class RemoteEngine:
     def _watch_lanes(self) -> None:
         # Armed before anything is asked: what raises must not end the watch.
         self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
-        if any([lane.hangs() for lane in self._lanes]):  # noqa: C419  each must be asked at every look
+        if hanging := [lane for lane in self._lanes if lane.hangs()]:
             self._watch.cancel()
-            self.kill("hangs")
+            self.kill(f"hangs: {hanging[0].unanswered(self._names)}")
 
     def _ended(self) -> None:
         """Called by each lane whose socket closes; the listener hears of it before any request is answered."""
@@ -306,7 +316,7 @@ class _Lane(asyncio.Protocol):
     """One lane's socket: batches go out one after another, and their answers come back in that order.
 
     `patience_s` says how long the lane may work on a batch, in seconds, before it is suspected to hang; `ended` is
-    called when the socket has closed, before the lane's requests fail.
+    called when the socket has closed, before the lane's requests fail; `starved_s` is that of the process.
 
     Attributes:
         expected_s: How long an idle lane takes for a batch of one text; None where its answer is waited for asleep.
@@ -314,15 +324,22 @@ class _Lane(asyncio.Protocol):
 
     expected_s: Callable[[Batch], float] | None = None
 
-    def __init__(self, patience_s: Callable[[Batch], float], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        patience_s: Callable[[Batch], float],
+        ended: Callable[[], None],
+        starved_s: Callable[[], Mapping[str, float]],
+    ) -> None:
         self._patience_s = patience_s
         self._ended = ended
+        self._starved_s = starved_s
         self._frames = FrameReader()
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._pending: deque[tuple[int, Batch, Done]] = deque()
         self._since = 0.0
-        self._suspect = 0
+        self._suspect = self._seen = 0
+        self._before: Mapping[str, float] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.WriteTransport", transport)
@@ -354,10 +371,29 @@ class _Lane(asyncio.Protocol):
         overdue = 0
         if self._pending:
             number, batch, _ = self._pending[0]
-            if self._loop.time() - self._since >= self._patience_s(batch):
+            if number != self._seen:
+                self._seen, self._before = number, None
+            elif self._before is None:  # not before the second look: most batches are gone by then
+                self._before = self._starved_s()
+            age_s, patience_s = self._loop.time() - self._since, self._patience_s(batch)
+            if age_s >= patience_s and age_s >= min(patience_s + self._starved(), _STARVED_FACTOR * patience_s):
                 overdue = number
         suspect, self._suspect = self._suspect, overdue
         return overdue > 0 and overdue == suspect
+
+    def _starved(self) -> float:
+        """How long, in seconds, a thread of the process has waited for a CPU since the second look at the batch."""
+        if not self._before:
+            return 0.0
+        now = self._starved_s()
+        return max((now[thread] - was for thread, was in self._before.items() if thread in now), default=0.0)
+
+    def unanswered(self, names: Sequence[str]) -> str:
+        """What the lane works on, and for how long already, for the log."""
+        _, batch, _ = self._pending[0]
+        size = f"{len(batch.texts)} x {batch.padded_length} tokens of the model {names[batch.model]}"
+        waited_s = self._loop.time() - self._since
+        return f"no answer for {waited_s:.1f} s to a batch of {size}; it lacked a CPU for {self._starved():.1f} s"
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):
@@ -384,3 +420,16 @@ def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
         return unpack_result(payload)
     log.error("engine fault: %s", payload.decode("utf-8", "replace"))
     return EngineFault("the engine failed on this input")
+
+
+def starved_s(pid: int) -> dict[str, float]:
+    """For how long, in seconds, each thread of a process was ready to run and had no CPU, by its id.
+
+    Empty where the kernel does not count it (`CONFIG_SCHED_INFO`; proc_pid_schedstat, the second number).
+    """
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found[task.name] = int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return found

@@ -93,9 +93,9 @@ def test_without_pytorch_the_rest_is_sized(
     assert main([*words, "here,t4"]) == 0
     told = capsys.readouterr().out
     assert "not measured: the module" in told
-    assert "pip install -e '.[cpu,export]'" in told
+    assert "--editable '.[cpu,export]'" in told
     assert main([*words, "here"]) == 2
-    assert "pip install -e '.[cpu,export]'" in capsys.readouterr().err
+    assert "--editable '.[cpu,export]'" in capsys.readouterr().err
 
 
 def test_an_encoder_too_large_to_run_here_is_refused() -> None:

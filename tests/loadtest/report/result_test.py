@@ -64,8 +64,19 @@ def test_a_histogram_keeps_a_thousandth() -> None:
 def test_a_missing_library_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is not installed, the message says how to install it."""
     monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
-    with pytest.raises(BenchError, match=r"pip install -e '\.\[loadtest\]'"):
+    with pytest.raises(BenchError, match=r"--editable '\.\[loadtest\]'"):
         Histogram()
+
+
+@pytest.mark.parametrize("options", [[], ["--find-capacity", "--slo", "p99=20ms"]])
+def test_a_missing_library_is_told_before_anything_is_asked_or_measured(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The server is not even there."""
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
+    assert main(["--target", "http://127.0.0.1:9", "--out", str(tmp_path / "out"), *options]) == IMPOSSIBLE
+    assert "the module hdrh" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_distribution_is_what_the_library_says() -> None:
