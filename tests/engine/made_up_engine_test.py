@@ -101,8 +101,8 @@ def test_doctor_and_help_know_a_made_up_engine(tree: Path) -> None:
     ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
     report = json.loads(run("doctor", "--json", "--models", str(tree / "models"), *ports))
     found = {finding["name"]: finding["value"] for finding in report["findings"]}
-    assert found["engine reference"] == f"onnx {version('onnx')}, what --engine says"
-    assert "what --engine says" not in found["engine ort-cpu"]
+    assert found["engine reference"] == f"onnx {version('onnx')}, which --engine auto uses"
+    assert "which --engine auto uses" not in found["engine ort-cpu"]
     shown = run("serve", "--help")
     assert "{auto,tensorrt,ort-cuda,reference,cpu,openvino,ort-cpu,fake}" in shown
     assert "`reference` is slow." in shown

@@ -42,7 +42,7 @@ from serving.records import (
     RerankOptions,
     TagOptions,
 )
-from serving.tasks import TASKS
+from serving.tasks import WAYS
 from serving.tasks.base import Work
 from tests.support.clients import post_json
 from tests.support.folders.grammar import POSITIONS
@@ -219,7 +219,7 @@ class Served:
     def answers(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
         """What the server answers; what it refuses alone is unanswered, all others share a batch."""
         options = self._options(aggregation)
-        task, model = TASKS[type(options)], self._model
+        task, model = WAYS[type(options)], self._model
         task.check(options, model.manifest)
         answers: list[Answer | Unanswered] = []
         whole: list[tuple[Any, Sequence[Any]]] = []
