@@ -233,7 +233,7 @@ def test_robertas_positions_begin_behind_the_padding_id(tmp_path: Path) -> None:
 
 def test_a_byte_level_tokenizer_is_understood(tmp_path: Path) -> None:
     """RoBERTa's special tokens are found by their roles, and pairs carry no segments."""
-    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "rerank"))
+    checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "answer"))
     assert checkpoint.vocabulary.special_ids == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 4}
     (pair,) = checkpoint.vocabulary.encode([("a", "b")], LENGTH)
     assert pair.type_ids is None

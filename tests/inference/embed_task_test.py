@@ -76,5 +76,5 @@ def test_chunks_are_scaled_as_the_model_scales_texts(models: Path, normalize: bo
         manifest=msgspec.structs.replace(bundle.manifest, normalize=normalize),
         tokenizer=TextTokenizer.open(bundle.path, bundle.manifest),
     )
-    ((chunk,),) = chunks.TASK.finish(work)
+    ((chunk,),) = chunks.WAY.finish(work)
     np.testing.assert_allclose(chunk.embedding, [0.6, 0.8] if normalize else [3.0, 4.0], rtol=1e-6)
