@@ -207,7 +207,13 @@ OUTSIDERS = {
     ),
     "Prometheus": Outsider(
         tests=("tests/contract/monitoring_test.py",),
-        paths=("deploy/monitoring", "docs/alerts.md", "serving/errors.py", "serving/telemetry"),
+        paths=(
+            "deploy/monitoring",
+            "docs/alerts.md",
+            "docs/observability.md",
+            "serving/errors.py",
+            "serving/telemetry",
+        ),
         runs=("serving.cli",),
         beside=_SERVER,
     ),
