@@ -89,8 +89,8 @@ def test_it_is_exported_and_proven(models: Path, environment: dict[str, str]) ->
     assert "fp32" in run(environment, "verify", str(models / "small" / "1"))
 
 
-def test_it_is_served(models: Path, environment: dict[str, str], expected: list[float], tmp_path: Path) -> None:
-    """On routes of its own, on the Open Inference Protocol, in the API's document, and to `bertserve load`."""
+def test_it_is_served(models: Path, environment: dict[str, str], expected: list[float]) -> None:
+    """On routes of its own, on the Open Inference Protocol, and in the API's document."""
     with Server(models, env=environment, cold=True) as server:
         for path in ("/norm", "/models/small/norm", "/"):
             reply = post_json(server.http, path, json.dumps({"inputs": TEXTS}).encode())
@@ -106,8 +106,14 @@ def test_it_is_served(models: Path, environment: dict[str, str], expected: list[
         operation = get(server.http, "/openapi.json").json()["paths"]["/norm"]["post"]
         assert operation["summary"] == "The lengths of texts' mean vectors."
         assert operation["responses"]["200"]["content"]["application/json"]["example"] == [2.5, 2.5]
-        scenario = tmp_path / "short.toml"
-        scenario.write_text(SCENARIO)
+
+
+@pytest.mark.long
+def test_it_is_measured(models: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """By `bertserve load`, over both protocols."""
+    scenario = tmp_path / "short.toml"
+    scenario.write_text(SCENARIO)
+    with Server(models, env=environment, cold=True) as server:
         words = ("--target", f"http://{server.http}", "--model", "small", "--scenario", str(scenario))
         for protocol in ("http", "v2"):
             run(environment, "load", *words, "--protocol", protocol, "--slo", "errors=0%", "--out", str(tmp_path))

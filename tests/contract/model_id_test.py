@@ -57,6 +57,7 @@ def bundles(cache: Path) -> list[Path]:
     return sorted(cache.glob("exports/*/models/*/*"))
 
 
+@pytest.mark.long
 def test_two_cold_starts_export_once(cold: tuple[Server, Server], cache: Path) -> None:
     """One works, shows what it does and what the comparison found; the other waits; both answer alike."""
     (bundle,) = bundles(cache)

@@ -95,6 +95,7 @@ def tokens(*lengths: int) -> list[EncodedText]:
     return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
 
 
+@pytest.mark.long
 def test_without_vnni_numbers_are_rounded_as_with_it(
     backend: OpenVinoBackend, specs: list[ModelSpec], encoded: Sequence[EncodedText], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_calibration_text_that_is_of_no_use_stops_the_export(
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.long
 def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, pre
         assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
 
 
+@pytest.mark.long
 def test_int8_that_answers_otherwise_too_often_is_served_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
             assert verdict == search.Verdict("same"), case.name
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpickled_here")
 def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that does not see one field is found out, and the folder is reduced to that field."""

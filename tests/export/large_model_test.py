@@ -99,6 +99,7 @@ def test_answers_are_those_of_one_file(bundle: Bundle, small_export: Export) -> 
         np.testing.assert_array_equal(pooled(bundle.path / name), pooled(small_export.bundle.path / name))
 
 
+@pytest.mark.long
 def test_it_is_proven_again(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     """`verify` loads graph and weights of every artifact, of fp16 its twin."""
     assert verify.main([str(bundle.path)]) == 0

@@ -49,6 +49,7 @@ def running(models: Path) -> Iterator[tuple[dict[str, Peer], dict[str, Child]]]:
         yield {"ours-ort-cpu": peer}, {name: stack.enter_context(Child(module)) for name, module in modules.items()}
 
 
+@pytest.mark.long
 def test_a_round_measures_everybody_and_wakes_who_is_asked(
     running: tuple[dict[str, Peer], dict[str, Child]],
     models: Path,
