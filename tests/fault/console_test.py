@@ -33,7 +33,7 @@ def test_an_overloaded_server(models: Path, page: Page) -> None:
         visit(page, server)
         asked = [pool.submit(post_json, server.http, "/embed", body) for _ in range(40)]
         page.wait("/^\\d+, \\d+ tokens$/.test(document.querySelector('[data-of=waiting]').textContent)", "a queue")
-        page.fill("#deadline", "300")
+        page.fill("#deadline", "1500")
         page.click("#run")
         answered(page)
         assert page.text(".refusal").startswith("429 Too Many Requests")
