@@ -222,7 +222,7 @@ def _text(run: Figures) -> list[str]:
     p50, p99, short = (f"{value:.2f}" for value in (run.p50_ms, run.p99_ms, run.short_p99_ms))
     fates = ", ".join(f"{count} {fate}" for fate, count in sorted(run.fates.items()))
     return [
-        "SIMULATED, not measured",
+        "SIMULATED, not measured; client and network would add to it",
         f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
         f"latency of the answered, ms: p50 {p50}, p99 {p99}, p99 of the shortest third {short}",
         *_bulk_text(run),
