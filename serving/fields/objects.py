@@ -120,23 +120,18 @@ class _Walk:
 
 
 def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where: str) -> None:
-    """Refuses a field that belongs into an object below, which lacks it.
+    """Refuses a field that belongs into a required object below, which is absent.
 
-    Of optional objects those count that an owner of the protocol documents, as `parameters`; of required ones those
-    that are absent: without them the request would be refused anyway.
+    The request would be refused anyway. Beside an optional object, as `parameters`, it is ignored as any other name.
     """
     if value[name] is None or name in kind.level.owners.unread:
         return
     for field, place in kind.below.items():
         there = value.get(field)
         for below in place.objects:
-            if name not in below.names or (isinstance(there, dict) and name in there):
-                continue
-            said = f'unknown field "{name}"{where}; did you mean "{field}.{name}"?'
-            if field in kind.optional and below.level.owners is not NO_OWNER:
-                raise InvalidRequest(said, param=name)
-            if field not in kind.optional and there is None and below.level.required:
+            if name in below.names and field not in kind.optional and there is None and below.level.required:
                 body = ", ".join(f'"{each}": ...' for each in below.level.known if each in below.level.required)
+                said = f'unknown field "{name}"{where}; did you mean "{field}.{name}"?'
                 raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
 
 
