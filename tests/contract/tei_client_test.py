@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.clients import ask, get, post_json
 from tests.support.expected import cosines
+from tests.support.server import SLOW_ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,7 +201,8 @@ def test_empty_texts(tei: Callable[..., Any], tasks_server: Server) -> None:
 
 def test_health_while_the_server_starts(serve: Callable[..., Server]) -> None:
     """It is 503 with TEI's body until the server is ready."""
-    server = serve("--engine", "fake", "--fake-faults", "101:exit", "--engine-crash-limit", "1", wait_ready=False)
+    fails = ("--engine", "fake", "--fake-faults", "101:exit", "--engine-crash-limit", "1")
+    server = serve(*fails, env=SLOW_ENGINES, cold=True, wait_ready=False)
     statuses = set()
     while server.process.poll() is None:
         try:
