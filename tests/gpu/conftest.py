@@ -16,6 +16,7 @@ from tests.support.models import ROOT
 from tests.support.skips import excused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from serving.engine.gpu.discovery import Machine
@@ -38,17 +39,30 @@ def device(machine: Machine) -> Device:
 
 
 @pytest.fixture(scope="session")
-def bundle(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The demo model for this GPU: fp32, fp16 for ONNX Runtime, and an engine where TensorRT builds for it."""
-    root = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm"]
-    words = ["--precision", "fp32", "--precision", "fp16"]
-    target = machine.gpus[0].target
-    if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
-        words += ["--tensorrt", target]
-    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    return open_bundle(root / "minilm" / "1")
+def export_demo(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Exports the demo model for this GPU: fp32, fp16 for ONNX Runtime, and an engine where TensorRT builds for it.
+
+    It takes further words of the command, and returns the repository.
+    """
+
+    def export(*words: str) -> Path:
+        root = tmp_path_factory.mktemp("models")
+        command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm", *words]
+        command += ["--precision", "fp32", "--precision", "fp16"]
+        target = machine.gpus[0].target
+        if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
+            command += ["--tensorrt", target]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stderr
+        return root
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def bundle(export_demo: Callable[..., Path]) -> Bundle:
+    """The demo model for this GPU, whole."""
+    return open_bundle(export_demo() / "minilm" / "1")
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +10,11 @@ import pytest
 
 from tests.support.clients import get, post_json
 from tests.support.expected import cosines
-from tests.support.models import ROOT
 from tests.support.server import Server, child_pids
 from tests.support.skips import excused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from serving.engine.gpu.discovery import Machine
@@ -28,17 +26,9 @@ COSINE = 0.999
 
 
 @pytest.fixture(scope="module")
-def models(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model in two parts: in fp32, in fp16, and as engines where TensorRT builds for this GPU."""
-    root = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm", "--split", "2"]
-    words = ["--precision", "fp32", "--precision", "fp16"]
-    target = machine.gpus[0].target
-    if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
-        words += ["--tensorrt", target]
-    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    return root
+def models(export_demo: Callable[..., Path]) -> Path:
+    """The demo model in two parts."""
+    return export_demo("--split", "2")
 
 
 @pytest.mark.parametrize(("engine", "precision"), [("ort-cuda", "fp32"), ("ort-cuda", "fp16"), ("tensorrt", "fp16")])
