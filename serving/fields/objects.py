@@ -127,9 +127,10 @@ def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where:
     if value[name] is None or name in kind.level.owners.unread:
         return
     for field, place in kind.below.items():
-        there = value.get(field)
+        if field in kind.optional or value.get(field) is not None:
+            continue
         for below in place.objects:
-            if name in below.names and field not in kind.optional and there is None and below.level.required:
+            if name in below.names and below.level.required:
                 body = ", ".join(f'"{each}": ...' for each in below.level.known if each in below.level.required)
                 said = f'unknown field "{name}"{where}; did you mean "{field}.{name}"?'
                 raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
