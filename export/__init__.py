@@ -1,3 +1,3 @@
-"""The export pipeline: a checkpoint in, a verified model bundle out."""
+"""Exports a checkpoint to a verified model bundle."""
 
 import serving  # noqa: F401  keeps the libraries that run models from reporting it

@@ -1,4 +1,4 @@
-"""From a recipe to a bundle: opens, traces, fuses, quantises, compares, writes."""
+"""Builds a bundle: trace, fuse, quantize, compare and write."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _INT8_GRAPH = "the INT8 graph for TensorRT"
 
 @dataclass(slots=True, frozen=True)
 class Built:
-    """What an export made.
+    """The result of an export.
 
     Attributes:
-        bundle: With the artifacts that keep their limits.
-        refused: A sentence for each artifact that was asked for and is not in it.
+        bundle: The bundle, with the artifacts that keep their limits.
+        refused: One sentence for each requested artifact that is missing.
     """
 
     bundle: Bundle
@@ -84,12 +84,10 @@ class Built:
 
 @dataclass(slots=True, frozen=True)
 class _EngineGraph:
-    """What engines are built of.
+    """A graph that TensorRT engines are built from.
 
     Attributes:
-        path: Its file.
-        precision: What it computes in.
-        result: How it compares; None where it was not compared.
+        result: The comparison with PyTorch; None if there was none.
     """
 
     path: Path
@@ -98,16 +96,10 @@ class _EngineGraph:
 
 
 def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Built:
-    """Exports a checkpoint. What keeps its limits is written; nothing where fp32 or every other artifact does not.
-
-    Args:
-        recipe: What to make, and what it must keep.
-        checkpoint: What to make it from.
-        writer: Where to write it.
-        progress: Told of every stage.
+    """Exports a checkpoint. Writes nothing if fp32 fails, or every other artifact.
 
     Raises:
-        ExportError: A gate or a limit stopped the export.
+        ExportError: A check or a limit failed.
         BundleError: The bundle cannot be written or opened.
     """
     if "int8-openvino" in recipe.forms:
@@ -142,7 +134,7 @@ class _Export:
     def _made(self, node: CacheWriter | None) -> Built:
         self._raw.parent.mkdir()
         yardstick = self._yardstick(self._examples())
-        # A large model fills memory, and PyTorch's modules refer to one another: do not wait for their turn.
+        # A large model fills memory, and PyTorch's modules form reference cycles.
         gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
@@ -160,7 +152,7 @@ class _Export:
         return Built(bundle, self._refused)
 
     def _reported(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
-        """Writes the page that people read; the manifest with the page among its files."""
+        """Writes the report page, and adds it to the files of the manifest."""
         path = self._folder / REPORT
         machine = page.Machine(processor(), available_cpus())
         path.write_text(page.render(manifest, reference, self._findings, machine), encoding="utf-8")
@@ -180,7 +172,7 @@ class _Export:
         return [reader.read(path) for path in self._recipe.references]
 
     def _yardstick(self, examples: Sequence[Examples]) -> Yardstick:
-        """Writes the graph and asks PyTorch, whose model nothing needs afterwards."""
+        """Writes the graph and computes PyTorch's answers."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
             model = task_model.load(checkpoint)
@@ -201,7 +193,7 @@ class _Export:
         return Yardstick(self._judge, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
 
     def _end_to_end_proof(self) -> EndToEndProof | None:
-        """The reference library's answers; None where it does not load the folder."""
+        """The answers of the reference library; None if it cannot load the folder."""
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
         probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
         try:
@@ -220,7 +212,7 @@ class _Export:
         self._progress.notice(f"no end-to-end check, answers were compared by token ids only: {reason}")
 
     def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
-        """An artifact; None where it cannot be had, which costs no other one: fp32 alone every model must have."""
+        """An artifact, or None if it fails. Only fp32 is required."""
         try:
             return self._judged(name, self._artifact(name, yardstick))
         except NoRoomError:
@@ -248,11 +240,11 @@ class _Export:
                 draft.copy(self._fused, path, draft.MAPPED)
         if name != "fp16":
             return self._verified(self._in_parts(self._fused, name), name, yardstick)
-        # A CPU would not round as a GPU does.
+        # A CPU would round differently from a GPU.
         return self._verified(self._in_parts(whole, name), name, yardstick, runnable=[self._twin(whole)])
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
-        """The files of an artifact: its only one or, of an artifact to be cut, the parts of a graph."""
+        """The files of an artifact: one, or one for each part of a split graph."""
         file, count = FORMS[name].file, self._recipe.split
         if count == 1:
             return [self._folder / file]
@@ -281,9 +273,9 @@ class _Export:
         return self._eight_bits(path, name, yardstick, others)
 
     def _engines(self, node: CacheWriter | None, yardstick: Yardstick) -> tuple[list[Artifact], list[Artifact]]:
-        """TensorRT engines for other machines, which go into the bundle, and this node's own, which go into its cache.
+        """TensorRT engines for the bundle, and engines of this node for its cache.
 
-        They are proven where they run, which is rarely here.
+        They are proven on the GPU that runs them.
         """
         if not self._recipe.tensorrt:
             return [], []
@@ -298,7 +290,7 @@ class _Export:
         return shipped, own
 
     def _engine_graphs(self, yardstick: Yardstick) -> list[_EngineGraph]:
-        """The graphs for TensorRT that were asked for, but for a quantised one that breaks a limit."""
+        """The requested graphs for TensorRT, without a quantized one that breaks a limit."""
         halved, precisions = self._raw.with_name("half.onnx"), self._recipe.tensorrt_precisions
         with self._progress.stage("making the fp16 graph"):
             exponents = half.convert(self._raw, halved)
@@ -332,7 +324,7 @@ class _Export:
                     count=self._progress.count,
                     timing_cache=timings,
                 )
-                # The bundle may hold another flavour's engine for the same GPU.
+                # The bundle may hold an engine of another flavor for the same GPU.
                 form = native.form_of(done.engine, graph.precision)
                 name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
                 if self._recipe.split > 1:
@@ -356,7 +348,7 @@ class _Export:
         return self._judged(INT8_ENGINE, proven)
 
     def _cut_for_tensorrt(self, graph: Path) -> list[Path]:
-        """What engines are built of, one for each part: a table that parts shared would have no engine."""
+        """The graphs for engines, one for each part. TensorRT cannot share an embedding table between parts."""
         count = self._recipe.split
         if count == 1:
             return [graph]
@@ -373,11 +365,11 @@ class _Export:
         *,
         runnable: Sequence[Path] = (),
     ) -> Artifact:
-        """An artifact that was compared: itself, or what runs here in its place."""
+        """A compared artifact, or what stands for it on this machine."""
         form, (path, *others) = FORMS[name], paths
         engine, result = self._compared(form.file, runnable or paths, name, _prover(form.target), yardstick)
         verdict = result.verdict
-        # The twin of an artifact for a GPU says nothing of its speed, and parts in one process nothing of theirs.
+        # Timings of a twin, or of parts in one process, say nothing about the real artifact.
         timed = form.target != "cuda" and not others
         latencies = self._latencies(path.name, engine, yardstick, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
@@ -407,7 +399,7 @@ class _Export:
         )
 
     def _judged(self, name: str, artifact: Artifact) -> Artifact:
-        """An artifact with why it is not served by default: its limits are kept, and too few answers are PyTorch's."""
+        """The artifact with the reason if it is not served by default: too few answers equal PyTorch's."""
         few = few_agree(artifact, self._checkpoint.task)
         if not few or "agreement" in artifact.limits:
             return artifact
@@ -416,7 +408,7 @@ class _Export:
         return msgspec.structs.replace(artifact, reserved=few + self._cost_of_fp32(artifact.file))
 
     def _cost_of_fp32(self, file: str) -> str:
-        """How many times as long fp32 takes for the longest text that was timed alone, to follow what it gains."""
+        """The time of fp32 relative to this artifact, for the longest text that was timed alone."""
         findings = [self._findings.get(each) for each in (FORMS["fp32"].file, file)]
         cells = [finding.latencies for finding in findings if finding is not None]
         if len(cells) < len(findings):
@@ -441,17 +433,17 @@ class _Export:
     def _compared(
         self, title: str, runnable: Sequence[Path], name: str, target: Target, yardstick: Yardstick
     ) -> tuple[Engine, Result]:
-        """Compares what runs in the place of an artifact with PyTorch.
+        """Compares an artifact, or its stand-in, with PyTorch.
 
         Args:
-            title: The artifact, in words.
+            title: The artifact's name in messages.
             runnable: The graph that runs, or those of its parts.
-            name: What limits call the artifact.
-            target: What runs it here.
+            name: The artifact's name in limits.
+            target: The library that runs it here.
             yardstick: PyTorch's answers.
 
         Raises:
-            BrokenLimitError: It breaks a limit that the recipe does not let pass.
+            BrokenLimitError: It breaks a limit that the recipe does not waive.
         """
         limits = self._recipe.limits_of(name, self._checkpoint.task)
         with self._progress.stage(f"comparing {title} with PyTorch"):
@@ -473,7 +465,7 @@ class _Export:
         return engine, result
 
     def _twin(self, path: Path) -> Path:
-        """A graph that answers on a CPU as an fp16 graph, or a quantised one, does on a GPU."""
+        """A graph that gives on a CPU the answers of an fp16 or quantized graph on a GPU."""
         twin = self._raw.with_name("twin.onnx")
         emulation.emulate(path, twin)
         return twin
@@ -522,7 +514,6 @@ class _Export:
 
 
 def judge_of(checkpoint: Checkpoint) -> Judge:
-    """How the answers of a checkpoint's graph are read."""
     return EXPORTS[checkpoint.task].judge(
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
@@ -549,5 +540,5 @@ def _own_version() -> str:
 
 
 def _prover(target: Target) -> Target:
-    """What proves an artifact at its export: of one for a GPU its twin, which a CPU runs."""
+    """The target that proves an artifact during export. For a GPU this is its twin on a CPU."""
     return "cpu" if target == "cuda" else target

@@ -1,4 +1,4 @@
-"""Why an export stops."""
+"""Errors of an export."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import os
 
 
 class ExportError(Exception):
-    """The export cannot go on; the message is one sentence for the person who started it."""
+    """The export cannot continue; the message is one sentence for the user."""
 
     exit_code = 1
 
 
 class NoRoomError(ExportError):
-    """Memory or disk is short now; another time it may suffice."""
+    """Memory or disk is short; a later export may succeed."""
 
     exit_code = os.EX_TEMPFAIL
 
 
 class LeftOutError(ExportError):
-    """The bundle is written, without an artifact that was asked for."""
+    """The bundle was written without a requested artifact."""
 
     exit_code = 3
 
 
 class BrokenLimitError(ExportError):
-    """An artifact does not keep a limit beside PyTorch."""
+    """An artifact breaks a limit of the comparison with PyTorch."""

@@ -1,4 +1,4 @@
-"""What a terminal shows while an export runs: a line per stage, a counter, and nothing of the libraries at work."""
+"""Progress of an export in the terminal: a line per stage, a counter, and no output of libraries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _REDRAW_S = 0.1
 
 
 class Progress:
-    """Writes stage lines with their elapsed seconds; carriage returns only to a terminal."""
+    """Writes stage lines with elapsed seconds; carriage returns only to a terminal."""
 
     def __init__(self, stream: TextIO, check: Callable[[], None]) -> None:
         """Starts the clock.
 
         Args:
             stream: Where to write.
-            check: Called between stages and counts; raises when the export has been interrupted.
+            check: Called between stages and counts; raises if the export was interrupted.
         """
         self._stream = stream
         self._check = check
@@ -33,12 +33,11 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
         return time.perf_counter() - self._started
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        """Names what runs inside the block, and its duration when it ends well."""
+        """Prints the name of the stage in the block, and its duration at the end."""
         self._check()
         self._stage = title
         started = time.perf_counter()
@@ -57,7 +56,7 @@ class Progress:
             self._write(f"\r\x1b[K  {self._stage} {done}/{total}")
 
     def notice(self, sentence: str) -> None:
-        """Says something that the person should know and that does not stop the export."""
+        """Prints a message that does not stop the export."""
         self._write(f"{self._restart()}  note: {sentence}\n")
 
     def clear(self) -> None:
@@ -74,9 +73,9 @@ class Progress:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Holds back warnings and log lines below ERROR.
+    """Suppresses warnings and log lines below ERROR.
 
-    Libraries warn while tracing and quantising about what the gates and the parity check decide for certain.
+    Libraries warn while tracing and quantizing about what the checks and the comparison decide for certain.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What to export, and the limits that its result must keep."""
+"""The options of an export and the limits of its result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Form:
     """A kind of ONNX artifact.
 
     Attributes:
-        precision: What it computes in.
-        target: What runs it.
+        target: The library that runs it.
         file: Its name in the bundle.
     """
 
@@ -45,36 +44,36 @@ FORMS = {
     "int8-openvino": Form("int8", "openvino", "model.int8.openvino.onnx"),
     "fp16": Form("fp16", "cuda", "model.fp16.onnx"),
 }
-"""The ONNX artifacts that can be asked for, by their names on the command line, in the order in which they are made.
+"""ONNX artifacts by their names on the command line, in the order in which they are made.
 
-fp16 is for ONNX Runtime on a GPU; on a CPU it is only proven, since there it is slower than fp32.
+fp16 is for ONNX Runtime on a GPU. On a CPU it is only proven, because it is slower than fp32.
 """
 
 INT8_ENGINE = "int8-tensorrt"
-"""What limits call the INT8 engines of TensorRT: their graph keeps them at the export, an engine where it runs."""
+"""The name of TensorRT's INT8 engines in limits. Their graph is checked at export, the engine where it runs."""
 
 _PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
 SPLIT_FORMS = frozenset({"fp32", "int8", "fp16"})
-"""The graphs that can be cut into parts: those that ONNX Runtime runs."""
+"""The graphs that can be split: those for ONNX Runtime."""
 
 LIMITED = tuple(_PRECISIONS)
-"""Names of what limits can be set for."""
+"""Names of artifacts with limits."""
 
 DEFAULT_FORMS = ("fp32", "int8")
 SECOND = "int8-openvino"
-"""Made by default too where OpenVINO is installed."""
+"""Also made by default if OpenVINO is installed."""
 
 LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
 _INVARIANCE_NAMES = tuple(name for name in LIMIT_NAMES if name.startswith("invariance"))
 WAIVABLE = tuple(name for name in LIMIT_NAMES if name not in _INVARIANCE_NAMES)
-"""Limits that an artifact has to keep to be shipped. One that breaks the others is run text by text."""
+"""Limits that an artifact must keep to be shipped. If another one is broken, the artifact runs text by text."""
 
 
 def limits_of(artifact: Artifact, task: str) -> Limits:
-    """What an artifact of a bundle must keep: the usual limits, and those that its recipe set.
+    """The limits of an artifact in a bundle: the default ones and those of its recipe.
 
     Raises:
-        ExportError: The manifest sets a limit that there is not.
+        ExportError: The manifest sets an unknown limit.
     """
     if unknown := artifact.limits.keys() - set(LIMIT_NAMES):
         raise ExportError(f"the manifest sets a limit for {artifact.file} that there is not: {min(unknown)!r}")
@@ -83,31 +82,31 @@ def limits_of(artifact: Artifact, task: str) -> Limits:
 
 @dataclass(slots=True, frozen=True)
 class Recipe:
-    """One export, as asked for.
+    """The options of one export.
 
     Attributes:
         source: A folder, a hub id, or `demo`.
         out: The model repository to write to.
         name: The model's name there; None takes it from the source.
-        forms: Which ONNX artifacts to make, in the order of `FORMS`.
-        tensorrt: What to build TensorRT engines for.
-        tensorrt_precisions: In which precisions: fp16, int8.
-        cache_dir: The cache of the node that native engines are built for; None where none is.
-        triton: A Triton model repository to write the bundle to as well; None for none.
-        max_length: Tokens of the longest input; None takes it from the checkpoint.
-        task: What to export it for; None takes it from the checkpoint.
+        forms: ONNX artifacts to make, in the order of `FORMS`.
+        tensorrt: Targets of TensorRT engines.
+        tensorrt_precisions: fp16, int8.
+        cache_dir: The cache of the node for native engines; None for none.
+        triton: A Triton model repository to write as well; None for none.
+        max_length: Maximum tokens of an input; None takes it from the checkpoint.
+        task: The task; None takes it from the checkpoint.
         case: Whether words keep their case; None takes it from the checkpoint.
-        change_task: Whether the model may have had another task so far.
-        references: Files of labelled text for the task's own metric.
-        limits: Limits other than those of the task, by their names, or by `form.name` for one artifact.
+        change_task: Whether the model's task may change.
+        references: Files of labeled text for the task's metric.
+        limits: Limits other than the task's, by name, or by `form.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
-        calibration: A file of text that INT8's ranges are taken from; None for the package's own texts.
-        calibration_column: The column of that file, by its number or its name.
+        calibration: A file of text for calibration; None for the package's own texts.
+        calibration_column: The column of that file, by number or name.
         revision: The hub's branch, tag or commit; None for its main branch.
-        token: Of an account of the hub; None takes the one that the hub's client finds.
-        if_changed: Whether to make nothing where the model's newest version is made of the same by the same recipe.
-        split: In how many parts each artifact is cut; 1 for none.
-        split_by: How.
+        token: Hub access token; None takes the one that the hub's client finds.
+        if_changed: Whether to do nothing if the newest version has the same source and recipe.
+        split: Number of parts of each artifact; 1 for none.
+        split_by: How to split.
     """
 
     source: str
@@ -135,16 +134,15 @@ class Recipe:
 
     @property
     def ranks(self) -> int:
-        """In how many shares layers are split."""
+        """Number of tensor-parallel ranks."""
         return self.split if self.split_by == "tensors" else 1
 
     @property
     def wants_int8_engine(self) -> bool:
-        """Whether TensorRT is to have a graph in INT8."""
         return bool(self.tensorrt) and "int8" in self.tensorrt_precisions
 
     def sha256(self) -> str:
-        """Of what decides what is written beside the checkpoint: options, files that they name, and this version."""
+        """SHA-256 of everything beside the checkpoint that decides the result: options, their files, this version."""
         files = [*self.references, *([] if self.calibration is None else [self.calibration])]
         decisive = [
             SCHEMA_VERSION,
@@ -158,14 +156,12 @@ class Recipe:
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
     def asked_of(self, form: str) -> dict[str, float]:
-        """The limits set for an artifact of that form; what is said of one form wins over what is said of all."""
+        """The limits set for an artifact; limits of one artifact override those for all."""
         asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
         return asked | {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
 
     def limits_of(self, form: str, task: str) -> Limits:
-        """What an artifact of that form must keep."""
         return replace(EXPORTS[task].limits[_PRECISIONS[form]], **self.asked_of(form))
 
     def allows(self, form: str, name: str) -> bool:
-        """Whether that limit may be broken."""
         return not self.allowed.isdisjoint({name, f"{form}.{name}"})

@@ -1,1 +1,1 @@
-"""What a checkpoint is: its files, read and checked without PyTorch, and the families that can be exported."""
+"""Reads and checks checkpoints without PyTorch, and defines the model families."""

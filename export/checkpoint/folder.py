@@ -1,4 +1,4 @@
-"""Reading the files of a checkpoint folder, with sentences for what is wrong with them."""
+"""Reads the files of a checkpoint folder, with clear errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from export.checkpoint.safetensors_file import Tensor
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""What git-lfs's pointers begin with."""
+"""The beginning of git-lfs pointers."""
 
 
 @dataclass(slots=True, frozen=True)
 class Imported:
-    """What a folder of another layout holds, as Transformers would have saved it.
+    """The content of a folder with another layout, in the form of Transformers.
 
     Attributes:
-        stated: The content of JSON files, by their names.
-        files: Those that hold the weights.
+        stated: The content of JSON files by name.
+        files: The files that hold the weights.
         tensors: Opens them, under the names of Transformers.
     """
 
@@ -38,11 +38,10 @@ class Imported:
 
 @dataclass(slots=True, frozen=True)
 class Folder:
-    """A folder whose files come from outside.
+    """A checkpoint folder, which is untrusted.
 
     Attributes:
-        path: Where it is.
-        imported: What it holds, where it is of another layout than that of Transformers.
+        imported: Its content, if it has another layout than Transformers'.
     """
 
     path: Path
@@ -52,7 +51,7 @@ class Folder:
         """A folder below this one.
 
         Raises:
-            ExportError: It is not below, or not there.
+            ExportError: It is not below this one, or does not exist.
         """
         target = self.path / relative
         if not target.resolve().is_relative_to(self.path.resolve()):
@@ -62,14 +61,13 @@ class Folder:
         return Folder(target)
 
     def has(self, name: str) -> bool:
-        """Whether the file is there."""
         return (self.path / name).is_file()
 
     def json(self, name: str) -> Any:  # noqa: ANN401  any JSON value
-        """The content of a JSON file; None when it is not there.
+        """The content of a JSON file; None if it does not exist.
 
         Raises:
-            ExportError: The file is no JSON.
+            ExportError: The file is not valid JSON.
         """
         if self.imported is not None and name in self.imported.stated:
             return self.imported.stated[name]
@@ -82,10 +80,10 @@ class Folder:
             raise ExportError(f"checkpoint {self.path}: {name} is not JSON: {error}") from error
 
     def object(self, name: str) -> dict[str, Any]:
-        """The content of a JSON file that holds an object; empty when it is not there.
+        """The object in a JSON file; empty if the file does not exist.
 
         Raises:
-            ExportError: The file holds something else.
+            ExportError: The file holds no object.
         """
         value = self.json(name)
         if value is None:
@@ -95,10 +93,10 @@ class Folder:
         return value
 
     def check_whole(self, name: str) -> None:
-        """Refuses what a clone without git-lfs holds in the place of a large file.
+        """Rejects git-lfs pointers.
 
         Raises:
-            ExportError: The file is such a pointer.
+            ExportError: The file is a pointer.
         """
         with (self.path / name).open("rb") as stream:
             if stream.read(len(_POINTER)) == _POINTER:
@@ -109,7 +107,7 @@ class Folder:
 
     @contextmanager
     def saved(self) -> Iterator[Path]:
-        """The folder as others read it, for as long as the block runs: with files for what its layout states."""
+        """The folder as other libraries read it, while the block runs, with the files that its layout implies."""
         if self.imported is None:
             yield self.path
             return

@@ -1,7 +1,8 @@
 """Checkpoints on the Hugging Face hub, through its own client.
 
-The client keeps what it loads in its cache and reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` itself.
-It is imported when it is needed: that takes a while, and a local checkpoint does not need it.
+The client caches downloads and reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`. It is imported on
+demand,
+because that is slow and local checkpoints do not need it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from export.errors import ExportError
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 FILES = (
     *("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata"),
-    # Many an encoder was given safetensors later, and these small ones beside it were not.
+    # Many encoders got safetensors later, without these small files beside them.
     *("*_Dense/pytorch_model.bin", "*_LayerNorm/pytorch_model.bin"),
 )
 PICKLED = ("pytorch_model*.bin",)
-"""Only where there are no safetensors."""
+"""Only if there are no safetensors."""
 LAYOUTS = ("*.index", "*.data-*", "checkpoint", "latest_checkpointed_iteration.txt", "*mp_rank_*/*.pt")
-"""Of `export.checkpoint.layouts`; only where Transformers saved no weights."""
+"""Layouts of `export.checkpoint.layouts`; only if there are no weights of Transformers."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_S = 10.0
@@ -28,10 +29,10 @@ _SERVER_ERRORS = 500
 
 
 def commit_of(hub_id: str, revision: str | None, token: str | None) -> str:
-    """The commit that a branch or tag is now; empty where the hub cannot be asked.
+    """The commit of a branch or tag; empty if the hub is unreachable.
 
     Raises:
-        ExportError: The hub has no such model or revision, or does not give it to this account.
+        ExportError: The hub has no such model or revision, or denies access.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
@@ -46,10 +47,10 @@ def commit_of(hub_id: str, revision: str | None, token: str | None) -> str:
 
 
 def download(hub_id: str, revision: str | None, token: str | None) -> Path:
-    """The folder of a checkpoint, in the cache of the hub's client; its name is the commit.
+    """The folder of a checkpoint in the cache of the hub's client; its name is the commit.
 
     Raises:
-        ExportError: The hub does not give it and the cache does not hold it.
+        ExportError: The hub does not provide it, and it is not cached.
     """
     from huggingface_hub import snapshot_download  # noqa: PLC0415  see the module
 
@@ -70,13 +71,13 @@ def download(hub_id: str, revision: str | None, token: str | None) -> Path:
 def _errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415  see the module
 
-    # The bases hold the root error of whichever HTTP library this version of the hub's client uses.
+    # The bases include the root error of the HTTP library that this version of the client uses.
     roots = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
     return (HFValidationError, OSError, *roots)
 
 
 def _refusal(hub_id: str, revision: str | None, error: Exception) -> ExportError | None:
-    """What the hub has against it, and what to do; None where the hub was not reached or has a failure of its own."""
+    """The hub's reason and what to do; None if the hub was unreachable or failed."""
     from huggingface_hub import errors  # noqa: PLC0415  see the module
 
     if isinstance(error, errors.HFValidationError):

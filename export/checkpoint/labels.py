@@ -1,4 +1,4 @@
-"""The names of what a classifier or tagger answers."""
+"""The labels of classifiers and taggers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 REGRESSION: Literal["regression"] = "regression"
 Asked: TypeAlias = str
-"""What a checkpoint may be exported for; a regression is the task classify with values in the place of labels."""
+"""The tasks that can be requested; a regression is the task classify with values instead of labels."""
 
 _PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}
-"""The values of problem_type, and whether labels are independent of one another."""
+"""Values of problem_type, and whether labels are independent."""
 
 
 _RELEVANCES: dict[str, Activation] = {
@@ -29,12 +29,12 @@ _RELEVANCES: dict[str, Activation] = {
 
 @dataclass(slots=True, frozen=True)
 class Labels:
-    """What a head's numbers stand for.
+    """The meaning of a head's outputs.
 
     Attributes:
-        names: By index; two may have the same.
-        multi_label: Whether each label is decided for itself.
-        regression: Whether they are values, of which none is chosen.
+        names: By index; names may repeat.
+        multi_label: Whether each label is decided independently.
+        regression: Whether outputs are values.
     """
 
     names: tuple[str, ...]
@@ -43,16 +43,16 @@ class Labels:
 
 
 def count_labels(config: dict[str, Any]) -> int:
-    """How many numbers a classification head answers with, by Transformers' rule."""
+    """Number of outputs of a classification head, by Transformers' rule."""
     named = config.get("id2label")
     return len(named) if isinstance(named, dict) else int(config.get("num_labels", 2))
 
 
 def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bool) -> Asked:
-    """What a checkpoint with a classification head answers.
+    """The task of a checkpoint with a classification head.
 
     Raises:
-        ExportError: Its one number may be a relevance, a probability or a value, and nothing says which.
+        ExportError: Its single output may be a relevance, a probability or a value, and nothing says which.
     """
     problem, count = config.get("problem_type"), count_labels(config)
     hinted = config.get("sentence_transformers") or config.get("sbert_ce_default_activation_function")
@@ -70,15 +70,15 @@ def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bo
 
 
 def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, Any]) -> Activation:
-    """What makes a relevance of a cross-encoder's number, by the rule of Sentence Transformers.
+    """The activation of a cross-encoder, by the rule of Sentence Transformers.
 
     Args:
         folder: The checkpoint, for messages.
         config: Its config.json.
-        settings: Its config_sentence_transformers.json, which goes first.
+        settings: Its config_sentence_transformers.json, which takes precedence.
 
     Raises:
-        ExportError: It is neither a sigmoid nor nothing.
+        ExportError: It is neither a sigmoid nor the identity.
     """
     hint = config.get("sentence_transformers")
     own = hint.get("activation_fn") if isinstance(hint, dict) else None
@@ -107,7 +107,7 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
         task: classify, regression or tag.
 
     Raises:
-        ExportError: They are not numbered 0, 1, 2 ..., one has no name, or the head answers no labels.
+        ExportError: They are not numbered 0, 1, 2 ..., one has no name, or the head has no labels.
     """
     named = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
     indices = [str(index) for index in range(len(named) if isinstance(named, dict) else 0)]
@@ -118,7 +118,7 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
             f"checkpoint {folder.path}: id2label in config.json must give each label a name, and label {nameless[0]} "
             f"has {named[nameless[0]]!r}"
         )
-    # Numbers stand for their digits, since an answer's labels are texts.
+    # Numbers become digits, because labels in answers are texts.
     names = tuple(str(named[index]) for index in indices)
     if task == "tag":
         return Labels(names, multi_label=False)
@@ -130,5 +130,5 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
         )
     if REGRESSION in {problem, task}:
         return Labels(names, multi_label=False, regression=True)
-    # One output cannot be weighed against others: it is a yes or no of its own.
+    # A single output is an independent yes or no.
     return Labels(names, multi_label=_PROBLEMS[problem] or len(names) == 1)

@@ -1,4 +1,4 @@
-"""The modules of Sentence Transformers that change a text's vector after pooling, as their folders describe them."""
+"""Modules of Sentence Transformers after pooling, as their folders describe them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from export.checkpoint.folder import Folder
 
 ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU", "ELU")
-"""The activations of a Dense that are exported, by PyTorch's names, with PyTorch's defaults."""
+"""Activations of Dense that can be exported, by PyTorch's names, with PyTorch's defaults."""
 
 _VECTOR = "sentence_embedding"
 
@@ -24,22 +24,21 @@ READ: dict[str, tuple[str, ...]] = {
     "Normalize": (),
     "Dropout": (),
 }
-"""What is read of each module's config.json, beside `FIXED`; nothing of a Dropout's changes an answer."""
+"""Settings of each module's config.json that are read, beside `FIXED`. Settings of Dropout change no answer."""
 
 FIXED = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
-"""What a module works on, and the only value that is exported."""
+"""The input of a module, and the only value that can be exported."""
 
 
 @dataclass(slots=True, frozen=True)
 class Dense:
-    """A product with a matrix, a bias and an activation; the vector itself may be added to the result.
+    """A matrix product with bias and activation, optionally with a residual.
 
     Attributes:
-        width: Components of the vectors that it takes.
-        outputs: Components of those that it makes.
-        bias: Whether something is added to the product.
+        width: Size of input vectors.
+        outputs: Size of output vectors.
         activation: One of `ACTIVATIONS`.
-        residual: Whether the vector is added; where the widths differ, through a matrix of its own.
+        residual: Whether the input is added; if the sizes differ, through a matrix of its own.
         weights: Its files.
     """
 
@@ -53,12 +52,7 @@ class Dense:
 
 @dataclass(slots=True, frozen=True)
 class LayerNorm:
-    """A layer normalisation with PyTorch's epsilon.
-
-    Attributes:
-        width: Components of the vectors.
-        weights: Its files.
-    """
+    """A layer normalization with PyTorch's epsilon."""
 
     width: int
     weights: weights.Weights
@@ -73,27 +67,23 @@ Module: TypeAlias = Dense | LayerNorm | Normalize
 
 
 def read_module(kind: str, folder: Folder) -> Module | None:
-    """Reads a module; None for one that does nothing once it is trained.
+    """Reads a module; None for one that does nothing after training.
 
     Args:
         kind: A key of `READERS`.
-        folder: Where its files are, if it has any.
+        folder: Its folder, if it has one.
 
     Raises:
-        ExportError: Its settings are not such a module's, or nothing that can be exported.
+        ExportError: Its settings are invalid or cannot be exported.
     """
     return READERS[kind](folder)
 
 
 def width_after(module: Module, width: int) -> int:
-    """Components of the vectors that a module makes.
-
-    Args:
-        module: The module.
-        width: Components of the vectors that it gets.
+    """The vector size after a module.
 
     Raises:
-        ExportError: It takes others.
+        ExportError: The module expects another input size.
     """
     if isinstance(module, Normalize):
         return width
@@ -106,7 +96,7 @@ def width_after(module: Module, width: int) -> int:
 
 
 def integer(folder: Folder, config: dict[str, Any], key: str, *, file: str = "config.json") -> int | None:
-    """A positive number of a configuration; None where it has none.
+    """A positive integer of a configuration; None if absent.
 
     Raises:
         ExportError: It is something else.
@@ -151,7 +141,7 @@ READERS: dict[str, Callable[[Folder], Module | None]] = {
     "Normalize": _normalize,
     "Dropout": _nothing,
 }
-"""What reads a module, by its class."""
+"""Readers of modules by class."""
 
 
 def _config(folder: Folder, kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Folders that hold no encoder of ours, recognised so that each is told by its name: other models, parts, formats."""
+"""Recognizes folders without a supported encoder, and names what they are: other models, parts, formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODULES = {
     **dict.fromkeys(("SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder"), _SPLADE),
     **dict.fromkeys(("MultiVectorMask", "TokenPooling", "ColBERT"), _COLBERT),
 }
-"""By the class of a module of modules.json."""
+"""By the class of a module in modules.json."""
 
 _ARCHITECTURES = frozenset({"HF_ColBERT", "HFColBERT", "ColBERT", "ColBERTModel"})
 
@@ -34,7 +34,7 @@ _ADAPTED = {
     "TOKEN_CLS": "TokenClassification",
     "QUESTION_ANS": "QuestionAnswering",
 }
-"""What PEFT calls tasks, and the class of PEFT that loads an adapter for one; else that for features."""
+"""PEFT's task names, and the PEFT class that loads such an adapter; the default is the class for features."""
 
 _CACHED = "models--*/snapshots"
 
@@ -48,19 +48,20 @@ _OTHER_FORMATS = {
     **dict.fromkeys(("*.pt", "*.pth", "*.ckpt"), "a state of a training"),
     **dict.fromkeys(("quantize_config.json", "gptq_model*", "*4bit*.safetensors"), "quantized elsewhere"),
 }
-"""What weights may lie in instead, and what it is. The first that is there is named."""
+"""Other weight formats, and what they are. The first one found is named."""
 
 _OTHER_NAMES = dict.fromkeys(("*model*.safetensors", "*model*.bin"), "rename it if these are the weights")
 
 
 def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
-    """Refuses what looks like a model of another kind, or like no whole model.
+    """Rejects models of other kinds and incomplete models.
 
     Args:
         folder: The checkpoint.
-        name: What it is called.
-        asked: What it is to be exported for. Old SPLADE folders are told by their names alone, from a language
-            model for masked words: asking for one lets them pass.
+        name: Its name in messages.
+        asked: The requested task. Old SPLADE folders are recognized by name only, because they look like a masked
+            language
+            model: requesting a task lets them pass.
 
     Raises:
         ExportError: It is such a model.
@@ -79,7 +80,7 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
 
 
 def _refuse_cache(folder: Folder) -> None:
-    """Names the folder that is meant where one above it in the cache of the hub's client is given."""
+    """Names the right folder if one above it in the hub's cache is given."""
     if folder.has("config.json") or folder.has("modules.json"):
         return
     path = folder.path
@@ -104,11 +105,7 @@ def _snapshot(cache: Path) -> Path:
 
 
 def refuse_adapter(folder: Folder) -> None:
-    """Refuses an adapter of PEFT, which Transformers would load on top of its base, whatever lies beside it.
-
-    Raises:
-        ExportError: It is one.
-    """
+    """Rejects PEFT adapters, which Transformers would load on top of their base."""
     if not folder.has(_ADAPTER):
         return
     adapter = folder.object(_ADAPTER)

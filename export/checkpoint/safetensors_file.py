@@ -1,4 +1,4 @@
-"""Files of safetensors, written tensor by tensor and mapped, whatever their numbers are: without PyTorch."""
+"""Safetensors files, written tensor by tensor and mapped, for every number type, without PyTorch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""The size of a number of each type, by the names of safetensors."""
+"""Bytes of a number of each type, by the names of safetensors."""
 
 
 @dataclass(slots=True, frozen=True)
 class Tensor:
-    """A tensor that is read when it is needed.
+    """A tensor that is read on demand.
 
     Attributes:
         dtype: A key of `BYTES`.
-        shape: Its shape.
-        bits: Reads it: an array of that shape, of unsigned integers as wide as its numbers. What is only put in another
-            order need not know bfloat16, which NumPy does not.
+        bits: Reads it: an array of its shape, of unsigned integers as wide as its numbers. Reordering does not need to
+            know
+            bfloat16, which NumPy lacks.
     """
 
     dtype: str
@@ -41,17 +41,17 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * BYTES[self.dtype]
 
 
 def unsigned(dtype: str) -> np.dtype[np.unsignedinteger[Any]]:
-    """The integers that stand for numbers of a type, in little-endian order."""
+    """The little-endian unsigned integer type of a number type."""
     return np.dtype(f"<u{BYTES[dtype]}")
 
 
 def write(tensors: Mapping[str, Tensor], out: BinaryIO) -> None:
-    """Writes a file. A second copy of all of its tensors would take as much memory as the first."""
+    """Writes a file tensor by tensor, without a second copy of all tensors in memory."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.size

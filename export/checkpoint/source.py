@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a folder, the Hugging Face hub, or the demo package."""
+"""Sources of checkpoints: a folder, the Hugging Face hub, or the demo package."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ class Source:
     """A checkpoint's folder on this machine.
 
     Attributes:
-        path: The folder.
-        name: What it is called in the manifest; never a path of this machine.
-        model: The name that the model gets unless another is asked for.
-        commit: Of the hub; empty for a folder.
+        name: Its name in the manifest, never a local path.
+        model: The default name of the model.
+        commit: The hub's commit; empty for a folder.
     """
 
     path: Path
@@ -36,19 +35,19 @@ class Source:
     commit: str = ""
 
     def revision(self) -> str:
-        """Which state of the checkpoint it is: the hub's commit, or a digest of the files that an export may read."""
+        """The state of the checkpoint: the hub's commit, or a digest of the files that an export may read."""
         return self.commit or _digest(self.path)
 
 
 @dataclass(slots=True, frozen=True)
 class Located:
-    """A checkpoint of which nothing has been loaded yet.
+    """A checkpoint that is not loaded yet.
 
     Attributes:
-        source: Its `path` is empty where it is on the hub; its `commit` too, where the hub cannot be asked.
-        hub_id: Empty where it is a folder.
-        asked: The branch, tag or commit that was asked for.
-        token: Of an account of the hub.
+        source: Its `path` is empty for the hub; its `commit` too, if the hub is unreachable.
+        hub_id: Empty for a folder.
+        asked: The requested branch, tag or commit.
+        token: Hub access token.
     """
 
     source: Source
@@ -57,25 +56,25 @@ class Located:
     token: str | None = None
 
     def revision(self) -> str:
-        """As `Source.revision`; empty where the hub cannot be asked."""
+        """As `Source.revision`; empty if the hub is unreachable."""
         return self.source.commit if self.hub_id else self.source.revision()
 
     def load(self) -> Source:
-        """The checkpoint on this machine; raises `ExportError` where it cannot be had."""
+        """The checkpoint on this machine; raises `ExportError` if it is not available."""
         if not self.hub_id:
             return self.source
-        # By the name that was asked for: the client remembers which commit that was, for when it is offline.
+        # By the requested name: offline, the client remembers its commit.
         folder = hub.download(self.hub_id, self.asked, self.token)
         return replace(self.source, path=folder, commit=folder.name)
 
 
 def locate(source: str, revision: str | None = None, token: str | None = None) -> Located:
-    """Finds a checkpoint without loading anything.
+    """Finds a checkpoint without loading it.
 
     Args:
         source: `demo`, a folder, or a hub id such as `sentence-transformers/all-MiniLM-L6-v2`.
         revision: A branch, tag or commit of the hub; None for its main branch.
-        token: Of an account of the hub; None takes the one that its client finds.
+        token: Hub access token; None takes the one that the client finds.
 
     Raises:
         ExportError: There is no such checkpoint.
@@ -99,12 +98,12 @@ def locate(source: str, revision: str | None = None, token: str | None = None) -
 
 
 def find(source: str) -> Source:
-    """Finds a checkpoint, downloading it where it is a hub id; `locate` says the rest."""
+    """Finds a checkpoint, and downloads it if it is a hub id. See `locate`."""
     return locate(source).load()
 
 
 def safe_name(name: str) -> str:
-    """The name as a model's name: letters, digits, '.', '_' and '-', a letter or digit first."""
+    """The name as a model name: letters, digits, '.', '_' and '-', starting with a letter or digit."""
     return _UNSAFE.sub("-", name).strip("-._")[:_LONGEST_NAME] or "model"
 
 
@@ -117,7 +116,7 @@ def _demo() -> Source:
 
 
 def _digest(folder: Path) -> str:
-    """SHA-256 over names and content of what an export may read, in the folder and in those of its modules."""
+    """SHA-256 over names and content of the files that an export may read, including those of modules."""
     patterns = [f"{prefix}{pattern}" for prefix in ("", "*/") for pattern in (*hub.FILES, *hub.PICKLED, *hub.LAYOUTS)]
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     total = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as Transformers loads it: settings of every file of the folder count as they do there."""
+"""A checkpoint's tokenizer, loaded by Transformers with all settings of the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDPIECE = "vocab.txt"
 _BPE = ("vocab.json", "merges.txt")
 _SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 _PIECES = {1: "Unigram", 2: "BPE"}
-"""SentencePiece's kinds of models, by their numbers."""
+"""SentencePiece's model types by number."""
 
 _ELSEWHERE = frozenset(
     {
@@ -32,19 +32,19 @@ _ELSEWHERE = frozenset(
         *("use_auth_token", "vocab_file"),
     }
 )
-"""Arguments of Transformers that name another place than the folder."""
+"""Arguments of Transformers that refer to another place than the folder."""
 
 
 def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:  # noqa: ANN401  of Transformers
-    """The tokenizer that Transformers makes of a folder, and Sentence Transformers with it.
+    """The tokenizer that Transformers, or Sentence Transformers, creates from a folder.
 
     Args:
-        folder: The folder with the tokenizer's files.
-        options: Arguments for Transformers, as a file of Sentence Transformers names them.
-        lowercase: Whether Sentence Transformers puts a lower-casing in front of it.
+        folder: The checkpoint.
+        options: Arguments for Transformers from a file of Sentence Transformers.
+        lowercase: Whether Sentence Transformers lower-cases texts first.
 
     Raises:
-        ExportError: There is none, it is damaged, or `tokenizers` cannot express what it does.
+        ExportError: It is missing, damaged, or cannot be expressed by `tokenizers`.
     """
     if elsewhere := sorted(_ELSEWHERE & options.keys()):
         raise ExportError(
@@ -52,11 +52,11 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             "its files into the folder and take the argument out"
         )
     file, least, kind = _checked(folder)
-    # Imported here: it takes seconds, and what is wrong with the files is said before.
+    # A slow import; file errors are reported first.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    # Nothing is looked up elsewhere, and no code that lies beside the files is run.
+    # Nothing is downloaded, and no code beside the files runs.
     arguments = {**options, "local_files_only": True, "trust_remote_code": False}
     failures = (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
     where = f"checkpoint {folder.path}: no tokenizer can be made of {file}"
@@ -77,7 +77,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
         )
     if made.split_special_tokens:
         raise ExportError(f"{where}: split_special_tokens in tokenizer_config.json cannot be exported")
-    # Where Transformers finds its class's files missing, it makes a tokenizer of the special tokens alone.
+    # If files are missing, Transformers makes a tokenizer of the special tokens alone.
     if len(made) < least:
         raise ExportError(
             f"{where}: it holds {least} entries, of which {name} took {len(made)}; name its class in "
@@ -106,18 +106,18 @@ _CLEANED_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     *((" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
 )
-"""What Transformers replaces in a text that it makes of tokens, for `clean_up_tokenization_spaces`."""
+"""Replacements of Transformers for `clean_up_tokenization_spaces`."""
 
 
 def _cleans_up(made: Any, kind: str) -> bool:  # noqa: ANN401  of Transformers
-    """Whether it does so: of byte-pair encoding only where a second setting insists."""
+    """Whether it cleans up: for byte-pair encoding only with a second setting."""
     insists = getattr(made, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
     asked = made.clean_up_tokenization_spaces and made.backend_tokenizer.decoder is not None
     return bool(asked and (kind != "BPE" or insists))
 
 
 def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
-    """The normalizer as Sentence Transformers changes it for `do_lower_case`, whatever it does itself."""
+    """The normalizer as Sentence Transformers changes it for `do_lower_case`."""
     steps: list[Any] = [] if normalizer is None else [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
         several: Any = normalizer
@@ -127,7 +127,7 @@ def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
 
 
 def _checked(folder: Folder) -> tuple[str, int, str]:
-    """The file that holds the vocabulary, how many entries it has, and what splits words into them, if it says so."""
+    """The vocabulary file, its number of entries, and how it splits words, if it says so."""
     if document := folder.object(TOKENIZER):
         with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
             model = Tokenizer.from_str(json.dumps(document)).model
@@ -169,7 +169,7 @@ def _pieces(folder: Folder, file: str) -> tuple[int, str]:
 
 
 class BareExceptions:
-    """Translates what the tokenizers library raises: a bare `Exception` and nothing more specific, or a panic."""
+    """Translates errors of the tokenizers library, which raises a bare `Exception` or panics."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

@@ -1,13 +1,13 @@
-"""Reads a pickled weight file in a process of its own, and writes its tensors as safetensors.
+"""Converts a pickled weight file to safetensors in a separate process.
 
     python -P -m export.checkpoint.unpickle SOURCE TARGET [training]
 
-PyTorch's `weights_only` loader builds tensors and plain containers, and refuses every other name that a pickle asks
-for. Of a training's state it takes the model's tensors and plain settings; the few names that such files ask for beside
-them stand for objects that do nothing. Around it, this process can open no further file or socket, and has no more
-memory than a file of that size needs. It answers with one JSON object: the `names` of the tensors, or half a sentence
-that says why the file is `refused`, or the name that the pickle `wanted`. Of a training, it answers with the `shapes`
-of the tensors and the `settings`.
+PyTorch's `weights_only` loader builds tensors and plain containers, and rejects all other names in a pickle. From a
+training state it takes the model's tensors and plain settings; the few other names in such files become inert objects.
+The
+process can open no further file or socket, and its memory is limited by the file's size. It prints one JSON object: the
+`names` of the tensors; half a sentence why the file is `refused`; or the name that the pickle `wanted`. For a training
+state, it prints the `shapes` of the tensors and the `settings`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from export.checkpoint.safetensors_file import Bits
 
 ROOM = 1 << 28
-"""Bytes beside three times the file's: the file as it is read, its tensors, and one tensor more."""
+"""Memory beside three times the file's size: the file, its tensors, and one more tensor."""
 _TOO_MUCH = "asks for more memory than weights of its size need"
 _COPIES = 3
 _CPU_S = 600
@@ -55,15 +55,15 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""As safetensors calls them."""
+"""By the names of safetensors."""
 
 
 class _Refused(Exception):
-    """The content is none that weights have."""
+    """The content does not belong in weights."""
 
 
 class _LeftAside:
-    """What no weights are made of: the states of random generators and of loss scaling, names from a list."""
+    """Stands for objects without weights: states of random generators and loss scaling, names from a list."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -73,7 +73,7 @@ class _LeftAside:
 
 
 class _Settings:
-    """In the place of an argparse.Namespace: what may be said of it in JSON."""
+    """Stands for an argparse.Namespace, as far as JSON can express it."""
 
     plain: dict[str, object]
 
@@ -91,23 +91,23 @@ _OF_TRAININGS: Sequence[tuple[type, str]] = (
     *(
         (_LeftAside, name)
         for name in (
-            # The state of NumPy's generator, as either version of NumPy calls it.
+            # The state of NumPy's generator, by the names of both versions of NumPy.
             *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
             *("numpy.ndarray", "numpy.dtype"),
-            # The scaling of the loss, as the first versions kept it.
+            # Loss scaling of the first versions.
             *("fp16.loss_scaler.LossScaler", "fp16.loss_scaler.DynamicLossScaler"),
             *("megatron.fp16.loss_scaler.LossScaler", "megatron.fp16.loss_scaler.DynamicLossScaler"),
-            # Among the settings.
+            # Part of the settings.
             *("megatron.model.enums.ModelType", "megatron.model.enums.PositionEmbeddingType"),
             *("megatron.core.enums.ModelType", "megatron.core.transformer.enums.AttnBackend"),
         )
     ),
 )
-"""What is made of the names that a training's state asks for (Megatron-LM's checkpointing.py)."""
+"""Replacements for the names in a training state (Megatron-LM's checkpointing.py)."""
 
 
 def main(source: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
-    """Converts a file, and says how it went."""
+    """Converts a file and prints the result."""
     torch.set_num_threads(1)
     _warm_up()
     with source.open("rb") as stream, target.open("wb") as out:
@@ -116,7 +116,7 @@ def main(source: Path, target: Path, *, training: bool = False) -> dict[str, Any
 
 
 def convert(stream: BinaryIO | io.BytesIO, out: BinaryIO | io.BytesIO, *, training: bool = False) -> dict[str, Any]:
-    """The same for open files, without a bound around it."""
+    """The same for open files, without limits."""
     try:
         tensors, settings = _load_training(stream) if training else (_load(stream), {})
         _write(tensors, out)
@@ -132,7 +132,7 @@ def convert(stream: BinaryIO | io.BytesIO, out: BinaryIO | io.BytesIO, *, traini
 
 
 def _warm_up() -> None:
-    """Loads a small file of either format, so that no module has to be opened later."""
+    """Loads a small file of each format, so that no module is imported later."""
     for is_zip in (True, False):
         stream = io.BytesIO()
         torch.save({"a": torch.zeros(2, dtype=torch.bfloat16)}, stream, _use_new_zipfile_serialization=is_zip)
@@ -143,7 +143,7 @@ def _warm_up() -> None:
 
 
 def _confine(size: int) -> None:
-    """Takes away what reading weights does not need."""
+    """Removes all rights that reading weights does not need."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * _PAGE
     memory = used + _COPIES * size + ROOM
     # The lowest number that the next file or socket would get.
@@ -182,7 +182,7 @@ def _load_training(stream: BinaryIO | io.BytesIO) -> tuple[dict[str, torch.Tenso
 
 
 def _leaves(prefix: str, value: object) -> Iterator[tuple[object, object]]:
-    """What dictionaries in dictionaries hold, by names with dots."""
+    """The leaves of nested dictionaries, by names with dots."""
     if not isinstance(value, dict):
         yield prefix, value
         return
@@ -191,7 +191,7 @@ def _leaves(prefix: str, value: object) -> Iterator[tuple[object, object]]:
 
 
 def _plain(state: object) -> dict[str, object]:
-    """Numbers and short texts by their names, and nothing else."""
+    """Numbers and short texts by name."""
     found: dict[str, object] = {}
     for name, value in state.items() if isinstance(state, dict) else ():
         short = isinstance(value, str) and len(value) <= _LONGEST_TEXT

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, freed of lengths, and what it has to agree on with the model."""
+"""A checkpoint's tokenizer without lengths, and its checks against the model."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _ROLES = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-"""The special tokens, as BERT and as RoBERTa write them where Transformers knows none."""
+"""Special tokens of BERT and RoBERTa, if Transformers knows none."""
 _REQUIRED_ROLES = ("pad", "cls", "sep")
 _TYPES = "token_type_ids"
 
 
 @dataclass(slots=True, frozen=True)
 class Vocabulary:
-    """A tokenizer as the bundle carries it.
+    """The tokenizer of a bundle.
 
     Attributes:
-        content: The bytes of tokenizer.json, with neither truncation nor padding in it.
+        content: The bytes of tokenizer.json, without truncation and padding.
         special_ids: Ids of the special tokens by role: pad, unk, cls, sep, mask.
-        length_limit: The tokenizer's own limit in tokens; None when it names none.
-        truncation_side: The end of a text that is cut off.
-        has_segments: Whether any token of a text or a pair is of another segment than the first.
-        reference: The tokenizer that Transformers loads from the checkpoint; None where the bundle is all there is.
+        length_limit: The tokenizer's own limit in tokens; None if it has none.
+        truncation_side: The end of a text that is truncated.
+        has_segments: Whether any token of a text or pair is in the second segment.
+        reference: The tokenizer that Transformers loads from the checkpoint; None without a checkpoint.
     """
 
     content: bytes
@@ -53,7 +53,7 @@ class Vocabulary:
     reference: Any = field(default=None, repr=False, compare=False)
 
     def encode(self, texts: Sequence[str | tuple[str, str]], max_length: int) -> list[EncodedText]:
-        """Encodes texts and pairs, cutting them to `max_length` tokens, the special ones included."""
+        """Encodes texts and pairs, truncated to `max_length` tokens including special ones."""
         tokenizer = Tokenizer.from_str(self.content.decode())
         tokenizer.enable_truncation(max_length, direction=self.truncation_side)
         encodings = tokenizer.encode_batch(texts)
@@ -63,13 +63,14 @@ class Vocabulary:
 def read(
     folder: Folder, vocab_size: int, options: Mapping[str, Any] | None = None, *, lowercase: bool = False
 ) -> Vocabulary:
-    """Reads a checkpoint's tokenizer, as Transformers makes it of all its files, and checks that it fits the model.
+    """Reads a checkpoint's tokenizer as Transformers does, and checks it against the model.
 
     Args:
-        folder: The folder with the tokenizer's files.
+        folder: The checkpoint.
         vocab_size: Rows of the model's word embedding.
-        options: Arguments that Sentence Transformers hands to Transformers (`processor_kwargs`, once `tokenizer_args`).
-        lowercase: Whether Sentence Transformers lower-cases texts before the tokenizer.
+        options: Arguments that Sentence Transformers passes to Transformers (`processor_kwargs`, formerly
+            `tokenizer_args`).
+        lowercase: Whether Sentence Transformers lower-cases texts first.
 
     Raises:
         ExportError: The tokenizer is missing, damaged, or not this model's.
@@ -78,7 +79,7 @@ def read(
     document = json.loads(made.backend_tokenizer.to_str())
     # A checkpoint may carry the lengths of its training data; lengths belong to the manifest.
     document["truncation"] = document["padding"] = None
-    # A class adds the special tokens of its own that a vocabulary lacks; the model has no rows for them.
+    # A class adds special tokens that a vocabulary lacks; the model has no rows for them.
     named = set(map(str, made.special_tokens_map.values()))
     document["added_tokens"] = [
         token for token in document["added_tokens"] if token["id"] < vocab_size or token["content"] not in named
@@ -104,7 +105,7 @@ def read(
 
 
 def _of_one_segment(processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A post-processor that says of every token that it is of the first segment, as a model says that is not told."""
+    """A post-processor that puts every token in the first segment, for models without token types."""
     if processor is None:
         return None
     kind = processor["type"]

@@ -1,4 +1,4 @@
-"""A checkpoint's weight files: safetensors, or pickled ones that a process of its own turns into safetensors."""
+"""A checkpoint's weight files: safetensors, or pickles that a separate process converts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SAFE, _PICKLED = ".safetensors", ".bin"
 _SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
-"""By their kinds; the first that is there is taken."""
+"""By kind; the first existing one is used."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,9 +31,8 @@ class Weights:
     """The weight files of a checkpoint.
 
     Attributes:
-        folder: Where they lie.
-        files: In the order of their names.
-        index: Which tensor lies in which file, where there are several.
+        files: Sorted by name.
+        index: The file of each tensor, if there are several files.
     """
 
     folder: Folder
@@ -41,7 +40,7 @@ class Weights:
     index: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, held: Mapping[str, Sequence[str]]) -> None:
-        """Compares the index with the names of the tensors that each file holds.
+        """Compares the index with the tensors in each file.
 
         Raises:
             ExportError: A tensor is not where the index says, or in two files.
@@ -59,7 +58,7 @@ class Weights:
 
 
 def sha256(parts: Iterable[Weights]) -> str:
-    """SHA-256 over the files' bytes, of each part in the order of their names; of a single file its own."""
+    """SHA-256 over the files' bytes in order of their names; for a single file its own."""
     digest = hashlib.sha256()
     for file in [file for part in parts for file in part.files]:
         with file.open("rb") as stream:
@@ -68,12 +67,12 @@ def sha256(parts: Iterable[Weights]) -> str:
 
 
 def are_in(folder: Folder) -> bool:
-    """Whether there are weights as Transformers saves them."""
+    """Whether there are weights in the format of Transformers."""
     return any(folder.has(name) or folder.has(f"{name}.index.json") for name in _SINGLE.values())
 
 
 def find(folder: Folder) -> Weights:
-    """Finds a checkpoint's weight files, safetensors before pickled ones.
+    """Finds a checkpoint's weight files, safetensors before pickles.
 
     Raises:
         ExportError: There are none, or some are missing.
@@ -110,10 +109,10 @@ def _is_plain(name: object, kind: str) -> bool:
 
 @contextmanager
 def readable(file: Path) -> Iterator[Path]:
-    """The file as safetensors, for as long as the block runs.
+    """The file as safetensors, while the block runs.
 
     Raises:
-        ExportError: It is pickled, and not what weights are.
+        ExportError: It is a pickle with other content than weights.
     """
     if file.suffix == _SAFE:
         yield file
@@ -128,12 +127,12 @@ def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, A
     """Writes the tensors of a pickled file as safetensors.
 
     Args:
-        file: The file.
-        target: Where to.
-        training: Whether it holds the state of a training of Megatron-LM, of which the model's tensors are taken.
+        file: The pickle.
+        target: The new file.
+        training: Whether it is a training state of Megatron-LM, of which the model's tensors are taken.
 
     Returns:
-        What `export.checkpoint.unpickle` answers.
+        The answer of `export.checkpoint.unpickle`.
 
     Raises:
         ExportError: It is no such file.

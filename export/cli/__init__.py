@@ -1,1 +1,1 @@
-"""The verbs of `bertserve` that make, prove and show bundles."""
+"""The verbs of `bertserve` that create, verify and show bundles."""

@@ -1,4 +1,4 @@
-"""`bertserve build`: this node's own TensorRT engine of a bundle, without PyTorch."""
+"""`bertserve build`: builds a bundle's TensorRT engine for this node, without PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Builds an engine and puts it into the cache; the exit codes are those of `command.run`."""
+    """Builds an engine and puts it into the cache; exit codes as in `command.run`."""
     modules = frozenset({"onnxruntime", "safetensors"})
     return run(parser(), argv, _build, modules=modules, extras="gpu,verify")
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
 def _build(options: argparse.Namespace, progress: Progress) -> int:
     with progress.stage("checking files, digests and operators"):
         bundle = open_named(options.bundle)
-    # Imports the engines' libraries, which takes a second; faults of the files are reported before.
+    # Imports engine libraries, which takes a second; file errors are reported first.
     from export.engines.native import build  # noqa: PLC0415
 
     threads = options.threads or available_cpus()

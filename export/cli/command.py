@@ -1,4 +1,4 @@
-"""What the verbs share: arguments, signals, and failures as one line."""
+"""Common code of the verbs: arguments, signals, and errors in one line."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ def run(
 ) -> int:
     """Runs a verb and returns its exit code.
 
-    What `action` returns, 1 failed with one line on stderr, 2 not understood, 3 made in part, 75 too little memory or
-    disk, 130 or 143 interrupted.
+    The result of `action`, 1 failed with one line on stderr, 2 not understood, 3 made in part, 75 too little memory or
+    disk,
+    130 or 143 interrupted.
 
     Args:
-        parser: Of the verb's arguments; its `prog` begins every message.
+        parser: The verb's arguments; its `prog` begins every message.
         argv: The arguments.
         action: The work, with the parsed arguments; it may call `parser.error`.
-        path: The argument to name when the system does not say which file it could not read or write.
+        path: The argument to name if the system does not say which file it could not read or write.
         modules: Top-level modules that an optional installation brings.
         extras: That installation, as pip takes it.
     """
@@ -88,8 +89,9 @@ def run(
 def _interrupts() -> Iterator[Callable[[], None]]:
     """Raises `Interrupted` on the main thread on SIGINT and SIGTERM while the block runs.
 
-    An exception raised inside a finaliser or a C callback is lost, so the signal is also remembered: the function
-    that is yielded raises it again.
+    An exception raised inside a finalizer or a C callback is lost, so the signal is also remembered: the yielded
+    function
+    raises it again.
     """
     received: list[int] = []
 
@@ -122,7 +124,7 @@ def open_named(path: Path) -> Bundle:
     """Verifies and opens a bundle: that of a version's directory, or the newest of a model's.
 
     Raises:
-        BundleError: There is no bundle, or it is not what its manifest says.
+        BundleError: There is no bundle, or it does not match its manifest.
     """
     # The directories' names are part of what is checked: `.` has none.
     folder = Path(os.path.abspath(path))  # noqa: PTH100  `resolve` would follow links, which bundles must not be
@@ -139,7 +141,7 @@ def open_named(path: Path) -> Bundle:
 
 
 def _models_of(folder: Path) -> list[str]:
-    """Names of the models in a repository; none where it is something else, such as a bundle."""
+    """Names of the models in a repository; none for other directories, such as a bundle."""
     if not folder.is_dir() or (folder / MANIFEST).exists():
         return []
     return sorted(each.name for each in folder.iterdir() if each.is_dir() and versions(each))

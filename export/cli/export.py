@@ -1,4 +1,4 @@
-"""`bertserve export`: a PyTorch BERT in, a verified model bundle out."""
+"""`bertserve export`: exports a PyTorch BERT to a verified model bundle."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _MODULES = frozenset(
         "transformers",
     }
 )
-"""What the extra installs."""
+"""Modules of the extra."""
 
 _MOST_PARTS = 16
 
 
 def main(argv: list[str]) -> int:
-    """Runs one export; the exit codes are those of `command.run`."""
+    """Runs one export; exit codes as in `command.run`."""
     arguments = parser()
     return run(
         arguments,
@@ -82,7 +82,7 @@ def _export(recipe: Recipe, progress: Progress) -> int:
 
 
 def _made_before(recipe: Recipe, located: Located, model: Path, progress: Progress) -> Bundle | None:
-    """The model's newest version, where it is whole and this recipe would make the same again of this checkpoint."""
+    """The model's newest version, if it is whole and has the same checkpoint and recipe."""
     try:
         bundle = open_bundle(model / str(max(versions(model))))
     except (BundleError, ValueError):
@@ -105,7 +105,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         if not recipe.change_task:
             _check_task(recipe.out / writer.model, checkpoint.task)
     with progress.stage("starting PyTorch"):
-        # Slow to import; faults of the command line and of the checkpoint's files are reported before.
+        # Slow to import; errors of the command line and of the checkpoint's files are reported first.
         from export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
     if recipe.triton is not None:
@@ -130,7 +130,7 @@ def _tell(bundle: Bundle, ending: str) -> None:
 
 
 def _check_task(model: Path, task: str) -> None:
-    """Keeps the next version of a model to its task, since servers refuse another one."""
+    """Rejects a new task for an existing model, because servers do."""
     numbers = versions(model) if model.is_dir() else []
     if not numbers:
         return
@@ -146,7 +146,7 @@ def _check_task(model: Path, task: str) -> None:
 
 
 def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -> Recipe:
-    """The recipe that parsed arguments ask for; ends with a usage error where they do not go together."""
+    """The recipe of parsed arguments; ends with a usage error if they contradict one another."""
     if NATIVE in options.tensorrt and options.cache_dir is None:
         arguments.error(
             "--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir"
@@ -181,12 +181,12 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
 
 
 def default_forms(split: int) -> tuple[str, ...]:
-    """What `serve` takes by default where the libraries are those of this machine."""
+    """The artifacts that `serve` uses by default with the libraries of this machine."""
     return (*DEFAULT_FORMS, SECOND) if split == 1 and ENGINES["openvino"].installed else DEFAULT_FORMS
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its arguments are called as the fields of `Recipe`."""
+    """The names of its arguments are the fields of `Recipe`."""
     arguments = OptionParser(
         prog="bertserve export",
         description="Turns a BERT checkpoint into a model bundle whose answers were compared with PyTorch's.",

@@ -1,4 +1,4 @@
-"""`bertserve inspect`: what a bundle is, for a terminal or for a program."""
+"""`bertserve inspect`: shows a bundle, for a terminal or a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Prints a bundle; the exit codes are those of `command.run`."""
+    """Prints a bundle; exit codes as in `command.run`."""
     return run(parser(), argv, _inspect)
 
 

@@ -1,4 +1,4 @@
-"""`bertserve verify`: the proof of a bundle once more, on the machine at hand and without PyTorch."""
+"""`bertserve verify`: repeats the proof of a bundle on this machine, without PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Verifies a bundle: 0 all that could be checked keeps its limits; other exit codes are those of `command.run`."""
+    """Verifies a bundle: 0 if everything that could be checked keeps its limits; otherwise as in `command.run`."""
     modules = frozenset({"onnxruntime", "safetensors"})
     return run(parser(), argv, _verify, modules=modules, extras="cpu,verify")
 
@@ -30,7 +30,7 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
         bundle = open_named(options.bundle)
         if options.cache_dir is not None:
             bundle = with_engines(options.cache_dir, bundle)
-    # Imports the engine's library, which takes a second; faults of the files are reported before.
+    # Imports the engine's library, which takes a second; file errors are reported first.
     from export.proof.verify import State, keep, verify  # noqa: PLC0415
 
     outcomes = verify(bundle, options.reference, threads, progress)
