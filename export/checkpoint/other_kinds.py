@@ -59,9 +59,9 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
     Args:
         folder: The checkpoint.
         name: Its name in messages.
-        asked: The requested task. Old SPLADE folders are recognized by name only, because they look like a masked
-            language
-            model: requesting a task lets them pass.
+        asked: The requested task. Old SPLADE folders look like masked language models and are recognized by name only.
+            A
+            requested task lets them pass.
 
     Raises:
         ExportError: It is such a model.
@@ -119,10 +119,10 @@ def refuse_adapter(folder: Folder) -> None:
 
 
 def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
-    """Refuses what no family of encoders has, whatever its name.
+    """Rejects configurations that no encoder family has.
 
     Raises:
-        ExportError: The settings say that the weights are quantized, or that there is a decoder.
+        ExportError: The weights are quantized, or there is a decoder.
     """
     quantized = config.get("quantization_config")
     if quantized is not None:
@@ -139,10 +139,10 @@ def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
 
 
 def kind_of(config: dict[str, Any]) -> str:
-    """What a model of an unknown family is by Transformers' lists, as a clause; empty for an encoder of text."""
+    """What a model of an unknown family is by Transformers' lists, as a clause; empty for a text encoder."""
     if config.get("model_type") is None:
         return ": add the one that the checkpoint is of to config.json"
-    # Imported here: it takes seconds, and only what is refused asks for it.
+    # A slow import, needed only for rejected models.
     from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415
 
     name = config.get("model_type")
@@ -165,7 +165,7 @@ def kind_of(config: dict[str, Any]) -> str:
 
 
 def instead_of_config(folder: Folder) -> str:
-    """What a folder without config.json holds in its place, as a clause."""
+    """What a folder without config.json contains instead, as a clause."""
     below = sorted(path.parent.name for path in folder.path.glob("*/config.json"))
     encoders = [name for name in below if folder.has(f"{name}/tokenizer.json") or folder.has(f"{name}/vocab.txt")]
     if encoders:
@@ -174,7 +174,7 @@ def instead_of_config(folder: Folder) -> str:
 
 
 def instead_of_weights(folder: Folder) -> str:
-    """What a folder holds in the place of weights that are read, as a clause; empty where there is nothing."""
+    """What a folder contains instead of readable weights, as a clause; empty if nothing."""
     return _held(folder, _OTHER_FORMATS | _OTHER_NAMES)
 
 

@@ -1,4 +1,4 @@
-"""What the files of Sentence Transformers say about a checkpoint: pooling, what follows it, length, prompts."""
+"""Reads the files of Sentence Transformers: pooling, later modules, maximum length, prompts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRANSFORMER_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-"""What Sentence Transformers called the settings of its Transformer over the years; the first that says something."""
+"""Names of the settings file of a Transformer module over the years; the first non-empty one counts."""
 
 TRANSFORMER_READ = ("max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args")
 
@@ -47,7 +47,7 @@ TRANSFORMER_FIXED: dict[str, tuple[object, ...]] = {
     "processing_kwargs": ({},),
     **dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"), (None,)),
 }
-"""Further settings of an encoder's Transformer, and their only values that are exported."""
+"""Further settings of an encoder's Transformer, and the only values that can be exported."""
 
 _SCORING = {
     **TRANSFORMER_FIXED,
@@ -55,7 +55,7 @@ _SCORING = {
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}},),
     "module_output_name": ("scores",),
 }
-"""The same of a cross-encoder."""
+"""The same for a cross-encoder."""
 
 TRANSFORMER_UNUSED = frozenset({"unpad_inputs", "cache_dir", "backend"})
 """Settings that change no answer."""
@@ -63,7 +63,7 @@ TRANSFORMER_UNUSED = frozenset({"unpad_inputs", "cache_dir", "backend"})
 _LOADING = frozenset(
     {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code", "use_fast"}
 )
-"""What Sentence Transformers says itself when it loads a tokenizer or a model, whatever the file says."""
+"""Arguments that Sentence Transformers sets itself, whatever the file says."""
 
 _MODEL_UNUSED = _LOADING | frozenset(
     {
@@ -71,10 +71,10 @@ _MODEL_UNUSED = _LOADING | frozenset(
         *("provider", "file_name", "export", "add_pooling_layer"),
     }
 )
-"""Arguments of `AutoModel.from_pretrained` that change no answer but by how it is rounded."""
+"""Arguments of `AutoModel.from_pretrained` that change only rounding."""
 
 ARGUMENTS_UNUSED = {("model_args", "model_kwargs"): _MODEL_UNUSED, ("config_args", "config_kwargs"): _LOADING}
-"""Arguments that the model and its settings are loaded with, by their old and new names: no others are exported."""
+"""Arguments for loading model and settings, by old and new names; no others can be exported."""
 
 _ARGUMENTS = frozenset(name for names in ARGUMENTS_UNUSED for name in names)
 
@@ -88,29 +88,29 @@ OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""A pooling's modes before `pooling_mode`, in the order in which Sentence Transformers joins them."""
+"""Pooling modes before `pooling_mode`, in the order in which Sentence Transformers concatenates them."""
 
 
 @dataclass(slots=True, frozen=True)
 class SentenceConfig:
-    """How the checkpoint's sentences are made.
+    """How the checkpoint computes sentence embeddings.
 
     Attributes:
         encoder: The folder with the encoder's weights and tokenizer.
-        pooling: How token vectors become one: what each of these makes, side by side.
-        modules: What the vector passes after that.
-        normalize: Whether it is scaled to length 1 at the end.
-        truncate_dim: How many of its first components are left after all that; None for all.
-        similarity: How vectors are meant to be compared; None where nothing says.
-        pools: Whether the files say that they do; a checkpoint of another task has no such files.
-        is_cross_encoder: Whether the files say that its head weighs pairs of texts.
-        width: Components of the vectors that are pooled; None when the configuration names none.
-        max_length: The checkpoint's own limit in tokens; None when it names none.
+        pooling: Pooling modes, whose results are concatenated.
+        modules: Modules after pooling.
+        normalize: Whether the last step is L2 normalization.
+        truncate_dim: Number of first components that remain after all that; None for all.
+        similarity: The intended similarity; None if unspecified.
+        pools: Whether the files define pooling; a checkpoint of another task has no such files.
+        is_cross_encoder: Whether the files define a cross-encoder.
+        width: Size of the pooled vectors; None if unspecified.
+        max_length: The checkpoint's own limit in tokens; None if unspecified.
         lowercase: Whether texts are lower-cased before the tokenizer.
-        tokenizer_options: Arguments that its tokenizer is loaded with, beside its length.
-        prompts: Texts to put before inputs, by name.
-        default_prompt: The name of the one that stands before a text where nobody names another; None for none.
-        notices: What was assumed, for the person to know.
+        tokenizer_options: Arguments for its tokenizer, beside the length.
+        prompts: Prompts by name.
+        default_prompt: The name of the default prompt; None for none.
+        notices: Assumptions, for the user.
     """
 
     encoder: Folder
@@ -130,14 +130,13 @@ class SentenceConfig:
     notices: tuple[str, ...] = ()
 
     def weights(self) -> list[Weights]:
-        """The files of the modules after pooling, in their order."""
         return [module.weights for module in self.modules if not isinstance(module, Normalize)]
 
     def dimensions(self, hidden_size: int) -> int:
-        """Components of a text's vector, made of token vectors of that many.
+        """Size of a text's vector, for token vectors of this size.
 
         Raises:
-            ExportError: One step does not take what the one before makes.
+            ExportError: One module does not accept what the one before returns.
         """
         if self.width not in (None, hidden_size):
             raise ExportError(
@@ -156,15 +155,10 @@ class SentenceConfig:
 
 
 def read(folder: Folder) -> SentenceConfig:
-    """Reads modules.json and what it leads to.
-
-    The layout is that of Sentence Transformers: a list of modules, each with its own folder.
-
-    Args:
-        folder: The checkpoint.
+    """Reads modules.json of Sentence Transformers and the folders of its modules.
 
     Raises:
-        ExportError: The checkpoint computes something else than an encoder, pooling and modules that change the vector.
+        ExportError: The checkpoint computes something else than an encoder, pooling and modules on the vector.
     """
     listed = _modules(folder)
     if listed is None:
@@ -179,7 +173,7 @@ def read(folder: Folder) -> SentenceConfig:
     settings = folder.object(_SETTINGS)
     truncate_dim = integer(folder, settings, "truncate_dim", file=_SETTINGS)
     following = _following(folder, listed[2:])
-    # The last scaling is left to the server, since a request may switch it off, unless components are cut after it.
+    # The last normalization belongs to the server, because a request may switch it off, unless truncation follows.
     normalize = bool(following) and isinstance(following[-1], Normalize) and truncate_dim is None
     return SentenceConfig(
         encoder=encoder,
@@ -198,7 +192,7 @@ def read(folder: Folder) -> SentenceConfig:
 
 
 def _unlisted(folder: Folder) -> SentenceConfig:
-    """A folder without modules.json, of which Sentence Transformers reads nothing more, and takes the mean."""
+    """A folder without modules.json: Sentence Transformers uses mean pooling."""
     pooler = folder.sub("1_Pooling", may_be_missing=True)
     if pooler.has("config.json") and (modes := _modes(pooler, pooler.object("config.json"), {})) != ("mean",):
         raise ExportError(
@@ -209,7 +203,7 @@ def _unlisted(folder: Folder) -> SentenceConfig:
 
 
 def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
-    """A model whose head is its own: only the settings of its texts are told beside it."""
+    """A cross-encoder has a head of its own: only its text settings are read."""
     transformer = _transformer(encoder, _SCORING)
     prompts, default = _prompts(folder)
     if default is not None and prompts[default]:
@@ -230,7 +224,7 @@ def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
 
 
 def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
-    """The class and the path of each module; None where nothing lists them."""
+    """The class and path of each module; None without modules.json."""
     listed = folder.json("modules.json")
     if listed is None:
         return None
@@ -263,7 +257,7 @@ def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Modul
     # Git keeps no empty folders.
     found = [read_module(kind, folder.sub(path, may_be_missing=kind in _EMPTY)) for kind, path in listed]
     modules = [module for module in found if module is not None]
-    # To scale a second time changes nothing.
+    # Scaling twice changes nothing.
     pairs = zip(modules, [None, *modules], strict=False)
     return tuple(module for module, before in pairs if not (isinstance(module, Normalize) and module == before))
 
@@ -305,7 +299,7 @@ def _similarity(folder: Folder, settings: dict[str, Any]) -> Similarity | None:
 
 @dataclass(slots=True, frozen=True)
 class _Transformer:
-    """What the settings of a Transformer say of texts."""
+    """Text settings of a Transformer module."""
 
     max_length: int | None
     lowercase: bool
@@ -313,7 +307,7 @@ class _Transformer:
 
 
 def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _Transformer:
-    """Reads the first of its files that says something, as Sentence Transformers does."""
+    """Reads the first non-empty settings file, as Sentence Transformers does."""
     file = next((name for name in TRANSFORMER_FILES if encoder.object(name)), TRANSFORMER_FILES[0])
     settings = encoder.object(file)
     where = f"checkpoint {encoder.path}"
@@ -338,7 +332,7 @@ def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _T
 
 
 def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tuple[str, str]) -> dict[str, Any]:
-    """Arguments under their old or their new name; the old one goes first, as in Sentence Transformers."""
+    """Arguments under their old or new name; the old one takes precedence, as in Sentence Transformers."""
     name = next((name for name in names if settings.get(name) is not None), names[1])
     arguments = settings.get(name) or {}
     if not isinstance(arguments, dict):
@@ -347,10 +341,9 @@ def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tupl
 
 
 def _prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
-    """The prompts, and the name of the default one."""
     config = folder.object(_SETTINGS)
     prompts = config.get("prompts") or {}
-    # Sentence Transformers takes null for the empty text.
+    # Sentence Transformers treats null as the empty text.
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):

@@ -1,4 +1,4 @@
-"""Whether the server makes the same tokens of texts as the library that the checkpoint was written for."""
+"""Compares the server's tokens with those of the library that the checkpoint was written for."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 _UNCUT = 1 << 20
 _SHORT = (16, 17)
-"""Limits of which a pair has an even and an odd number of tokens left, and which most of the texts are beyond."""
+"""Limits that leave a pair an even and an odd number of tokens, and that most texts exceed."""
 _MOST_REST = 400
-"""Combinations of what is cut off both parts of a pair, at most: the library tokenizers makes all of them."""
+"""Maximum combinations of overflowing parts of a pair: the tokenizers library computes all of them."""
 _SHOWN = 12
 _BEFORE = 3
 
 
 def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> None:
-    """Compares token ids and types on texts/probes.jsonl: whole, cut to the model's limit, and cut to short ones.
+    """Compares token ids and types on texts/probes.jsonl: whole, truncated to the model's limit, and to short ones.
 
-    The server's side is the class that it encodes requests with, over the tokenizer.json that the bundle will hold.
+    The server's side is the class that encodes requests, with the tokenizer.json of the bundle.
 
     Args:
-        where: What was opened, to begin a sentence with.
-        words: With the tokenizer that Transformers loads.
+        where: The checkpoint's name, to begin a sentence with.
+        words: The vocabulary, with the tokenizer that Transformers loads.
         vocab_size: Rows of the model's word embedding.
-        max_length: Tokens of the longest input.
+        max_length: Maximum tokens of an input.
 
     Raises:
-        ExportError: They differ, or a rule takes too long on some text.
+        ExportError: They differ, or a rule is too slow for some text.
     """
     content, theirs = words.content.decode(), words.reference
     arguments = (_UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
@@ -71,11 +71,11 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
 
 
 def _difference(found: EncodedText, expected: dict[str, list[int]]) -> tuple[str, list[int], list[int]] | None:
-    """What differs first, and both sides of it; None where nothing does."""
+    """The first difference and both sides of it; None if there is none."""
     ids, zeros = list(found.ids), [0] * len(found.ids)
     if ids != expected["input_ids"]:
         return "tokens", ids, expected["input_ids"]
-    # A model that is not told the types takes 0 for each.
+    # A model without token types takes 0 for each.
     types, wanted = list(found.type_ids or zeros), expected.get("token_type_ids", zeros)
     if types != wanted:
         return "token types", types, wanted

@@ -1,4 +1,4 @@
-"""Opening a Hugging Face checkpoint: what it is, whether it can be exported, and with which limits."""
+"""Opens a Hugging Face checkpoint: its task, whether it can be exported, and its limits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from serving.records import EncodedText
 
 CANDIDATES = 100
-"""Words that the graph of fill_mask offers for each mask, unless the vocabulary is smaller."""
+"""Candidates of fill_mask for each mask, unless the vocabulary is smaller."""
 
 _WORDS = ("vocab.txt", "merges.txt", "*.model")
-"""Files of a tokenizer that are no JSON."""
+"""Tokenizer files that are not JSON."""
 
 _LEAST_LENGTH = 3
 _OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
-"""What manifests say of tasks that users run with Sentence Transformers; the others are run with Transformers."""
+"""Tasks that users run with Sentence Transformers; the others run with Transformers."""
 
 _NO_LABELS = Labels((), multi_label=False)
 
@@ -41,17 +41,17 @@ class Checkpoint:
     """A checkpoint that can be exported.
 
     Attributes:
-        source: Where it comes from.
+        source: Its origin.
         config: Its config.json.
         family: Its architecture.
-        task: What it is exported for.
-        sentence: How it makes sentences.
+        task: The task of the export.
+        sentence: How it computes sentence embeddings.
         vocabulary: Its tokenizer.
         weights: Its weight files.
-        labels: What it can answer, for the tasks classify and tag.
-        max_length: Tokens of the longest input, special tokens included.
-        matryoshka: To how many of their first components its vectors may be cut; any, where it names none.
-        score_activation: What makes a score of a number, for the task rerank.
+        labels: Its labels, for the tasks classify and tag.
+        max_length: Maximum tokens of an input, including special tokens.
+        matryoshka: Vector sizes that requests may truncate to; any size if empty.
+        score_activation: The activation of scores, for the task rerank.
     """
 
     source: Source
@@ -73,7 +73,7 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The class that it names, which need not be one of Transformers."""
+        """The class in its configuration, which need not be one of Transformers."""
         return _named_architecture(self.config, self.family)
 
     def size(self, name: str) -> int:
@@ -82,22 +82,20 @@ class Checkpoint:
 
     @property
     def hidden_size(self) -> int:
-        """Components of a token's vector."""
         return self.size("hidden_size")
 
     @property
     def dimensions(self) -> int:
-        """Components of a text's vector, for the task embed; of a token's for others."""
+        """Size of a text's vector for the task embed; of a token's vector for others."""
         return self.sentence.dimensions(self.hidden_size) if "pooling" in self.facts else self.hidden_size
 
     @property
     def layers(self) -> int:
-        """Transformer layers."""
         return self.size("layers") * int(self.family.derived(self.config).get("inner_group_num", 1))
 
     @property
     def stored_layers(self) -> int:
-        """Those with weights of their own."""
+        """Layers with weights of their own."""
         if not self.family.shared_layers:
             return self.layers
         counts = self.family.derived(self.config)
@@ -110,48 +108,47 @@ class Checkpoint:
 
     @property
     def embedding_size(self) -> int:
-        """Components of a word's vector before the layers."""
+        """Size of a word's vector before the layers."""
         return self.hidden_size if self.family.projection == "no" else self.size("embedding_size")
 
     @property
     def known_segments(self) -> int:
-        """How many segments tokens may be of; 0 where they have none."""
+        """Number of token types; 0 if there are none."""
         segments = self.config.get("type_vocab_size")
         return self.family.usual_segments if segments is None else int(segments)
 
     @property
     def segments(self) -> bool:
-        """Whether the graph takes the segment of each token."""
+        """Whether the graph takes token types."""
         takes_them = self.family.segments or (self.family.first_segment and self.vocabulary.has_segments)
         return takes_them and self.known_segments > 1
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest input that its positions allow."""
+        """Maximum tokens of an input by its positions."""
         return _positions(self.config, self.family, self.task, self.vocabulary, self.sentence)
 
     @property
     def first_segment(self) -> bool:
-        """Whether the model has to be told that every token is of its first segment.
+        """Whether the model must get token types of 0 explicitly.
 
-        Without being told, Transformers' models look segments up by position, which a trace would keep.
+        Otherwise Transformers' models gather token types by position, which a trace would keep.
         """
         return not self.segments and self.known_segments > 0 and (self.family.segments or self.family.first_segment)
 
     @property
     def activation(self) -> str:
-        """The layers' activation, by Transformers' name."""
         named = str(self.config.get(self.family.activation, self.family.usual_activation))
         return self.family.activations.get(named, ALIASES.get(named, named))
 
     @property
     def convolves(self) -> bool:
-        """Whether DeBERTa's convolution stands beside the first layer."""
+        """Whether DeBERTa's convolution runs beside the first layer."""
         return "conv_kernel_size" in self.family.settings and (self.config.get("conv_kernel_size") or 0) > 0
 
     @property
     def other_activations(self) -> tuple[str, ...]:
-        """Those that are neither a layer's nor of the head over the vocabulary, as far as settings name them."""
+        """Activations outside layers and vocabulary head, as far as settings name them."""
         pooler = "pooler_hidden_act" if TASKS[self.task].head == "ForSequenceClassification" else ""
         keys = {pooler: "gelu", "conv_act" if self.convolves else "": "tanh"}.items()
         named = [self.config.get(key, usual) for key, usual in keys if key in self.family.settings]
@@ -159,12 +156,12 @@ class Checkpoint:
 
     @property
     def candidates(self) -> int:
-        """Words that the graph offers for each mask; 0 for other tasks."""
+        """Candidate words of the graph for each mask; 0 for other tasks."""
         return min(CANDIDATES, self.size("vocab_size")) if "candidates" in self.facts else 0
 
     @property
     def default_prompt(self) -> str | None:
-        """The name of the prompt that stands before a text where nobody names another."""
+        """The name of the prompt for texts without one."""
         return self.sentence.default_prompt if "default_prompt" in self.facts else None
 
     def sha256(self) -> str:
@@ -172,7 +169,7 @@ class Checkpoint:
         return weights.sha256([self.weights, *(self.sentence.weights() if "pooling" in self.facts else ())])
 
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
-        """Inputs of its task as token ids, cut to its longest; for fill_mask with tokens masked."""
+        """Inputs of its task as token ids, truncated to its maximum; for fill_mask with masked tokens."""
         encoded = self.vocabulary.encode(texts, self.max_length)
         return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.candidates else encoded
 
@@ -188,13 +185,13 @@ def open_checkpoint(
 
     Args:
         source: The checkpoint.
-        max_length: The length asked for; None takes the checkpoint's own.
-        notice: Told what was assumed.
-        asked: What to export it for; None takes that from the checkpoint.
+        max_length: The requested maximum length; None takes the checkpoint's own.
+        notice: Called with each assumption.
+        asked: The requested task; None takes it from the checkpoint.
         case: Whether its words keep their case; None takes that from the checkpoint.
 
     Raises:
-        ExportError: It is none that can be exported.
+        ExportError: It cannot be exported.
     """
     folder = Folder(source.path)
     other_kinds.refuse(folder, source.name, asked)
@@ -227,7 +224,7 @@ def open_checkpoint(
     )
     _check_special(source, config, family, task, words)
     own = sentence.max_length or words.length_limit
-    # So that special tokens alone fit, whatever is asked.
+    # The special tokens alone always fit.
     least = max(_LEAST_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
     length = _length(source, max_length, own, least, _positions(config, family, task, words, sentence))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
@@ -284,16 +281,16 @@ def _positions(
 ) -> int:
     positions = int(config[family.sizes["positions"]])
     if not family.position_table or ("position_biased_input" in family.settings and not _placed(config)):
-        # Transformers goes by the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, and
-        # takes max_seq_length as it is.
+        # Transformers uses the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, but not
+        # max_seq_length.
         own = sentence.max_length or (None if TASKS[task].facts & _OF_SENTENCE_TRANSFORMERS else words.length_limit)
         return max(own or 0, positions)
-    # RoBERTa's first token stands at the padding id + 1; what is before is never used.
+    # RoBERTa's first position is the padding id + 1; earlier ones are never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions
 
 
 def _placed(config: dict[str, Any]) -> bool:
-    """Whether DeBERTa adds a vector for the position to that of each word."""
+    """Whether DeBERTa adds position embeddings to word embeddings."""
     return config.get("position_biased_input") is not False
 
 

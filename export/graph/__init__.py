@@ -1,1 +1,1 @@
-"""A checkpoint as an ONNX graph with the task's head inside, and the fusions of ONNX Runtime."""
+"""Exports a checkpoint as an ONNX graph with the task's head, and applies ONNX Runtime's fusions."""

@@ -1,4 +1,4 @@
-"""Changes of the models that Transformers builds: what it does not have, and what a trace of it would get wrong."""
+"""Changes to Transformers' models: features they lack, and what a trace would get wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def adapt(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Makes of a new model what the checkpoint's family computes, before it gets its weights."""
+    """Adapts a new model to the checkpoint's family, before it gets its weights."""
     change = _CHANGES.get(checkpoint.family.model_type)
     if change is not None:
         encoder = getattr(model, checkpoint.family.prefix.removesuffix("."), model)
@@ -29,7 +29,7 @@ def adapt(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 class _Unplaced(nn.Module):
-    """BERT's embeddings without their positions."""
+    """BERT's embeddings without positions."""
 
     def __init__(self, embeddings: Any) -> None:  # noqa: ANN401  of Transformers
         super().__init__()
@@ -44,7 +44,7 @@ class _Unplaced(nn.Module):
 
 
 class _Gated(nn.Module):
-    """The first half of a gated layer, whose second half is BERT's own."""
+    """The first half of a gated layer; the second half is BERT's own."""
 
     def __init__(self, intermediate: Any) -> None:  # noqa: ANN401  of Transformers
         super().__init__()
@@ -59,7 +59,7 @@ class _Gated(nn.Module):
 
 
 class _Normalised(nn.Linear):
-    """A product whose result is normalised over all heads."""
+    """A product whose result is normalized over all heads."""
 
     def __init__(self, linear: nn.Linear, epsilon: float) -> None:
         super().__init__(linear.in_features, linear.out_features)
@@ -79,9 +79,10 @@ def _normalise(attention: Any) -> None:  # noqa: ANN401  of Transformers
 
 
 def slopes(heads: int) -> list[float]:
-    """How fast each head's scores fall with the distance (ALiBi, arXiv 2108.12409, and its authors' code).
+    """Slopes of each head's scores over distance (ALiBi, arXiv 2108.12409, and its authors' code).
 
-    A geometric series for a power of two; for other counts that of the next smaller one, then every other number of
+    A geometric series for a power of two. For other counts, the series of the next smaller power, then every other
+    number of
     that of the next larger one.
     """
     power = 2 ** int(math.log2(heads))
@@ -100,7 +101,7 @@ def _jina_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  o
     def bias(
         _module: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # A mask of four axes is added to the scores as it stands.
+        # A mask of four axes is added to the scores unchanged.
         mask = named["attention_mask"].to(torch.float32)
         places = torch.arange(mask.shape[1])
         distances = (places[:, None] - places[None, :]).abs().to(torch.float32)
@@ -111,7 +112,7 @@ def _jina_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  o
 
 
 class _Relative(nn.Module):
-    """BERT's attention with a vector for each distance, which queries score, and keys too."""
+    """BERT's attention with a vector for each distance, scored with queries and optionally keys."""
 
     def __init__(self, attention: Any, positions: int, *, keys: bool) -> None:  # noqa: ANN401  of Transformers
         super().__init__()
@@ -157,10 +158,9 @@ def _bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Tra
 
 
 class _ScaledByLength(nn.Module):
-    """Rotations whose base grows with a text's length beyond the trained one (`dynamic` NTK).
+    """Rotary positions whose base grows with a text's length beyond the trained one (`dynamic` NTK).
 
-    Of each text by itself: Transformers takes the length of the batch, with its padding, and a trace that of the
-    example.
+    The length is each text's own: Transformers uses the padded batch, and a trace would keep the example's.
     """
 
     def __init__(self, frequencies: torch.Tensor, factor: float, trained: int) -> None:
@@ -190,7 +190,7 @@ def _nomic_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  
         _module: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mask = named["attention_mask"]
-        # Padding stands at 0, so that the largest position tells the length.
+        # Padding has position 0, so the maximum is the length.
         return arguments, {**named, "position_ids": torch.arange(mask.shape[1]) * mask}
 
     encoder.register_forward_pre_hook(place, with_kwargs=True)
@@ -213,10 +213,11 @@ def _scores_by_distance(
     table: torch.Tensor,
     scale_factor: int,
 ) -> torch.Tensor:
-    """What is added to the scores of content.
+    """The term by distance that is added to content scores.
 
-    A trace of Transformers' own keeps the span of distances of the example's length. The whole table goes through the
-    layer's matrices here, which is folded away; a text's length decides how much of it is looked at.
+    A trace of Transformers' code would keep the distances of the example's length. Here the whole table passes the
+    layer's
+    matrices, which constant folding removes; a text's length selects from it.
     """
     most = attention.max_relative_positions
     span = torch.as_tensor(query.size(-2)).clamp(max=most)

@@ -1,8 +1,10 @@
-"""A graph on its way through an export: its large tensors stay in files and are mapped where a step looks at them.
+"""A graph during an export: large tensors stay in files and are mapped on demand.
 
-A protocol buffer holds less than 2 GiB, and a step that changes some matrices need not hold the others. So what a step
-makes is written at once, and a graph between two steps refers to the files of earlier ones (ONNX calls that external
-data). `write` makes one whole of it.
+A protocol buffer holds less than 2 GiB, and a step that changes some matrices should not hold the others. So each
+step's
+output is written at once, and a graph between two steps refers to the files of earlier ones (ONNX external data).
+`write`
+makes one whole of it.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST_FILE = 2**31 - 2**24
-"""Bytes of a graph with its weights inside; what is larger has them in a file beside it."""
+"""Maximum bytes of a graph with its weights inside; larger ones have a weight file."""
 
 MAPPED = 1 << 27
-"""As `LARGEST_FILE`, for ONNX Runtime on a CPU: of weights inside a graph it keeps two copies, and a file it maps."""
+"""The same for ONNX Runtime on a CPU, which keeps two copies of weights inside the graph, but maps a weight file."""
 
 _LARGE = 1024
-"""Bytes of a tensor that lies outside of its graph; those that say shapes are smaller, and are looked at everywhere."""
+"""Minimum bytes of a tensor outside its graph. Smaller ones may be shapes, which many steps read."""
 _PAGE = 4096
-"""Where tensors begin: at whole pages they can be mapped one by one."""
+"""Alignment of tensors, so that each can be mapped."""
 
 
 class Draft:
@@ -59,7 +61,7 @@ class Draft:
         return name in self._tensors
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """A constant, read-only: mapped where it is large."""
+        """A constant, read-only; mapped if large."""
         tensor = self._tensors[name]
         if tensor.data_location != TensorProto.EXTERNAL:
             return numpy_helper.to_array(tensor)
@@ -83,7 +85,7 @@ class Draft:
         self.graph.initializer.remove(self._tensors.pop(name))
 
     def joined(self, names: Iterable[str]) -> NDArray[np.float32]:
-        """Matrices side by side, as one product with the same activations."""
+        """Concatenates matrices into one product with the same activations."""
         return np.concatenate([self[name] for name in names], axis=1)
 
     def of_type(self, kind: int) -> list[str]:
@@ -91,7 +93,7 @@ class Draft:
         return [tensor.name for tensor in self.graph.initializer if tensor.data_type == kind]
 
     def lift_constants(self) -> None:
-        """Turns `Constant` nodes into initialisers, so that there is one kind of constant."""
+        """Turns `Constant` nodes into initializers."""
         for node in [node for node in self.graph.node if node.op_type == "Constant"]:
             tensor = next((a.t for a in node.attribute if a.name == "value"), None)
             if tensor is not None:
@@ -102,19 +104,19 @@ class Draft:
 
     def keep(self, names: Collection[str]) -> None:
         """Removes every constant but these."""
-        # Copied first: clearing the list takes the content of its own elements.
+        # Copied first: clearing the list deletes the content of its own elements.
         kept = [TensorProto.FromString(t.SerializeToString()) for t in self.graph.initializer if t.name in names]
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
         self._index()
 
     def drop_unused(self) -> None:
-        """Removes what no operator reads any longer."""
+        """Removes unused constants."""
         used = {name for node in self.graph.node for name in node.input}
         self.keep(used | {value.name for value in self.graph.output})
 
     def share_equal(self) -> None:
-        """Keeps one of the constants that are equal: layers that share weights are traced with a copy for each."""
+        """Merges equal constants: layers that share weights are traced with a copy for each."""
         kept: dict[tuple[int, tuple[int, ...], bytes], str] = {}
         names = {}
         for tensor in self.graph.initializer:
@@ -125,23 +127,23 @@ class Draft:
         self.keep(set(names.values()))
 
     def convert(self, opset: int, ir_version: int) -> None:
-        """Says the graph in a later version of ONNX's operators."""
+        """Converts the graph to a later version of ONNX's operators."""
         self.model = version_converter.convert_version(self.model, opset)
         self.model.ir_version = ir_version
         self._index()
 
     def move_out(self) -> None:
-        """Puts large tensors that lie inside the graph into its file."""
+        """Moves large tensors from the graph into its file."""
         for tensor in self.graph.initializer:
             if tensor.data_location != TensorProto.EXTERNAL and tensor.ByteSize() >= _LARGE:
                 self[tensor.name] = self[tensor.name]
 
     def save(self) -> None:
-        """Saves the graph for a further step, in the folder where its source lies."""
+        """Saves the graph for a further step, in the folder of its source."""
         onnx.save(self.model, self._target)
 
     def write(self, largest: int | None = None) -> None:
-        """Writes the graph whole, into one file or, above `largest` bytes, with one beside it.
+        """Writes the whole graph: one file or, above `largest` bytes, with a weight file.
 
         The draft cannot be used any more. The limit is at most `LARGEST_FILE`.
         """
@@ -172,7 +174,7 @@ class Draft:
 
 
 def _put(tensor: TensorProto, array: NDArray[Any], file: BinaryIO, name: str) -> None:
-    """Appends a tensor's data to a file, and says in the tensor where it lies."""
+    """Appends a tensor's data to a file, and stores its position in the tensor."""
     file.write(bytes(-file.tell() % _PAGE))
     place = {"location": name, "offset": file.tell(), "length": array.nbytes}
     file.write(array.data.cast("B"))
@@ -183,5 +185,5 @@ def _put(tensor: TensorProto, array: NDArray[Any], file: BinaryIO, name: str) ->
 
 
 def copy(source: Path, target: Path, largest: int | None = None) -> None:
-    """Writes a graph once more, under another name; `largest` as for `Draft.write`."""
+    """Writes a graph under another name; `largest` as for `Draft.write`."""
     Draft(source, target).write(largest)

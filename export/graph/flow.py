@@ -1,4 +1,4 @@
-"""What each tensor of a graph is computed from: a fusion must leave none of it out."""
+"""Dependencies of a graph's tensors, which a fusion must preserve."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MASK = 7
-"""The input of `EmbedLayerNormalization` that its second output is made of, and of none of the others."""
+"""The input of `EmbedLayerNormalization` that only its second output depends on."""
 
 
 def check(raw: Path, fused: Path) -> None:
-    """A gate beside that on the count of operators: one may be there and not read all that it replaces.
+    """Checks that fused operators read everything that they replace, beside the check on their count.
 
-    Both graphs are cut at the tensors that both compute. What computes such a tensor from the cut before must read as
-    much after the fusion as before it: each tensor, each input, and as many numbers of weights.
+    Both graphs are cut at the tensors that both compute. The operators between two cuts must read as much after the
+    fusion as
+    before: each tensor, each input, and as many weights.
 
     Raises:
         ExportError: A fused operator reads less.
@@ -33,7 +34,7 @@ def check(raw: Path, fused: Path) -> None:
     cut = before.inputs | (before.producers.keys() & after.producers.keys())
     for name in sorted(cut - before.inputs):
         old, new = before.sources(name, cut), after.sources(name, cut)
-        # One operator may compute both a tensor and what was computed from it.
+        # One operator may compute both a tensor and what depends on it.
         missing = [each for each in sorted(old.tensors - new.tensors) if not after.is_within(each, new.tensors, cut)]
         if missing or new.weights < old.weights:
             raise ExportError(
@@ -44,7 +45,7 @@ def check(raw: Path, fused: Path) -> None:
 
 @dataclass(slots=True, frozen=True)
 class _Sources:
-    """What a tensor is computed from: tensors of the cut, and how many numbers of weights."""
+    """Inputs of a tensor: tensors of the cut, and a number of weights."""
 
     tensors: frozenset[str]
     weights: int
@@ -58,7 +59,7 @@ class _Flow:
 
     @cached_property
     def _weights(self) -> dict[str, int]:
-        """Numbers of each constant that is more than one number."""
+        """Sizes of the constants with more than one number."""
         tensors = [(tensor.name, tensor) for tensor in self._graph.initializer]
         for node in self._graph.node:
             if node.op_type == "Constant":
@@ -67,7 +68,7 @@ class _Flow:
         return {name: size for name, size in sizes.items() if size > 1}
 
     def sources(self, name: str, cut: AbstractSet[str]) -> _Sources:
-        """What a tensor is computed from, as far as the cut before it."""
+        """The inputs of a tensor, up to the previous cut."""
         tensors, weights, seen = set[str](), 0, {name}
         todo = [name]
         while todo:
@@ -81,11 +82,11 @@ class _Flow:
         return _Sources(frozenset(tensors), weights)
 
     def is_within(self, name: str, tensors: AbstractSet[str], cut: AbstractSet[str]) -> bool:
-        """Whether a computed tensor is made of these."""
+        """Whether a computed tensor depends only on these."""
         return name in self.producers and self.sources(name, cut).tensors <= tensors
 
     def _read(self, name: str) -> list[str]:
-        """The tensors whose values an operator reads; no text changes a shape."""
+        """Tensors whose values an operator reads; shapes do not depend on a text."""
         node = self.producers.get(name)
         if node is None or node.op_type in {"Shape", "Size"}:
             return []

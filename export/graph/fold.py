@@ -1,4 +1,4 @@
-"""Computes at the export what a graph would compute anew for every text although no input takes part."""
+"""Constant folding: computes at export what no input changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fold(draft: Draft) -> None:
-    """Puts constants in the place of the operators that have only constants as inputs."""
+    """Replaces operators whose inputs are all constants."""
     draft.lift_constants()
     kept = []
     for node in draft.graph.node:

@@ -1,4 +1,4 @@
-"""ONNX nodes: what the steps of the fp16 form have in common."""
+"""Helpers for ONNX nodes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NEVER_FLOAT = frozenset(
 def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> set[str]:
     """Names of the tensors of one float type that nodes compute.
 
-    Types follow from the operators alone, fused ones too, which shape inference does not know.
+    Types follow from the operators alone, including fused ones, which shape inference does not know.
 
     Args:
         graph: In topological order.
-        constants: The initialisers of this type.
+        constants: The initializers of this type.
         kind: The type, a number of `TensorProto.DataType`.
     """
     names: set[str] = set()
@@ -42,7 +42,7 @@ def activations(graph: GraphProto, constants: AbstractSet[str], kind: int) -> se
 
 
 def matrices(graph: GraphProto) -> set[str]:
-    """Names of the float32 initialisers with two dimensions."""
+    """Names of the float32 initializers with two dimensions."""
     return {
         tensor.name
         for tensor in graph.initializer
@@ -51,8 +51,8 @@ def matrices(graph: GraphProto) -> set[str]:
 
 
 def replace(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Gives a graph other nodes, some of which may be its own."""
-    # Copied first: clearing the list takes the content of its own nodes.
+    """Replaces the nodes of a graph; some may be its own."""
+    # Copied first: clearing the list deletes the content of its own nodes.
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
@@ -64,7 +64,6 @@ def cast(source: str, target: str, to: int) -> NodeProto:
 
 
 def copy(node: NodeProto, inputs: list[str]) -> NodeProto:
-    """The node with other inputs."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     made.input[:] = inputs

@@ -1,4 +1,4 @@
-"""Transformer fusions, with a gate on their count: a fusion that no longer matches must not go unseen."""
+"""Transformer fusions, with a check on their count."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from export.checkpoint.reader import Checkpoint
 
 _LISTED = frozenset({"MatMulInteger"})
-"""Operators worth counting beside those of the domain com.microsoft."""
+"""Operators to count beside those of the domain com.microsoft."""
 
 
 @dataclass(slots=True, frozen=True)
 class Shape:
-    """What a graph is made of, as far as fusions and gates have to know.
+    """The structure of a graph, for fusions and checks.
 
     Attributes:
         layers: Transformer layers.
         heads: Attention heads of a layer.
-        hidden_size: Components of a token's vector.
-        layer: Fused operators of a layer beside its activation's.
-        products: A layer's products with a matrix.
-        activation: The operator that a layer's activation becomes; None for one that stays as it is.
-        word_activation: That of the head over the vocabulary.
-        other_activations: The same of activations that follow no bias: only `FastGelu` takes one without.
-        convolves: Whether a convolution is added to what the first layer makes.
+        hidden_size: Size of a token's vector.
+        layer: Fused operators of a layer, beside its activation.
+        products: Matrix products of a layer.
+        activation: The operator of a layer's fused activation; None if it is not fused.
+        word_activation: That of the vocabulary head.
+        other_activations: The same for activations without a bias: only `FastGelu` accepts that.
+        convolves: Whether a convolution is added to the first layer's result.
         embedding: Fused operators of the embedding.
-        projected: Whether the embeddings are projected to the layers' width.
-        head_products: Products of a head with a matrix, beside its last one.
-        predicts_words: Whether the graph ends in a head over the vocabulary.
+        projected: Whether embeddings are projected to the layers' size.
+        head_products: Matrix products of a head, beside its last one.
+        predicts_words: Whether the graph ends in a vocabulary head.
         shared_layers: Whether layers share their weights.
-        stored_layers: So many have weights of their own; 0 stands for all.
+        stored_layers: Layers with weights of their own; 0 stands for all.
     """
 
     layers: int
@@ -81,7 +81,7 @@ class Shape:
         return "Attention" in self.layer
 
     def fused(self) -> dict[str, int]:
-        """How many of each operator the fusions must leave."""
+        """Number of each operator after the fusions."""
         counts = Counter(self.embedding)
         counts.update({operator: count * self.layers for operator, count in self.layer.items()})
         counts.update({self.activation: self.layers} if self.activation else {})
@@ -92,7 +92,6 @@ class Shape:
 
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
-    """The shape of a checkpoint's graph."""
     family, task = checkpoint.family, TASKS[checkpoint.task]
     return Shape(
         layers=checkpoint.layers,
@@ -104,7 +103,7 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.activation],
         other_activations=tuple(ACTIVATIONS.get(name) for name in checkpoint.other_activations),
         convolves=checkpoint.convolves,
-        # Without positions and segments nothing is added that its normalisation could take in.
+        # Without positions and token types there is no sum for a fused normalization.
         embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
         projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
         head_products=0 if task.headless or checkpoint.candidates else family.head_products,
@@ -120,7 +119,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     Args:
         raw: The graph as exported.
         fused: Where to write.
-        shape: What the graph is made of.
+        shape: The structure of the graph.
 
     Raises:
         ExportError: The graph did not fuse completely.
@@ -128,7 +127,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     draft = Draft(raw, fused)
     with quiet():
         _restore(draft, _optimized(draft, shape))
-    # The optimizer's objects refer to one another, and hold the model until they are looked for.
+    # The optimizer's objects form reference cycles, which hold the model until a collection.
     gc.collect()
     if shape.shared_layers:
         draft.share_equal()
@@ -142,7 +141,7 @@ def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
     _put_branches_first(model.graph)
     _take_lengths_from_ids(model.graph)
     options = FusionOptions("bert")
-    # Where the sum of the embeddings is used beside its normalisation, the fused operator would be one more copy.
+    # If the sum of the embeddings is also used without normalization, the fused operator would be an additional copy.
     options.enable_embed_layer_norm = shape.embedding_fusion
     options.enable_attention = shape.attention_fusion
     optimized = optimize_model(
@@ -151,7 +150,7 @@ def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
         num_heads=shape.heads,
         hidden_size=shape.hidden_size,
         optimization_options=options,
-        # What the runtime does by itself at load time stays its own business.
+        # Runtime transformations at load time are left to the runtime.
         opt_level=0,
     )
     optimized.topological_sort()
@@ -160,11 +159,11 @@ def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
 
 
 def _light(draft: Draft) -> onnx.ModelProto:
-    """The graph without the matrices that no fusion looks into: those of products that are not square, and tables.
+    """The graph without matrices that fusions do not inspect: non-square ones of products, and tables.
 
-    The former become inputs; of tables a row stays, since the fusion of the embedding asks how wide they are. The
-    optimizer copies the model for each inference of shapes: with most of its bytes elsewhere it fuses in a fraction of
-    the memory.
+    Matrices of products become inputs. Tables keep one row, because the embedding fusion reads their width. The
+    optimizer copies
+    the model for each shape inference: without most of its bytes, it needs a fraction of the memory.
     """
     whole, aside, tables = draft.graph, _matrices(draft.graph), _tables(draft.graph)
     graph = onnx.GraphProto(name=whole.name)
@@ -183,7 +182,7 @@ def _light(draft: Draft) -> onnx.ModelProto:
 
 
 def _restore(draft: Draft, light: onnx.ModelProto) -> None:
-    """Makes of the draft what became of the light graph, with the matrices that were put aside."""
+    """Applies the changes of the light graph to the whole graph."""
     aside = _matrices(draft.graph) | _tables(draft.graph)
     for tensor in light.graph.initializer:
         array = numpy_helper.to_array(tensor)
@@ -201,17 +200,18 @@ def _matrices(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def _tables(graph: onnx.GraphProto) -> frozenset[str]:
-    """What is looked up and nothing else."""
+    """Tables that are only used for lookups."""
     uses = [(name, (node.op_type, at) == ("Gather", 0)) for node in graph.node for at, name in enumerate(node.input)]
     looked_up, others = ({name for name, is_table in uses if is_table is wanted} for wanted in (True, False))
     return frozenset(looked_up & matrices(graph) - others)
 
 
 def _put_branches_first(graph: onnx.GraphProto) -> None:
-    """Turns residual additions so that what was computed last stands before what it is added to.
+    """Orders the inputs of residual additions: the latest result first.
 
-    The fusion of attention follows the first addition that it meets from a residual one. Where that is the layer's
-    own input (the sum or the projection of the embeddings, in the first layer), the fusion loses its way.
+    The attention fusion follows the first addition that it meets. If that is the layer's own input (the sum or
+    projection of the
+    embeddings, in the first layer), the fusion fails.
     """
     producers = {name: (at, node) for at, node in enumerate(graph.node) for name in node.output}
 
@@ -227,10 +227,11 @@ def _put_branches_first(graph: onnx.GraphProto) -> None:
 
 
 def _take_lengths_from_ids(graph: onnx.GraphProto) -> None:
-    """Takes the lengths of a batch from its ids where the graph takes them from the vectors of its words.
+    """Takes a batch's shape from its ids if the graph takes it from word vectors.
 
-    The fused embedding looks words up by itself. What was left of the graph's own way would do so once more, for a
-    length alone, and fp16 would hold the words twice.
+    The fused embedding looks words up itself. The remaining original lookup would repeat that for a shape only, and
+    fp16 would
+    hold the table twice.
     """
     producers = {name: node for node in graph.node for name in node.output}
     axes = {node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in graph.node if _is_number(node)}
@@ -247,17 +248,17 @@ def _is_number(node: onnx.NodeProto) -> bool:
 
 
 def operators(*paths: Path) -> dict[str, int]:
-    """How many of each fused or quantised operator a graph holds, or its parts together."""
+    """Number of each fused or quantized operator in a graph or its parts."""
     nodes = [node for path in paths for node in onnx.load(path, load_external_data=False).graph.node]
     counts = Counter(node.op_type for node in nodes if node.domain == "com.microsoft" or node.op_type in _LISTED)
     return dict(sorted(counts.items()))
 
 
 def check_counts(counts: dict[str, int], expected: dict[str, int], step: str) -> None:
-    """The gate.
+    """Checks the number of fused operators.
 
     Raises:
-        ExportError: Some operator is there more or less often than it must be.
+        ExportError: A number differs from what it must be.
     """
     for operator, count in expected.items():
         if counts.get(operator, 0) != count:

@@ -1,4 +1,4 @@
-"""From token vectors to a text's vector: pooling and the modules after it, as Sentence Transformers defines them."""
+"""Pooling and later modules, as Sentence Transformers defines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SentenceHead(nn.Module):
-    """Called with hidden float32 [batch, sequence, width] and mask int [batch, sequence], it answers a vector a text.
+    """Maps hidden float32 [batch, sequence, width] and mask int [batch, sequence] to one vector per text.
 
     Texts are padded at their end, and each has a token.
     """
@@ -25,7 +25,7 @@ class SentenceHead(nn.Module):
         """Reads the weights of the modules.
 
         Raises:
-            ExportError: They are not those that the modules' settings ask for.
+            ExportError: They do not match the modules' settings.
         """
         super().__init__()
         self._modes = checkpoint.sentence.pooling
@@ -34,7 +34,7 @@ class SentenceHead(nn.Module):
         self.following = nn.ModuleList(map(_loaded, checkpoint.sentence.modules))
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The vectors, float32 [batch, dimensions], before a last normalisation, which is the server's."""
+        """The vectors, float32 [batch, dimensions], before a last normalization, which is the server's."""
         pooled = [self._pooled(mode, hidden, mask) for mode in self._modes]
         vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
         for module in self.following:
@@ -45,7 +45,7 @@ class SentenceHead(nn.Module):
         if mode == "cls":
             return hidden[:, 0]
         if mode == "max":
-            # In the place of padding the first token, which changes no maximum.
+            # Padding is replaced by the first token, which changes no maximum.
             return torch.where(mask.unsqueeze(-1) > 0, hidden, hidden[:, :1]).amax(1)
         positions = torch.arange(1, hidden.shape[1] + 1, dtype=mask.dtype)
         if mode == "lasttoken":
@@ -55,7 +55,7 @@ class SentenceHead(nn.Module):
         mean = _mean(hidden, mask)
         if mode == "mean":
             return mean
-        # The sum over the square root of the count; that no count is larger tells the fp16 form its range.
+        # The sum over the square root of the count; the bound on the count gives the fp16 form its range.
         return mean * mask.sum(1, keepdim=True).to(hidden.dtype).clamp(1, self._longest).sqrt()
 
 
@@ -69,7 +69,7 @@ class _Dense(nn.Module):
             self.residual = nn.Linear(settings.width, settings.outputs, bias=False)
 
     def with_biases(self) -> _Dense:
-        """The same with a bias of zeros where there was none: its product is then a `Gemm`, which is not quantised."""
+        """The same with a bias of zeros if there was none: its product becomes a `Gemm`, which is not quantized."""
         for part in self.children():
             if isinstance(part, nn.Linear) and part.bias is None:
                 part.bias = nn.Parameter(torch.zeros(part.out_features))
@@ -94,7 +94,7 @@ class _LayerNorm(nn.Module):
 
 class _Normalize(nn.Module):
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        # That no component is larger than 1 tells the fp16 form its range.
+        # The bound of 1 on components gives the fp16 form its range.
         return nn.functional.normalize(vectors).clamp(-1, 1)
 
 
@@ -116,6 +116,6 @@ def _load(module: nn.Module, settings: Dense | LayerNorm) -> None:
 
 
 def _mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The mean of the token vectors with these weights, int or bool [batch, sequence]."""
+    """The weighted mean of the token vectors, with weights int or bool [batch, sequence]."""
     weight = weights.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)

@@ -1,4 +1,4 @@
-"""PyTorch → ONNX: the encoder with the task's head, or its pooling and what follows it, inside the graph."""
+"""Exports the encoder with the task's head, or with pooling and later modules, from PyTorch to ONNX."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _DTYPES = {"int32": np.int32, "float32": np.float32}
 class TaskModel(torch.nn.Module):
     """A model of Transformers with one task's raw answer.
 
-    Called with the graph's inputs, integers [batch, sequence] (mask positions [batch, masks]), it answers the
-    graph's outputs, in the order of the two specifications.
+    Called with the graph's inputs, integers [batch, sequence] (mask positions [batch, masks]), it returns the graph's
+    outputs, in
+    the order of the two specifications.
     """
 
     def __init__(self, model: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -79,12 +80,10 @@ class TaskModel(torch.nn.Module):
 
 
 def inputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
-    """The inputs of a checkpoint's graph."""
     return TASKS[checkpoint.task].graph_inputs(segments=checkpoint.segments)
 
 
 def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
-    """The outputs of a checkpoint's graph."""
     return TASKS[checkpoint.task].graph_outputs(
         hidden_size=checkpoint.dimensions,
         labels=len(checkpoint.labels.names),
@@ -95,14 +94,14 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
 def spec_of(
     checkpoint: Checkpoint, path: Path, *parts: Path, split: int = 1, split_by: SplitBy = "layers"
 ) -> ModelSpec:
-    """A graph of a checkpoint, or the first and the other files of one in parts, as an engine loads it to be proven."""
+    """A graph of a checkpoint as an engine loads it to be proven; for a split graph its first and other files."""
     data = data_entry(path)
     return ModelSpec(
         name=path.name,
         path=str(path),
         sha256=digest(path),
         data_sha256="" if data is None else data.sha256,
-        # So that one wide lane takes padding and batches.
+        # One wide lane takes padding and batches.
         batch_invariant=True,
         vocab_size=checkpoint.size("vocab_size"),
         max_length=checkpoint.max_length,
@@ -126,7 +125,7 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     """Builds the model and fills it with the checkpoint's weights.
 
     Raises:
-        ExportError: The weights are not those of this model.
+        ExportError: The weights do not fit this model.
     """
     name = checkpoint.family.class_name(checkpoint.task)
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -145,12 +144,12 @@ def load(checkpoint: Checkpoint) -> TaskModel:
 
 
 def untrained(checkpoint: Checkpoint) -> TaskModel:
-    """The same with random weights, equal for equal checkpoints, whose files are not read: for measurements of time."""
+    """The same with random weights for timing, reproducible and without reading the checkpoint's files."""
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _build(getattr(transformers, checkpoint.family.class_name(checkpoint.task)), checkpoint)
         for name, tensor in model.named_parameters():
-            # Biases start as 0, which a graph may be rid of.
+            # Biases start as 0, and a graph could drop zero biases.
             if tensor.ndim == 1:
                 tensor.data.normal_(mean=float("orm" in name and name.endswith("weight")), std=0.02)
     return TaskModel(model, checkpoint).eval()
@@ -168,7 +167,7 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     has_pooler = task.headless and family.pooling_layer
     try:
-        # The exporter and the fusions know this form of attention, and no other.
+        # The exporter and the fusions know only this form of attention.
         built = kind.config_class(**settings, attn_implementation="eager")
         model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
     except (ValueError, TypeError, AttributeError, LookupError, StrictDataclassError) as error:
@@ -185,14 +184,15 @@ def answers(
 ) -> list[Row]:
     """PyTorch's answers to the texts, each alone.
 
-    One text a thread, and PyTorch itself on one: its own threads wait for one another at every operator,
-    which on a busy machine was seen to take thirty times as long.
+    One text per thread, with PyTorch itself on one thread: its own threads wait for one another at every operator,
+    which took
+    thirty times as long on a busy machine.
 
     Args:
         model: The model.
         texts: At least one.
         threads: Texts to run at once.
-        count: Told how many of how many texts are done.
+        count: Called with the number of finished texts and of all.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -211,8 +211,9 @@ def answers(
 def write(model: TaskModel, path: Path) -> None:
     """Writes the ONNX graph.
 
-    Inputs and outputs as the manifest describes them; integers are int32 (int64 would cost casts inside). Weights lie
-    in other files of the folder.
+    Inputs and outputs are as in the manifest; integers are int32 (int64 would cost casts inside). Weights are in other
+    files of
+    the folder.
     """
     example = torch.arange(16, dtype=torch.int32).reshape(2, 8) % 4 + 2
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)
@@ -221,7 +222,7 @@ def write(model: TaskModel, path: Path) -> None:
         torch.onnx.export(
             model,
             tuple(tensors[spec.name] for spec in model.inputs),
-            # Only beside a path in a string does the exporter put what one file cannot hold.
+            # The exporter writes external data only for a path given as a string.
             str(path),
             input_names=[spec.name for spec in model.inputs],
             output_names=[spec.name for spec in model.outputs],
@@ -230,12 +231,12 @@ def write(model: TaskModel, path: Path) -> None:
                 **{spec.name: _axes(spec, masks=bool(model.candidates)) for spec in model.outputs},
             },
             opset_version=OPSET,
-            # The fusions match what the exporter that traces writes.
+            # The fusions match the output of the tracing exporter.
             dynamo=False,
         )
     draft = Draft(path, path)
     for output, spec in zip(draft.graph.output, model.outputs, strict=True):
-        # The exporter loses sizes behind some operators: a slice of a normalized vector, for one.
+        # The exporter loses sizes behind some operators, such as a slice of a normalized vector.
         for axis, size in zip(output.type.tensor_type.shape.dim, spec.shape, strict=True):
             if size != -1:
                 axis.dim_value = size

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tensors: every one that the model needs, none that it does not know."""
+"""Reads a checkpoint's tensors: every one that the model needs, none that it does not know."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from export.checkpoint.weights import Weights
 
 HEADS = tuple(dict.fromkeys(head for family in FAMILIES.values() for head in family.heads))
-"""Of all families: a checkpoint that was converted from one to another may keep a head of its old names."""
+"""Heads of all families: a checkpoint converted between families may keep a head under its old names."""
 
 _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _BY_NAME = {name: kind for kind, name in TYPES.items()}
 
 _LARGEST_HEADER = 100_000_000
-"""Bytes of the header of a safetensors file, as its format has it."""
+"""Maximum bytes of a safetensors header, by its format."""
 
 _WRAPPERS = {
     "module.": "DataParallel or DeepSpeed",
@@ -59,10 +59,10 @@ def read(
         weights: The files.
         expected: The model's own tensors by name, for their shapes.
         family: Knows the names of the stored tensors.
-        model: What the model's class is called.
-        tied: Whether the word embedding also is the matrix that words are predicted with.
-        body_only: Whether the model is an encoder without a head: what stands beside the encoder is left out, whatever
-            it is called, as Transformers does.
+        model: The name of the model's class.
+        tied: Whether the word embedding is also the matrix of the vocabulary head.
+        body_only: Whether the model is an encoder without a head: tensors outside the encoder are ignored, as in
+            Transformers.
 
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
@@ -80,12 +80,12 @@ def read(
 
 
 def read_plain(weights: Weights, expected: Mapping[str, torch.Tensor], module: str) -> dict[str, torch.Tensor]:
-    """Reads the tensors of a module of no family, as float32.
+    """Reads the tensors of a module without a family, as float32.
 
     Args:
         weights: The files.
         expected: The module's own tensors by name, for their shapes.
-        module: What its class is called.
+        module: The name of its class.
 
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
@@ -148,7 +148,7 @@ def _wrapper(before: str) -> str:
 
 
 def _before(weights: Weights, missing: Collection[str]) -> str:
-    """What stands before most of the names that are missing, in the files; empty where they are not there."""
+    """The prefix of most missing names in the files; empty if they are not there."""
     before, wanted = Counter[str](), frozenset(missing)
     for file in _opened_files(weights):
         with _opened(weights, file) as tensors:
@@ -163,7 +163,7 @@ def _before(weights: Weights, missing: Collection[str]) -> str:
 def _stored(
     weights: Weights, family: Family, needed: Iterable[str], *, body_only: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of the files under the names that Transformers has now, but for those of heads that are not used."""
+    """The tensors of the files under Transformers' current names, without unused heads."""
     names = frozenset(needed)
     prefix, parts_of_body = family.own_prefix or family.prefix, {name.partition(".")[0] for name in names}
 
@@ -179,7 +179,7 @@ def _stored(
 
     for stored, whole in _whole(weights, is_unused):
         found = _names(stored, family)
-        # Each of its own in memory, since a part would keep the whole.
+        # Each with memory of its own, because a slice would keep the whole.
         parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
         yield from zip(found, parts, strict=True)
 
@@ -187,7 +187,7 @@ def _stored(
 def _whole(
     weights: Weights, is_unused: Callable[[str, Collection[str]], bool] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of the files under their own names, but for those that are not used."""
+    """The tensors of the files under their own names, without unused ones."""
     held: dict[str, list[str]] = {}
     for file in _opened_files(weights):
         try:
@@ -204,12 +204,12 @@ def _whole(
 
 
 def _opened_files(weights: Weights) -> Sequence[Path]:
-    """The files that are opened one by one; of another layout, all are opened together."""
+    """Files that are opened one by one; those of another layout are opened together."""
     return weights.files if weights.folder.imported is None else weights.files[:1]
 
 
 def _damage(file: Path) -> str:
-    """What is wrong with a file of safetensors, as far as its first bytes tell."""
+    """What is wrong with a safetensors file, judging by its first bytes."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header = int.from_bytes(stream.read(8), "little")
@@ -221,7 +221,7 @@ def _damage(file: Path) -> str:
 
 @contextmanager
 def _opened(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
-    """What reads each tensor of a file, by its name."""
+    """Readers of the tensors of a file by name."""
     if (imported := weights.folder.imported) is not None:
         with imported.tensors() as tensors:
             yield {name: partial(_of_bits, tensor) for name, tensor in tensors.items()}
@@ -231,7 +231,7 @@ def _opened(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], 
 
 
 def _of_bits(tensor: Tensor) -> torch.Tensor:
-    # A copy: what was read or mapped may not be written to, and PyTorch knows no such arrays.
+    # A copy: mapped data is read-only, which PyTorch does not support.
     content = np.array(tensor.bits(), order="C").reshape(-1).view(np.uint8)
     return torch.from_numpy(content).view(_BY_NAME[tensor.dtype]).reshape(tensor.shape)
 

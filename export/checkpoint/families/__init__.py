@@ -1,7 +1,4 @@
-"""The families of checkpoints that can be exported, a module for each.
-
-CONTRIBUTING.md says how to add one.
-"""
+"""The model families that can be exported, one module each. CONTRIBUTING.md says how to add one."""
 
 from __future__ import annotations
 
@@ -57,10 +54,10 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By the model_type of config.json."""
 
 TOLD = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
-"""Those that share a model_type with another one."""
+"""Families that share a model_type with another one."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
-    """The family of a config.json; None where it is not known."""
+    """The family of a config.json; None if unknown."""
     told = next((family for family in TOLD if family.told(config)), None)
     return told or FAMILIES.get(str(config.get("model_type")))

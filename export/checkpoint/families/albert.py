@@ -1,4 +1,4 @@
-"""ALBERT: a few layers' weights for all layers, and embeddings narrower than the layers (arXiv 1909.11942)."""
+"""ALBERT: layers share weights, and embeddings are narrower than layers (arXiv 1909.11942)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def groups(config: Mapping[str, Any]) -> dict[str, int]:
-    """How many groups of layers have weights of their own, and how many layers a group has.
+    """The number of layer groups, and of layers in each group.
 
     Raises:
-        ValueError: No layer would be left for a group.
+        ValueError: There are more groups than layers.
     """
     most = {"num_hidden_groups": config["num_hidden_layers"], "inner_group_num": 1 << 10}
     counts = {name: config.get(name, 1) for name in most}

@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805), with positions or with distances (arXiv 2009.13658)."""
+"""BERT (arXiv 1810.04805), with absolute or relative positions (arXiv 2009.13658)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FAMILY = Family(
 )
 
 DISTANCES = ("relative_key", "relative_key_query")
-"""What a distance is scored with: the query, or the query and the key."""
+"""What scores a distance: the query, or query and key."""
 
 RELATIVE = replace(
     FAMILY,
     told=lambda config: config.get("model_type") == "bert" and config.get("position_embedding_type") in DISTANCES,
     derives=("position_embedding_type",),
-    # Stored by Transformers, which does not look at it then.
+    # Stored by Transformers, but not used then.
     ignored=("embeddings.position_embeddings.",),
     fixed={key: only for key, only in FAMILY.fixed.items() if key != "position_embedding_type"},
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
 )
-"""The same with a vector for each distance in every layer, which Transformers had until its fifth version."""
+"""The variant with relative positions in every layer, which Transformers had before version 5."""

@@ -1,4 +1,4 @@
-"""CamemBERT: RoBERTa's graph over French words (arXiv 1911.03894)."""
+"""CamemBERT: RoBERTa for French (arXiv 1911.03894)."""
 
 from __future__ import annotations
 

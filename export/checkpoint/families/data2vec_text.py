@@ -1,4 +1,4 @@
-"""data2vec's model of text: RoBERTa's graph (arXiv 2202.03555)."""
+"""data2vec for text: RoBERTa's graph (arXiv 2202.03555)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeBERTa v1: every distance has a place, and one product makes queries, keys and values (arXiv 2006.03654)."""
+"""DeBERTa v1: a position for every distance, and one product for queries, keys and values (arXiv 2006.03654)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LARGEST_EPSILON = 1e-4
-"""Of a normalization that is written as a sum of operators, as it is here, and that ONNX Runtime still fuses."""
+"""The largest epsilon of a normalization in plain operators that ONNX Runtime still fuses."""
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:

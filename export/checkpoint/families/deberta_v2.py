@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3: every layer's scores are by content and by distance (arXiv 2006.03654, 2111.09543)."""
+"""DeBERTa v2 and v3: attention scores by content and by distance (arXiv 2006.03654, 2111.09543)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _word_logits(model: Any, hidden: Any) -> Any:  # noqa: ANN401  PyTorch's, wh
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks the settings that go together with others; none is said in other words.
+    """Checks settings that depend on one another.
 
     Raises:
-        ValueError: One is not built.
+        ValueError: A combination is not supported.
     """
     hidden_size = config["hidden_size"]
     require(config, "embedding_size", hidden_size)
@@ -38,7 +38,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     require(config, "pooler_hidden_act", *HEAD_ACTIVATIONS)
     require(config, "conv_act", *HEAD_ACTIVATIONS)
     kernel = config.get("conv_kernel_size") or 0
-    # One that is even would make the text a token shorter.
+    # An even kernel would shorten the text by a token.
     if not isinstance(kernel, int) or kernel < 0 or (kernel > 0 and kernel % 2 == 0):
         raise ValueError(f"conv_kernel_size {kernel!r} in config.json cannot be exported; supported: odd ones, and 0")
     return {}
@@ -78,7 +78,7 @@ FAMILY = Family(
     usual_segments=0,
     segmentless=True,
     pooling_layer=False,
-    # Of the segments' sum, where there are any.
+    # The token types' sum, if there are any.
     embedding={"SkipLayerNormalization": 1},
     layer=PLAIN_ATTENTION_LAYER,
     folded=True,

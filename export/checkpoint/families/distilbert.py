@@ -1,4 +1,4 @@
-"""DistilBERT: no segments, settings of its own names (arXiv 1910.01108)."""
+"""DistilBERT: no token types, and settings with names of their own (arXiv 1910.01108)."""
 
 from __future__ import annotations
 

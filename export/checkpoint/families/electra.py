@@ -1,4 +1,4 @@
-"""ELECTRA: embeddings may be narrower than the layers (arXiv 2003.10555)."""
+"""ELECTRA: embeddings may be narrower than layers (arXiv 2003.10555)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAMILY = Family(
     word_logits=lambda model, hidden: model.generator_lm_head(model.generator_predictions(hidden)),
     head_activation="gelu",
     sizes={**BERT_SIZES, "embedding_size": "embedding_size"},
-    # Those of a head for multiple choice.
+    # Settings of a multiple choice head.
     unused=frozenset(
         {
             *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
@@ -21,7 +21,7 @@ FAMILY = Family(
         }
     ),
     fixed=BERT_FIXED,
-    # Its pre-training tells replaced tokens from real ones, which is none of our tasks.
+    # Its pre-training detects replaced tokens, which is no task here.
     pretraining="embed",
     pooling_layer=False,
     projection="narrower",

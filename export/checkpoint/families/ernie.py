@@ -1,4 +1,4 @@
-"""ERNIE: BERT's graph; later versions tell tasks apart by an embedding (arXiv 1904.09223, 1907.12412)."""
+"""ERNIE: BERT's graph; later versions add a task embedding (arXiv 1904.09223, 1907.12412)."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ WITH_TASKS = replace(
     derives=("use_task_id",),
     fixed=BERT_FIXED,
 )
-"""The same with tasks: every text is of the first one, as Transformers has it where none is named."""
+"""The variant with tasks: every text has the first one, the default of Transformers."""

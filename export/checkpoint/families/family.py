@@ -1,4 +1,4 @@
-"""What the exporter has to know of a family of checkpoints."""
+"""The description of a model family for the exporter."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ BERT_SIZES = {
 }
 
 ACTIVATIONS = {"gelu": "BiasGelu", "gelu_new": "FastGelu", "gelu_pytorch_tanh": "FastGelu", "relu": None, "silu": None}
-"""The activations that are exported, by Transformers' names, and the operator that each becomes with its bias."""
+"""Activations that can be exported, by Transformers' names, and the operator that each becomes with its bias."""
 
 ALIASES = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "swish": "silu"}
 """Other names of Transformers for the same functions."""
 
 HEAD_ACTIVATIONS = (*ACTIVATIONS, *ALIASES, "tanh")
-"""What may follow a product that is no layer's: in a head, or in DeBERTa's convolution."""
+"""Activations outside layers: in a head, or in DeBERTa's convolution."""
 
 BERT_EMBEDDING = {"EmbedLayerNormalization": 1}
 """The fused operators of the embedding."""
 
 BERT_LAYER = {"Attention": 1, "SkipLayerNormalization": 2}
-"""The fused operators of a layer beside its activation's."""
+"""The fused operators of a layer, beside its activation."""
 
 PLAIN_ATTENTION_LAYER = {"SkipLayerNormalization": 2}
-"""The same where the fused attention has no place for what is added to scores or done to queries and keys."""
+"""The same without fused attention, which cannot change scores, queries or keys."""
 
 BERT_SETTINGS = ("type_vocab_size", "layer_norm_eps", "pad_token_id", "tie_word_embeddings")
-"""What BERT and its relatives are told beside their sizes."""
+"""Settings of BERT and its relatives, beside their sizes."""
 
 FIXED: dict[str, Any] = {
     "is_decoder": False,
@@ -50,7 +50,7 @@ FIXED: dict[str, Any] = {
     "per_layer_config": None,
     "pruned_heads": {},
 }
-"""For every family: settings that would change its graph, and the only value of each that is built."""
+"""For every family: settings that would change its graph, and the only supported value."""
 
 BERT_FIXED = {**FIXED, "position_embedding_type": "absolute", "add_cross_attention": False}
 
@@ -58,7 +58,7 @@ READ = (
     *("model_type", "architectures", "id2label", "num_labels", "problem_type"),
     *("matryoshka_dimensions", "sentence_transformers", "sbert_ce_default_activation_function"),
 )
-"""For every family: what config.json says beside the settings of its graph."""
+"""For every family: fields of config.json that are read beside its graph's settings."""
 
 UNUSED = frozenset(
     {
@@ -67,11 +67,11 @@ UNUSED = frozenset(
         *("output_attentions", "output_hidden_states", "return_dict", "dtype", "torch_dtype", "transformers_version"),
     }
 )
-"""For every family: settings that change no answer, since they belong to training, to decoders or to bookkeeping."""
+"""For every family: settings for training, decoders or bookkeeping, which change no answer."""
 
 
 def require(config: Mapping[str, Any], key: str, *supported: object) -> None:
-    """Raises `ValueError` where a setting has a value that is not built; none at all stands for the default."""
+    """Raises `ValueError` if a setting has an unsupported value; a missing one has its default."""
     if (value := config.get(key)) not in (None, *supported):
         raise ValueError(
             f"{key} {value!r} in config.json cannot be exported; supported: {', '.join(map(repr, supported))}"
@@ -83,49 +83,47 @@ class Family:
     """One family of checkpoints.
 
     Attributes:
-        model_type: As config.json names it.
-        stem: What its classes in Transformers begin with.
-        prefix: What the names of the encoder's tensors begin with where a head stands beside it.
-        own_prefix: What checkpoints begin the names of its tensors with, where not as Transformers does.
-        told: Whether settings are of this family, where `model_type` alone does not say so.
-        heads: What the names of its heads' tensors begin with; a head that the task does not use is left out.
-        ignored: What names of tensors begin with that checkpoints may hold without a use for them.
-        renamed: Parts of the names of stored tensors, and what Transformers calls them since.
-        split: Parts of the names of stored tensors that hold several of Transformers', and which, in their order.
+        model_type: As in config.json.
+        stem: The beginning of its class names in Transformers.
+        prefix: The beginning of the encoder's tensor names beside a head.
+        own_prefix: The same in checkpoints, if different from Transformers.
+        told: Whether settings belong to this family, if `model_type` alone does not decide.
+        heads: The beginnings of its heads' tensor names; unused heads are left out.
+        ignored: The beginnings of names of unused tensors.
+        renamed: Parts of stored tensor names, and their names in Transformers.
+        split: Parts of stored tensor names that hold several of Transformers' tensors, and which, in order.
         added: Tables of which every token gets the first row, and the table beside it, of which it gets one row too.
-        zero: Tensors that checkpoints may leave out, which stands for zeros.
-        tied: Tensors of the head over the vocabulary that checkpoints may not store, and which they are the same as.
-        word_logits: That head: from a model of Transformers and hidden states to a logit for each word.
-        sizes: Our names of the settings that give the encoder its shape, to its own.
-        settings: Further settings that are handed to Transformers as they stand.
-        names: What Transformers calls settings that have names of their own.
-        derived: Settings of Transformers that config.json says in other words; a ValueError tells what is not possible.
-        derives: The settings that `derived` looks at.
+        zero: Tensors that default to zeros if missing.
+        tied: Tensors of the vocabulary head that may be missing, and the tensors that they equal.
+        word_logits: The vocabulary head: from a model of Transformers and hidden states to one logit per word.
+        sizes: Our names of the size settings, to its own.
+        settings: Further settings that are passed to Transformers unchanged.
+        names: Transformers' names of settings that have other names.
+        derived: Settings of Transformers that follow from others in config.json; a ValueError rejects them.
+        derives: The settings that `derived` reads.
         unused: Settings of Transformers' class that change no answer, beside `UNUSED`.
-        activation: The name of the setting that names the layers' activation.
-        activations: What Transformers calls activations that have names of their own; all that there are, if any.
-        usual_activation: What it is where config.json does not say.
-        head_activation: That of the head over the vocabulary, where it is not the layers'.
-        fixed: Settings and the only value of each that is built; all are the defaults.
-        pretraining: The task of its class `ForPreTraining`; None where it has no such class.
-        segments: Whether the graph takes the segment of each token, if config.json names any.
-        usual_segments: How many there are where config.json does not say.
-        segmentless: Whether there may be none, which `type_vocab_size` 0 says.
-        first_segment: Whether the model has to be told that every token is of the first segment: without being told it
-            gathers the segments by position.
-        pooling_layer: Whether its encoder is made with a pooler, which no task of ours uses, unless told otherwise.
-        offset_positions: Whether positions are counted from the padding id on, as RoBERTa does.
-        position_table: Whether positions are rows of a table, beyond which no input can go.
-        projection: Whether embeddings may be narrower than the layers: `no`, `narrower` for projected to the layers'
-            width where they are, `always` for projected whatever their width.
-        layer: The fused operators of a layer beside its activation's. Without `Attention` among them, attention stays
-            in ONNX's own operators.
-        tasks_without: Those that Transformers has no class for.
-        gated: Whether the activation is multiplied with a product beside it, so that it has no bias of its own.
-        folded: Whether constants are computed at the export that would be anew for every text.
-        products: A layer's products with a matrix.
-        head_products: Those of a head that is not over the vocabulary, beside its last one.
-        shared_layers: Whether layers are the same weights over and over, which the files hold once.
+        activation: The name of the setting with the layers' activation.
+        activations: Transformers' names of activations that have other names; if set, the only ones.
+        usual_activation: Its default.
+        head_activation: The activation of the vocabulary head, if different.
+        fixed: Settings and their only supported values; all are the defaults.
+        pretraining: The task of its class `ForPreTraining`; None if it has no such class.
+        segments: Whether the graph takes token types, if config.json has any.
+        usual_segments: The default number of token types.
+        segmentless: Whether `type_vocab_size` may be 0.
+        first_segment: Whether the model must get token types of 0 explicitly, because it would gather them by position.
+        pooling_layer: Whether its encoder has a pooler, which no task here uses, by default.
+        offset_positions: Whether positions start behind the padding id, as in RoBERTa.
+        position_table: Whether positions are rows of a table, which limits the length.
+        projection: Whether embeddings may be narrower than layers: `no`, `narrower` (projected if narrower), `always`.
+        layer: The fused operators of a layer, beside its activation. Without `Attention`, attention stays in ONNX's own
+            operators.
+        tasks_without: Tasks without a class in Transformers.
+        gated: Whether the activation is multiplied with a product beside it, and so has no bias.
+        folded: Whether constant expressions are computed at export.
+        products: Matrix products of a layer.
+        head_products: Matrix products of a head other than the vocabulary head, beside its last one.
+        shared_layers: Whether layers share their weights, which the files hold once.
         embedding: The fused operators of the embedding.
     """
 
@@ -172,16 +170,16 @@ class Family:
     shared_layers: bool = False
 
     def class_name(self, task: str) -> str:
-        """The class of Transformers that answers a task."""
+        """Transformers' class for a task."""
         return self.stem + TASKS[task].head
 
     def task_of(self, architecture: str) -> str | None:
-        """The task of a class of any family that a checkpoint may name; None where its head is not known."""
+        """The task of a class of any family; None if its head is unknown."""
         if self.pretraining is not None and architecture.endswith("ForPreTraining"):
             return self.pretraining
         if architecture.endswith("LMHeadModel"):
             return None
-        # Of several tasks with one head it is the first, unless another is asked for.
+        # If several tasks share a head, the first one is the default.
         return next((name for name, task in TASKS.items() if architecture.endswith(task.head)), None)
 
     def read(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""GTE: rotated positions and gated layers (arXiv 2407.19669); `new` on the hub, before Transformers had it."""
+"""GTE: rotary positions and gated layers (arXiv 2407.19669); `new` on the hub, before Transformers had it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NEW = replace(
     model_type="new",
     own_prefix="new.",
     derived=lambda config: {"rope_parameters": rope.parameters(config, theta=10_000)},
-    # Transformers' head over the vocabulary has no other.
+    # Transformers' vocabulary head has no other.
     fixed={**FAMILY.fixed, "hidden_act": "gelu"},
 )
-"""The same in its first form: names of its own, and angles scaled by `ntk`."""
+"""The variant of its first code: other names, and angles scaled by `ntk`."""

@@ -1,4 +1,4 @@
-"""JinaBERT v2: BERT with a bias by distance (ALiBi) in place of positions, and gated layers (arXiv 2310.19923)."""
+"""JinaBERT v2: BERT with ALiBi instead of positions, and gated layers (arXiv 2310.19923)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILY = replace(
     bert.FAMILY,
     model_type="jina_bert",
     told=_is_alibi,
-    # Its names are BERT's but for those of the gated layers.
+    # Its names are BERT's, except those of the gated layers.
     renamed={"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"},
     split={"mlp.gated_layers": ("intermediate.gate", "intermediate.up")},
     activation="feed_forward_type",
@@ -37,7 +37,7 @@ FAMILY = replace(
 
 QUERIES_NORMALISED = replace(
     FAMILY,
-    # Told by the name of its code alone.
+    # Recognized only by the name of its code.
     told=lambda config: _is_alibi(config) and "qk-post-norm" in str(config.get("auto_map")),
     derives=("auto_map",),
     renamed={
@@ -50,4 +50,4 @@ QUERIES_NORMALISED = replace(
     split={"mlp.up_gated_layer": ("intermediate.up", "intermediate.gate")},
     layer={"SkipLayerNormalization": 3},
 )
-"""The variant for code (jina-embeddings-v2-base-code): queries and keys are normalised, and attention once more."""
+"""The variant for code (jina-embeddings-v2-base-code): normalizes queries, keys and attention."""

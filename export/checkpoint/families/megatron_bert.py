@@ -1,4 +1,4 @@
-"""Megatron's BERT: a layer normalises its input (arXiv 1909.08053)."""
+"""Megatron's BERT: a layer normalizes its input (arXiv 1909.08053)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ FAMILY = replace(
     bert.FAMILY,
     model_type="megatron-bert",
     stem="MegatronBert",
-    # The first layer adds to the sum of the embeddings, which the fused operator would not give.
+    # The first layer uses the sum of the embeddings, which the fused operator does not return.
     embedding={},
 )

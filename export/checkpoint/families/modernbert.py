@@ -1,4 +1,4 @@
-"""ModernBERT: rotated positions, windows in two layers of three, gated layers without biases (arXiv 2412.13663)."""
+"""ModernBERT: rotary positions, mostly local attention, gated layers without biases (arXiv 2412.13663)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FAMILY = Family(
     segments=False,
     pooling_layer=False,
     embedding={},
-    # The fused attention rotates no positions.
+    # The fused attention has no rotary positions.
     layer={},
     position_table=False,
     gated=True,

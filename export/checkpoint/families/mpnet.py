@@ -1,4 +1,4 @@
-"""MPNet: no segments, RoBERTa's positions, and a bias by distance on every layer's scores (arXiv 2004.09297)."""
+"""MPNet: no token types, RoBERTa's positions, and a bias by distance in every layer (arXiv 2004.09297)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILY = Family(
     head_activation="gelu",
     sizes=BERT_SIZES,
     settings=("layer_norm_eps", "pad_token_id", "tie_word_embeddings"),
-    # Transformers counts with 32 kinds of distance, whatever the setting says.
+    # Transformers uses 32 buckets of distance, whatever the setting says.
     fixed={**BERT_FIXED, "relative_attention_num_buckets": 32},
     segments=False,
     offset_positions=True,

@@ -1,4 +1,4 @@
-"""NomicBERT: rotated positions, gated layers without biases (arXiv 2402.01613); first with GPT-2's settings."""
+"""NomicBERT: rotary positions, gated layers without biases (arXiv 2402.01613); first with GPT-2's settings."""
 
 from __future__ import annotations
 
@@ -107,4 +107,4 @@ FIRST_FORM = replace(
         "moe_every_n_layers": 0,
     },
 )
-"""The same with the settings and weights of its first code."""
+"""The variant with the settings and weights of its first code."""

@@ -1,4 +1,4 @@
-"""RoBERTa: no segments, positions counted from the padding id on (arXiv 1907.11692)."""
+"""RoBERTa: no token types, positions start behind the padding id (arXiv 1907.11692)."""
 
 from __future__ import annotations
 

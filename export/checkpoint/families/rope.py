@@ -1,4 +1,4 @@
-"""Rotated positions: what config.json says of them, in the forms that it had over the years."""
+"""Rotary positions: the settings of config.json in all their historical forms."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _KINDS = ("default", "linear", "dynamic")
-"""Those of Transformers that are exported.
+"""Kinds of Transformers that can be exported.
 
-`dynamic` differs from `default` beyond `max_position_embeddings` alone, which no text gets.
+`dynamic` differs from `default` only beyond `max_position_embeddings`, which no text exceeds.
 """
 
 READ = ("rope_parameters", "rope_scaling", "rope_theta")
-"""The settings that `parameters` looks at."""
+"""The settings that `parameters` reads."""
 
 FIXED = {"partial_rotary_factor": 1}
 
@@ -28,10 +28,10 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
 
     Args:
         config: The settings of a checkpoint, with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
-        theta: The base where none is named.
+        theta: The default base.
 
     Raises:
-        ValueError: The angles are scaled in a way that is not known.
+        ValueError: The scaling is unknown.
     """
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     scaling = config.get(name) or {}
@@ -47,7 +47,7 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     if kind == "ntk":
         if scaling.get("mixed_b") is not None:
             raise ValueError(f"{name} of the type 'ntk' with mixed_b in config.json cannot be exported")
-        # As its first code has it, whatever a text's length: a larger base, and then every angle a little smaller.
+        # As in its first code, for every length: a larger base, and then slightly smaller angles.
         components = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / components)}
     _check(name, kind, (*_KINDS, "ntk"))
@@ -60,7 +60,7 @@ def check_nested(config: Mapping[str, Any]) -> None:
     """Checks `rope_parameters` that differ between layers, and `rope_scaling` of all of them.
 
     Raises:
-        ValueError: The angles are scaled in a way that is not known.
+        ValueError: The scaling is unknown.
     """
     kinds, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     each_kind = [("rope_parameters", each) for each in kinds.values()] if isinstance(kinds, dict) else []
@@ -81,7 +81,7 @@ def positive(name: str, value: object) -> float:
     """The value as a number.
 
     Raises:
-        ValueError: It is none above 0.
+        ValueError: It is not above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ValueError(f"{name} in config.json must be a positive number, not {value!r}")

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa, and what was trained on from it: RoBERTa's graph over many languages' words (arXiv 1911.02116)."""
+"""XLM-RoBERTa and models trained from it: RoBERTa for many languages (arXiv 1911.02116)."""
 
 from __future__ import annotations
 

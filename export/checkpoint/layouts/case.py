@@ -1,4 +1,4 @@
-"""Whether the words of a checkpoint keep their case, where its maker's files do not say it as Transformers does."""
+"""Whether a checkpoint of another layout is cased."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _SETTINGS = "tokenizer_config.json"
 
 
 def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = None) -> dict[str, Any]:
-    """What tokenizer_config.json would hold for a WordPiece vocabulary.
+    """tokenizer_config.json for a WordPiece vocabulary.
 
-    It is told by whoever exports, by the settings of the training, or by a vocabulary of which one reading alone makes
-    sense: with case kept, the letters A to Z need an entry each; lower-cased, no entry with one could ever be met.
+    The option, the training's settings or the vocabulary decide: a cased vocabulary has an entry for each letter A to
+    Z, and an
+    uncased one has no entry with a capital.
 
     Args:
         folder: The checkpoint.
-        asked: What the command line says.
-        known: What the settings of the training say.
+        asked: The option of the command line.
+        known: The training's settings.
 
     Raises:
-        ExportError: Nothing tells, or two say different things.
+        ExportError: Nothing decides, or two sources disagree.
     """
     settings = folder.object(_SETTINGS)
     if folder.has("tokenizer.json") or "do_lower_case" in settings:
@@ -55,7 +56,7 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
 def _told(folder: Folder) -> Case | None:
     lines = (folder.path / _VOCABULARY).read_text(encoding="utf-8", errors="replace").splitlines()
     words = {line.strip() for line in lines}
-    # Special tokens are written in capitals in either case.
+    # Special tokens are upper-case in either case.
     ordinary = [word for word in words if not (word.startswith("[") and word.endswith("]"))]
     if words.issuperset(string.ascii_uppercase):
         return "cased"

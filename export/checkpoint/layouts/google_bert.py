@@ -1,8 +1,9 @@
-"""BERT's first layout, of TensorFlow 1: Google's (arXiv 1810.04805), and NVIDIA's and others' trained with its code.
+"""BERT's first layout, of TensorFlow 1: Google's (arXiv 1810.04805), and others trained with its code.
 
 `bert_config.json`, `vocab.txt`, and the variables as PREFIX.index with PREFIX.data-00000-of-00001. Names and shapes are
-those of Google's modeling.py, run_pretraining.py, run_classifier.py and run_squad.py; what an optimizer keeps beside
-them is told by its name and left aside.
+those of Google's modeling.py, run_pretraining.py, run_classifier.py and run_squad.py. Optimizer variables are ignored
+by
+name.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ _HEADS = {
 
 
 def read(folder: Folder, case: Case | None) -> Imported | None:
-    """What the folder holds; None where it is none of this layout.
+    """The folder's content; None if it has another layout.
 
     Raises:
-        ExportError: It is of this layout and cannot be read.
+        ExportError: It has this layout and cannot be read.
     """
     index = _index(folder)
     if index is None:
@@ -109,7 +110,7 @@ def _index(folder: Folder) -> Path | None:
 
 
 def _name(variable: str) -> str:
-    """What Transformers calls a variable."""
+    """Transformers' name of a variable."""
     if variable in _OWN_NAMES:
         return _OWN_NAMES[variable]
     path, _, last = variable.rpartition("/")
@@ -121,7 +122,7 @@ def _is_kernel(variable: str) -> bool:
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """A product's matrix: TensorFlow has a column for each output, PyTorch a row."""
+    """Transposes a product's matrix: TensorFlow has a column for each output, PyTorch a row."""
 
     def bits() -> Bits:
         return tensor.bits().T
@@ -130,6 +131,6 @@ def _turned(tensor: Tensor) -> Tensor:
 
 
 def _check_sizes(where: str, bundle: tensor_bundle.Bundle, tensors: Mapping[str, Tensor]) -> None:
-    """Variables that overlap could be made to fill the memory out of a small file."""
+    """Overlapping variables could fill the memory from a small file."""
     if sum(tensor.size for tensor in tensors.values()) > sum(file.stat().st_size for file in bundle.files):
         raise ExportError(f"{where}: {bundle.index.name} is damaged: its variables are larger than its files together")

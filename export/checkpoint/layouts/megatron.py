@@ -1,9 +1,10 @@
-"""BERT as Megatron-LM saves it while it trains (arXiv 1909.08053): a pickled file for each tensor-parallel rank.
+"""BERT as Megatron-LM saves it during training (arXiv 1909.08053): a pickle for each tensor-parallel rank.
 
 `latest_checkpointed_iteration.txt` names the folder `iter_0000000/` or `release/`, in which `mp_rank_00/`,
 `mp_rank_01/` ... hold a `model_optim_rng.pt` each. The layout is that of megatron/checkpointing.py and
-megatron/model/bert_model.py; names are mapped as Transformers did in
-convert_megatron_bert_checkpoint.py, and what ranks hold parts of is put together.
+megatron/model/bert_model.py. Names are mapped as in Transformers' convert_megatron_bert_checkpoint.py, and the ranks'
+parts
+are joined.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _RULES: tuple[tuple[str, str, int | None], ...] = (
     (r"binary_head\.(weight|bias)", r"cls.seq_relationship.\1", None),
     (r"classification_head\.(weight|bias)", r"classifier.\1", None),
 )
-"""A tensor's name, Transformers' name, and along which axis ranks hold parts of it: all the whole of it, if None."""
+"""A tensor's name, Transformers' name, and the axis along which ranks hold parts; None if each holds the whole."""
 _LAYER = r"language_model\.(?:transformer|encoder)\.layers\.(\d+)"
 _NAMES = [(re.compile(name.replace("LAYER", _LAYER)), own, axis) for name, own, axis in _RULES]
 
@@ -69,9 +70,9 @@ _SIZES = {
     "type_vocab_size": ("bert.embeddings.token_type_embeddings.weight", 0),
     "intermediate_size": ("bert.encoder.layer.0.intermediate.dense.weight", 0),
 }
-"""Settings of Transformers, and of which tensor they are which side."""
+"""Size settings of Transformers, and the tensor and axis that they follow from."""
 _SPLITS = {0.0: (0, 1, 2), 1.0: (2, 0, 1), 2.0: (1, 0, 2), 3.0: (1, 0, 2)}
-"""By the version of a checkpoint: which axes of its rows say which of the three it is, the head, and the component."""
+"""By checkpoint version: the axes of the rows for query/key/value, head and component."""
 _ONLY: dict[str, tuple[object, ...]] = {
     "pipeline_model_parallel_size": (1,),
     "num_experts": (None, 0, 1),
@@ -85,17 +86,17 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "group_query_attention": (False,),
     "multi_query_attention": (False,),
 }
-"""Settings of a training, and what each may be for Transformers' Megatron-BERT to compute the same."""
+"""Settings of a training, and the values with which Transformers' Megatron-BERT computes the same."""
 _CASES: dict[str, Case] = {"BertWordPieceLowerCase": "uncased", "BertWordPieceCase": "cased"}
 """By `tokenizer_type`."""
 _HEADS = {"classifier.weight": "ForSequenceClassification", "cls.predictions.bias": "ForPreTraining"}
 
 
 def read(folder: Folder, case: Case | None) -> Imported | None:
-    """What the folder holds; None where it is none of this layout.
+    """The folder's content; None if it has another layout.
 
     Raises:
-        ExportError: It is of this layout and cannot be read.
+        ExportError: It has this layout and cannot be read.
     """
     iteration = _iteration(folder)
     if iteration is None:
@@ -132,12 +133,12 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
 
 
 def _state(answer: Mapping[str, Any]) -> list[object]:
-    """What is the same for all ranks of a training."""
+    """State that is equal for all ranks."""
     return [answer["shapes"], *(answer["settings"].get(name) for name in ("checkpoint_version", "iteration"))]
 
 
 def _iteration(folder: Folder) -> Path | None:
-    """The folder with one for each rank."""
+    """The folder with one folder per rank."""
     where = f"checkpoint {folder.path}"
     if folder.has(_TRACKER):
         named = (folder.path / _TRACKER).read_text(encoding="utf-8", errors="replace").strip()
@@ -156,7 +157,7 @@ def _iteration(folder: Folder) -> Path | None:
 
 
 def _files(folder: Folder, iteration: Path) -> list[Path]:
-    """The file of each rank, in their order."""
+    """The file of each rank, in order."""
     where = f"checkpoint {folder.path}"
     ranks = sorted(path.name for path in iteration.glob(f"{_RANK}*"))
     if not ranks and any((iteration / name).exists() for name in _DISTRIBUTED):
@@ -188,7 +189,7 @@ def _check(where: str, trained: Mapping[str, Any], ranks: int) -> None:
 
 
 def _shapes(where: str, stored: Mapping[str, Sequence[int]], ranks: int) -> dict[str, list[int]]:
-    """Of the tensors of all ranks together, by Transformers' names; one name stands for queries, keys and values."""
+    """Shapes of the joined tensors by Transformers' names; one name stands for queries, keys and values."""
     shapes = {}
     for name, shape in stored.items():
         own, axis = _name(where, name)
@@ -241,7 +242,7 @@ def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Seq
 
 
 def _name(where: str, name: str) -> tuple[str, int | None]:
-    """What Transformers calls a tensor, and along which axis ranks hold parts of it."""
+    """Transformers' name of a tensor, and the axis along which ranks hold parts of it."""
     for pattern, own, axis in _NAMES:
         if (match := pattern.fullmatch(name)) is not None:
             return match.expand(own), axis
@@ -264,7 +265,7 @@ def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """What ranks hold parts of, along an axis."""
+    """Joins the ranks' parts along an axis."""
     shape = list(parts[0].shape)
     shape[axis] *= len(parts)
 
@@ -278,10 +279,10 @@ def _part(parts: Sequence[Tensor], number: int, heads: int, split: tuple[int, ..
     """Queries, keys or values of all ranks.
 
     Args:
-        parts: Of each rank, the rows of all three.
+        parts: The rows of all three, for each rank.
         number: Which of the three.
-        heads: Of a rank.
-        split: The axes of the rows that say which of the three, the head, and the component.
+        heads: Heads of a rank.
+        split: The axes of the rows for query/key/value, head and component.
     """
     rows, *inputs = parts[0].shape
 

@@ -1,8 +1,10 @@
-"""The variables of a TensorFlow checkpoint, read without TensorFlow.
+"""Reads the variables of a TensorFlow checkpoint without TensorFlow.
 
-The index is a table of LevelDB's kind (tensorflow/core/lib/io/format.cc): blocks of sorted keys, each without what it
-shares with the one before. A value says where in which data file a variable lies
-(tensorflow/core/util/tensor_bundle/tensor_bundle.cc). Every checksum is compared, and every length is bounded.
+The index is a table in LevelDB's format (tensorflow/core/lib/io/format.cc): blocks of sorted keys with prefix
+compression. A
+value is the position of a variable in a data file (tensorflow/core/util/tensor_bundle/tensor_bundle.cc). Every checksum
+is
+verified, and every length is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ INDEX = ".index"
 _MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 _FOOTER = 48
 _TRAILER = 5
-"""Bytes behind a block: how it is compressed, and its checksum."""
+"""Bytes behind a block: compression type and checksum."""
 _UNCOMPRESSED = 0
 _LONGEST_VARINT = 10
 _LARGEST_INDEX = 1 << 24
@@ -39,12 +41,12 @@ _MOST_VARIABLES = 1 << 16
 _MOST_FILES = 1 << 10
 _VERSION = 1
 _FLOATS = {1: "F32", 2: "F64", 14: "BF16", 19: "F16"}
-"""Numbers of DataType (tensorflow/core/framework/types.proto), and what safetensors calls them."""
+"""Numbers of DataType (tensorflow/core/framework/types.proto), by safetensors' names."""
 _OTHERS = {3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "strings", 8: "complex64", 9: "int64", 10: "booleans"}
 
 
 class _DamagedError(Exception):
-    """Half a sentence about a file."""
+    """The reason as half a sentence about a file."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,9 +54,9 @@ class Bundle:
     """A checkpoint's variables.
 
     Attributes:
-        index: The file that names them.
-        files: Those that hold them, by the numbers that entries have for them.
-        entries: By their names.
+        index: The index file.
+        files: The data files, by their numbers in entries.
+        entries: By name.
     """
 
     index: Path
@@ -62,10 +64,10 @@ class Bundle:
     entries: Mapping[str, BundleEntry]
 
     def tensor(self, name: str) -> Tensor:
-        """A variable, which is read when its numbers are needed.
+        """A variable, which is read on demand.
 
         Raises:
-            ExportError: It is none that a BERT has, or its entry contradicts itself or the file.
+            ExportError: No BERT has it, or its entry contradicts itself or the file.
         """
         entry = self.entries[name]
         where = f"checkpoint {self.index.parent}: {self.index.name}"
@@ -99,13 +101,13 @@ class Bundle:
 
 
 def read(index: Path) -> Bundle:
-    """Reads what a checkpoint holds.
+    """Reads a checkpoint's index.
 
     Args:
-        index: The file PREFIX.index; the others lie beside it.
+        index: The file PREFIX.index; the others are beside it.
 
     Raises:
-        ExportError: The index is damaged or of another form, or a file is missing.
+        ExportError: The index is damaged or has another format, or a file is missing.
     """
     try:
         header, entries = _entries_of(index)
@@ -141,7 +143,7 @@ def _entries_of(index: Path) -> tuple[BundleHeader, dict[str, BundleEntry]]:
         raise _DamagedError(f"is of version {header.version.min_consumer} of its format; version {_VERSION} is read")
     if not 1 <= header.num_shards <= _MOST_FILES:
         raise _DamagedError(f"is damaged: it names {header.num_shards} data files")
-    # Keys that begin with a zero byte are those of slices, which the entries of their variables name.
+    # Keys that begin with a zero byte are slices, which the entries of their variables name.
     named = {key.decode(errors="backslashreplace"): value for key, value in raw.items() if key[0] != 0}
     return header, {name: BundleEntry.FromString(value) for name, value in named.items()}
 
@@ -150,7 +152,7 @@ def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER:]
     if len(footer) < _FOOTER or not footer.endswith(_MAGIC):
         raise _DamagedError("is cut, or no index of a TensorFlow checkpoint")
-    # Before it stands the handle of a block of properties, which TensorFlow leaves empty.
+    # Before it is the handle of a block of properties, which TensorFlow leaves empty.
     _, at = _handle(footer, 0)
     end = 0
     for _, value in _pairs(_block(content, *_handle(footer, at)[0])):
@@ -174,7 +176,7 @@ def _block(content: bytes, offset: int, size: int) -> bytes:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values; the restart points behind them are for those who look for one key."""
+    """Keys and values; the restart points behind them are only for lookups."""
     restarts = struct.unpack_from("<I", block, len(block) - 4)[0] if len(block) >= 4 else 0  # noqa: PLR2004
     end = len(block) - 4 - 4 * restarts
     if end < 0:
@@ -192,7 +194,7 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and where what follows them begins."""
+    """Offset and size of a block, and the position behind them."""
     offset, at = _varint(content, at)
     size, at = _varint(content, at)
     return (offset, size), at
@@ -208,7 +210,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _masked_crc(content: bytes) -> int:
-    """CRC-32C as LevelDB stores it: turned by 15 bits and moved, since checksums may lie in what is checked."""
+    """CRC-32C as LevelDB stores it: rotated by 15 bits plus a constant."""
     import google_crc32c  # noqa: PLC0415  of the extra `export`, which other verbs do without
 
     crc: int = google_crc32c.value(content)
