@@ -589,15 +589,14 @@ def _add(group: argparse._ArgumentGroup, name: str) -> None:
     """Adds a setting; a switch needs no word."""
     field = Settings.model_fields[name]
     kind, default = kind_of(field), default_of(field)
-    notes = "; ".join(filter(None, [bounds_of(field), default and f"default: {default}"]))
-    text = f"{field.description} ({notes})" if notes else f"{field.description}"
-    group.add_argument(
-        flag_of(name),
-        dest=name,
-        help=argparse.SUPPRESS if is_for_tests(name) else text.replace("%", "%%"),
-        metavar=f"{{{','.join(get_args(kind))}}}" if get_args(kind) else _METAVARS.get(kind, "VALUE"),
-        **({"nargs": "?", "const": "true"} if kind is bool else {}),
-    )
+    shown: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+    if is_for_tests(name):
+        shown["help"] = argparse.SUPPRESS
+    else:
+        notes = "; ".join(filter(None, [bounds_of(field), default and f"default: {default}"]))
+        shown["help"] = f"{field.description}{notes and f' ({notes})'}".replace("%", "%%")
+        shown["metavar"] = f"{{{','.join(get_args(kind))}}}" if get_args(kind) else _METAVARS.get(kind, "VALUE")
+    group.add_argument(flag_of(name), dest=name, **shown)
 
 
 class _Help(argparse.Action):
