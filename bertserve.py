@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 
 VERBS = {
-    "serve": ("serving.cli", "Serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC."),
+    "serve": ("serving.cli", "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC."),
     "export": ("export.cli.export", "Export a BERT checkpoint as a verified model bundle."),
     "verify": ("export.cli.verify", "Verify a bundle's artifacts on this machine, without PyTorch."),
     "build": ("export.cli.build", "Build a TensorRT engine of a bundle for this node, and verify it."),

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from serving.engine.kinds.kind import EngineSetting
 
-    # No type checker follows what is found in a folder.
-    EngineName = TaskName = str
+    EngineName = str  # no type checker follows what is found in a folder
+    TaskName = str
 else:
     EngineName = Literal["auto", *ENGINES]
     TaskName = Literal[(*TASKS, "regression")]
@@ -562,7 +562,7 @@ def _parser(*, common: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bertserve serve",
         usage="bertserve serve [options]",
-        description="Serve a model repository, or a checkpoint that the server exports first, over HTTP and gRPC.",
+        description="Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC.",
         epilog=f"Each option is also an environment variable {ENVIRONMENT_PREFIX}<NAME> and a key of the --config file."
         + " `bertserve serve --help-all` lists all options." * common,
         argument_default=argparse.SUPPRESS,

@@ -271,8 +271,8 @@ def parser() -> argparse.ArgumentParser:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="File of texts for INT8 calibration: one per line, .jsonl with `text` and optionally `pair`, or a column "
-        "of a .csv or .tsv (default: built-in texts).",
+        help="File of texts for INT8 calibration (default: built-in texts). Formats: one text per line, .jsonl with "
+        "`text` and optionally `pair`, or a column of a .csv or .tsv.",
     )
     add(
         "--calibration-column",
