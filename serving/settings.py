@@ -465,7 +465,8 @@ class Settings(Logs, Shutdown, Security, Bulk, Connections, Limits, Requests, Sc
         """
         problems: list[str] = []
         flags, variables = _read_flags(argv, problems), _read_environment(environment)
-        config = flags.pop("config", None) or variables.pop("config", None)
+        named = variables.pop("config", None)
+        config = flags.pop("config", None) or named
         file = {} if config is None else _read_file(Path(config), problems)
         values = _known(file, problems, where=f"{config}: ") | _known(variables, problems, variable_of) | flags
         problems += _model_problems(values, environment)
