@@ -7,17 +7,25 @@ import importlib.metadata
 import sys
 
 VERBS = {
-    "export": ("export.cli.export", "turn a PyTorch BERT into a verified model bundle"),
-    "verify": ("export.cli.verify", "prove a bundle's artifacts again, on this machine and without PyTorch"),
-    "build": ("export.cli.build", "build this node's own TensorRT engine of a bundle, and prove it"),
-    "inspect": ("export.cli.inspect", "print what a bundle is and how far it was proven"),
-    "load": ("loadtest.cli", "send a load that does not wait, and judge the latency by an objective"),
-    "simulate": ("loadtest.capacity.simulate_cli", "tell from what batches cost how a server would bear a load"),
-    "size": ("loadtest.capacity.size_cli", "say how many of which card or CPU a load needs, and what that costs"),
-    "doctor": ("serving.operations.doctor", "say what this machine can run, and what to install for more"),
-    "batch": ("serving.bulk.cli", "answer every row of files of texts, on this machine or a Ray cluster"),
-    "serve": ("serving.cli", "serve a model repository, or a checkpoint that it exports first, over HTTP and gRPC"),
+    "serve": ("serving.cli", "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC."),
+    "export": ("export.cli.export", "Export a BERT checkpoint as a verified model bundle."),
+    "verify": ("export.cli.verify", "Verify a bundle's artifacts on this machine, without PyTorch."),
+    "build": ("export.cli.build", "Build a TensorRT engine of a bundle for this node, and verify it."),
+    "inspect": ("export.cli.inspect", "Show what a bundle contains and how each artifact was verified."),
+    "doctor": ("serving.operations.doctor", "Check what this machine can run, and whether the server would start."),
+    "load": ("loadtest.cli", "Run an open-loop load test and check it against an SLO."),
+    "simulate": ("loadtest.capacity.simulate_cli", "Simulate a server under load from measured batch costs."),
+    "size": ("loadtest.capacity.size_cli", "Estimate how many GPUs or CPUs a workload needs, and the cost."),
+    "batch": ("serving.bulk.cli", "Run a model over every row of text files, on this machine or a Ray cluster."),
 }
+
+FIRST_STEPS = {
+    "doctor": "Check this machine.",
+    "serve --model-id demo": "Serve the demo model. A checkpoint folder or a Hugging Face ID works too.",
+    "export demo --out models": "Export the model once, for servers without PyTorch.",
+    "serve --models models": "Serve the exported models.",
+}
+"""What a new user types, in this order."""
 
 OFFERED = {"BatchPredictor": "serving.bulk.predictor"}
 """What other programs import from here: `from bertserve import BatchPredictor`."""
@@ -30,10 +38,11 @@ def __getattr__(name: str) -> object:
 
 
 def usage() -> str:
-    """The text that names every verb."""
+    """The text that says what to do first, and names every verb."""
+    steps = "\n".join(f"  bertserve {step:<24} {why}" for step, why in FIRST_STEPS.items())
     verbs = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in VERBS.items())
-    hints = "`bertserve VERB --help` lists a verb's options, `bertserve --version` says which version this is."
-    return f"usage: bertserve VERB [options]\n\n{verbs}\n\n{hints}"
+    hints = "`bertserve VERB --help` lists a verb's options. `bertserve --version` prints the version."
+    return f"usage: bertserve VERB [options]\n\nFirst steps:\n{steps}\n\nVerbs:\n{verbs}\n\n{hints}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -160,45 +160,64 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = OptionParser(
         prog="bertserve load",
-        description="Send a load that does not wait for the server, and judge its latency.",
-        epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one. Scenarios: "
+        description="Run an open-loop load test and check it against an SLO. The load generator never waits for "
+        "replies, and measures latency from the scheduled send time.",
+        epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server needs one. Scenarios: "
         + " ".join(f"{name}: {found.purpose}" for name, found in SCENARIOS.items()),
         allow_abbrev=False,
     )
-    made.add_argument("--target", metavar="URL", help="http://host:port, grpc://host:port, https:// or grpcs://")
     made.add_argument(
-        "--scenario", default="steady", metavar="NAME|FILE", help=f"{', '.join(SCENARIOS)}, or a TOML file"
+        "--target", metavar="URL", help="URL of the server: http://host:port, grpc://host:port, https:// or grpcs://."
     )
-    made.add_argument("--rate", type=float, metavar="R", help="requests a second where a phase has its whole load")
-    made.add_argument("--duration", type=float, metavar="S", help="seconds into which the phases are pressed")
     made.add_argument(
-        "--task", choices=TASKS, help="default: the scenario's, or what the server's metadata say of the model"
+        "--scenario",
+        default="steady",
+        metavar="NAME|FILE",
+        help=f"Scenario to run: {', '.join(SCENARIOS)}, or a TOML file (default: steady).",
     )
+    made.add_argument(
+        "--rate", type=float, metavar="R", help="Peak rate, in requests per second (default: the scenario's)."
+    )
+    made.add_argument(
+        "--duration", type=float, metavar="S", help="Length of the test, in seconds (default: the scenario's)."
+    )
+    made.add_argument("--task", choices=TASKS, help="Task to request (default: the scenario's, or the model's).")
     made.add_argument(
         "--protocol",
         choices=PROTOCOLS,
-        help="http: the server's own routes; tei: text-embeddings-inference's; v2, grpc: Open Inference Protocol v2"
-        " (default: http or grpc, as the target or else the scenario says)",
+        help="Protocol to use. `http`: native routes; `tei`: text-embeddings-inference; `v2`, `grpc`: Open Inference"
+        " Protocol v2 (default: http or grpc, from the target or the scenario).",
     )
-    made.add_argument("--texts", type=Path, metavar="FILE", help="texts to send, one a line; .jsonl: a task's fields")
-    made.add_argument("--ca", type=Path, metavar="FILE", help="the authority to trust in place of the system's (PEM)")
-    made.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, for mutual TLS (PEM)")
-    made.add_argument("--key", type=Path, metavar="FILE", help="its private key, where --cert does not hold it")
-    made.add_argument("--timeout-ms", type=int, default=0, metavar="MS", help="the deadline of each request (none)")
-    made.add_argument("--slo", metavar="P", help="objectives, as in p99=2ms,errors=0.1%%")
-    made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that holds the SLO")
-    made.add_argument("--models", type=Path, metavar="DIR", help="count tokens with this repository's tokenizer")
-    made.add_argument("--model", help="the model to ask (default: of --models, else the server's only one)")
-    made.add_argument("--seed", type=int, default=1, help="of the arrivals and the mix (default: 1)")
     made.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"default: {_OUT}; with --compare: none, the terminal has it all"
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        help="File of texts to send: one per line, or .jsonl with the task's fields (default: built-in texts).",
+    )
+    made.add_argument(
+        "--ca", type=Path, metavar="FILE", help="PEM file of the authority to trust (default: the system's)."
+    )
+    made.add_argument("--cert", type=Path, metavar="FILE", help="PEM file of the client certificate, for mutual TLS.")
+    made.add_argument("--key", type=Path, metavar="FILE", help="PEM file of the client's key, if not in `--cert`.")
+    made.add_argument(
+        "--timeout-ms", type=int, default=0, metavar="MS", help="Deadline per request, in milliseconds (default: none)."
+    )
+    made.add_argument("--slo", metavar="P", help="Objectives to check, such as p99=2ms,errors=0.1%%.")
+    made.add_argument("--find-capacity", action="store_true", help="Search for the highest rate that meets the SLO.")
+    made.add_argument(
+        "--models", type=Path, metavar="DIR", help="Model repository with the tokenizer that counts tokens."
+    )
+    made.add_argument("--model", help="Model to request (default: from `--models`, or the server's only one).")
+    made.add_argument("--seed", type=int, default=1, help="Seed of arrivals and texts (default: 1).")
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"Directory for reports (default: {_OUT}, or none with `--compare`)."
     )
     made.add_argument(
         "--compare",
         nargs=2,
         type=Path,
         metavar=("A.json", "B.json"),
-        help="compare two reports instead of measuring; takes --out alone",
+        help="Compare two reports instead of running a test. Only `--out` goes with it.",
     )
     return made
 

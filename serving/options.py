@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from serving.host import command
 
@@ -32,6 +32,10 @@ def positive(argument: str) -> int:
 
 class OptionParser(argparse.ArgumentParser):
     """argparse's, which answers a wrong command line with one line in place of all options."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401  argparse's own
+        super().__init__(**options, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
 
     def error(self, message: str) -> NoReturn:
         _, unrecognized, rest = message.partition("unrecognized arguments: ")

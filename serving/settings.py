@@ -9,12 +9,12 @@ import argparse
 import functools
 import os
 import re
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
@@ -24,470 +24,232 @@ from serving.security.tls import check_certificate, check_pair
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pydantic.fields import FieldInfo
 
     from serving.engine.kinds.kind import EngineSetting
 
+    EngineName = str  # no type checker follows what is found in a folder
     TaskName = str
 else:
+    EngineName = Literal["auto", *ENGINES]
     TaskName = Literal[(*TASKS, "regression")]
+
+ENVIRONMENT_PREFIX = "BERTSERVE_"
 
 _BUFFER_BYTES = 64 << 20
 """Sixteen bodies of the largest size at once; what an attack makes resident is about twice that."""
 _BODIES_IN_BUFFERS = 4
 """Half of the buffers is one connection's, and one request may hold a body twice: compressed and inflated."""
 
-ENVIRONMENT_PREFIX = "BERTSERVE_"
-
-_ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
-_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
-_DEFAULT = "[a-z_]+=[^=,]+"
-_SYNTAX = {
-    "cors_origins": (
-        rf"\*|{_ORIGIN}(,{_ORIGIN})*",
-        "must be `*` or look like https://app.example,http://localhost:3000",
-    ),
-    "allowed_hosts": (
-        rf"\*|{_HOST}(,{_HOST})*",
-        "must be `*` or names without ports, such as search.example,10.0.0.7,[fd00::7]",
-    ),
-    **{name: (each.pattern, f"must look like {each.example}") for name, each in SETTINGS.items() if each.pattern},
-    "default": (f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner"),
-    "accept_token_ids": (r"cl100k_base=.+", "must look like cl100k_base=PATH or cl100k_base"),
-    "otlp_endpoint": (
-        r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?",
-        "must look like http://host:4318",
-    ),
-}
-"""Of settings with a syntax of their own: the pattern, and the message where a value does not match."""
-
 _CL100K = "cl100k_base"
 _CL100K_CACHED = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 """What tiktoken calls its copy of the file: the SHA-1 of the address that it comes from."""
 
-_METAVARS = {"boolean": "true|false", "integer": "N", "number": "NUMBER", "path": "PATH"}
-"""What stands for a value in `--help`, by its format or type in JSON Schema."""
+_COMMON = (
+    *("models", "model_id", "host", "http_port", "grpc_port", "metrics_port", "engine", "precision", "threads"),
+    *("cache_dir", "default_timeout_ms", "api_keys_file", "log_format"),
+)
+"""The settings that `--help` shows."""
 
-_FOR_TESTS = "fake_"
-"""How the names of settings begin that are accepted, and that neither `--help` nor the page of settings shows."""
+_METAVARS = {bool: "true|false", int: "N", float: "NUMBER", Path: "PATH"}
 
-_OF_THE_MODEL = ("revision", "token", "task")
+_ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_DEFAULT = "[a-z_]+=[^=,]+"
 
 # A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
 # like into every container of its namespace; they are addresses, not settings.
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)")
 
 
-_HELPS = filter(None, (kind.help for kind in ENGINES.values()))
-_AUTO = f"{', '.join(kind.title for kind in AUTO[:-1])} and {AUTO[-1].title}"
+def _like(pattern: str, message: str) -> AfterValidator:
+    """Refuses a text that is neither empty nor matches the pattern."""
 
-if TYPE_CHECKING:  # no type checker follows what is found in a folder
-    EngineName = str
-else:
-    EngineName = Literal["auto", *ENGINES]
-
-
-class _Settings(BaseModel):
-    """The options of `bertserve serve`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
-
-    models: Path = Field(Path("models"), description="Model repository: `<models>/<model>/<version>/`.")
-    model_id: str = Field(
-        "",
-        description="In place of `models`: a checkpoint folder or an id of the Hugging Face hub, which the start "
-        "exports into `cache_dir` where that does not hold it yet (needs `bertserve[export]`).",
-    )
-    revision: str = Field("", description="The hub's branch, tag or commit of `model_id`; empty: its main branch.")
-    token: str = Field(
-        "",
-        repr=False,
-        description="Of an account of the hub, for models that it does not give to all; empty: `HF_TOKEN`, or that of"
-        " the hub's own login.",
-    )
-    task: TaskName | None = Field(None, description="What to export `model_id` for; unset: what its files say.")
-    host: str = Field(
-        "127.0.0.1",
-        description="Address to listen on. `::` opens the server to the network, over IPv6 and IPv4 (where there is no "
-        "IPv6, over IPv4); 0.0.0.0 over IPv4 alone.",
-    )
-    http_port: int = Field(8000, ge=0, le=65535, description="Port of HTTP; 0 picks a free one.")
-    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of gRPC; 0 picks a free one.")
-    metrics_port: int = Field(8002, ge=0, le=65535, description="Port of probes and metrics; 0 picks a free one.")
-    agent_port: int | None = Field(
-        None,
-        ge=1,
-        le=65535,
-        description="Port of HAProxy's agent checks, which learn this replica's weight from its predicted wait; unset:"
-        " none.",
-    )
-    load_reports: Literal["asked", "always"] = Field(
-        "asked",
-        description="Which replies carry a load report for balancers (ORCA): those to requests with the header"
-        " `endpoint-load-metrics-format`, or all.",
-    )
-
-    api_keys_file: Path | None = Field(
-        None,
-        description="File of API keys, one a line. Every route and call then needs a key, except the start page "
-        "and the probes. Read again when it changes.",
-    )
-    tls_cert_file: Path | None = Field(
-        None,
-        description="PEM file of the server's certificate chain; HTTP and gRPC then speak TLS alone. This and "
-        "the next two are read again when they change.",
-    )
-    tls_key_file: Path | None = Field(
-        None, validate_default=True, description="PEM file of the certificate's key, not encrypted."
-    )
-    tls_client_ca_file: Path | None = Field(
-        None, description="PEM file of authorities: clients must show a certificate of one of them (mutual TLS)."
-    )
-
-    cors_origins: str = Field(
-        "",
-        description="Origins whose pages may call the HTTP port from a browser, such as "
-        "`https://app.example:8443,http://localhost:3000`, or `*` for all; empty: none.",
-    )
-
-    allowed_hosts: str = Field(
-        "",
-        description="Names and addresses that requests to the HTTP port may have in `Host`, such as"
-        " `search.example,10.0.0.7`, beside `localhost` and loopback addresses; others are refused with 421, except"
-        " probes. `*`: all. Empty: all, but on a loopback address without `api_keys_file` only names without a dot,"
-        " against pages that rebind their name (see security.md).",
-    )
-
-    engine: EngineName = Field(
-        "auto",
-        description=f"What runs the models. `auto` takes the first that can of {_AUTO}, and says why not the others; a "
-        f"named engine runs or the server does not start. {' '.join(_HELPS)}",
-    )
-    cpu_fallback: bool = Field(
-        False,
-        description="After `engine_crash_limit` deaths of an engine on a GPU, serve on the CPU in state "
-        "`degraded` instead of ending.",
-    )
-    build_engine: bool = Field(
-        False,
-        description="If there is a GPU and a bundle exported with `--tensorrt graph` has no TensorRT engine for "
-        "it: serve with what runs, build an engine at idle priority, prove it, keep it in "
-        "`cache_dir` and switch to it.",
-    )
-    precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
-        "auto",
-        description="Which artifact of a bundle is served; `auto` prefers int8 on a CPU and fp16 on a GPU, "
-        "and fp32 where INT8 of a model for questions gives too few of PyTorch's answers.",
-    )
-    allow_unproven: bool = Field(
-        False,
-        description="Serve an artifact that was not compared with PyTorch where a bundle has no other, in state "
-        "`degraded`.",
-    )
-    cache_dir: Path | None = Field(
-        None,
-        validate_default=True,
-        description="Directory of what belongs to this node: proofs of `bertserve verify`, engines of `bertserve "
-        "build`, measured costs, and exports of `model_id`, which without it go to `~/.cache/bertserve`.",
-    )
-    threads: int | None = Field(
-        None, ge=1, le=256, description="Cores the engine uses; unset: what affinity and the container's quota allow."
-    )
-    engine_nice: int = Field(
-        10,
-        ge=0,
-        le=19,
-        description="By how much the lanes on which an engine on a CPU carries load are nicer than the rest of the "
-        "server (see `nice`): they then leave time to read requests and to refuse what is too much. The lane of lone "
-        "texts is not nicer, unless it is the only one.",
-    )
-
-    max_batch_tokens: int = Field(
-        1024, ge=16, le=1 << 20, description="Padded tokens in a batch; bounds how long one batch holds the engine."
-    )
-    max_queue_tokens: int = Field(
-        524_288,
-        ge=16,
-        le=1 << 30,
-        description="Tokens in flight; beyond it requests are refused with 429, as "
-        "are those whose answer would come after their deadline.",
-    )
-    max_bulk_tokens: int = Field(
-        524_288,
-        ge=16,
-        le=1 << 30,
-        description="Tokens of bulk work (priority 4) in flight, bounded apart; beyond them it is refused with 429.",
-    )
-    bulk_share: float = Field(
-        0.05,
-        ge=0,
-        le=0.9,
-        description="Share of the device's time that bulk work has at least while it waits; what other requests leave "
-        "comes on top.",
-    )
-    bulk_slice_ms: float = Field(
-        8.0,
-        gt=0,
-        le=60_000,
-        description="How long a batch of bulk work may take while other requests come, which wait for it; a single "
-        "text always runs.",
-    )
-    min_batch_gain: float = Field(
-        0.05, ge=0, le=0.9, description="A batch is doubled as long as that makes each text cheaper by this share."
-    )
-    fairness: float = Field(
-        6.0,
-        ge=0,
-        le=1000,
-        description="Later texts may overtake a text for at most so many times its own cost; 0: first come, "
-        "first served.",
-    )
-    scheduling: Literal["deadline", "fifo"] = Field(
-        "deadline",
-        description="`fifo`: first come, first served with `max_batch_tokens` alone and without predictions; for "
-        "comparisons.",
-    )
-    max_queue_delay_ms: float = Field(
-        0.0,
-        ge=0,
-        le=60_000,
-        description="How long a batch that could still grow waits for more texts, where deadlines allow it; 0: "
-        "it starts whenever a lane is free, which is best for latency.",
-    )
-    max_client_batch_size: int = Field(
-        32, ge=1, le=65_536, validate_default=True, description="Inputs of one request on the text routes."
-    )
-    max_openai_batch_size: int = Field(
-        2048,
-        ge=1,
-        le=65_536,
-        validate_default=True,
-        description="Inputs of one request on `/v1`, in Cohere's and in Jina's shape.",
-    )
-    accept_bare_ids: bool = Field(
-        False,
-        description="Let `/v1/embeddings` take token ids without the model's special tokens, which are added. They "
-        "must be the model's own.",
-    )
-    accept_token_ids: str = Field(
-        "",
-        description="Take the token ids that OpenAI's clients may send to `/v1/embeddings` and read them back to text: "
-        "`cl100k_base=PATH`, the file of that encoding as tiktoken keeps it, or `cl100k_base`, where "
-        "`TIKTOKEN_CACHE_DIR` holds it. Nothing is downloaded.",
-    )
-    max_v2_batch_size: int = Field(
-        128, ge=1, le=65_536, validate_default=True, description="Inputs of one request on `/v2` and gRPC."
-    )
-    default: str = Field(
-        "",
-        description="For tasks of several models, the one that answers a request without a model name: "
-        "`TASK=NAME,...`.",
-    )
-    model_control: bool = Field(
-        False,
-        description="Let requests on `/v2` and gRPC load versions of the repository's models and take models out of "
-        "service and back.",
-    )
-    watch_models_s: float = Field(
-        0.0,
-        ge=0,
-        le=86_400,
-        description="Look for newer versions of the models this often and swap to them while serving; 0: the "
-        "versions of the start are served until a request loads others.",
-    )
-    keep_version_s: float = Field(
-        300.0,
-        ge=0,
-        le=86_400,
-        description="How long the version before stays in memory after a swap, for the way back: on request, or "
-        "by itself when the engine of the new one ends. It needs memory beside the new one.",
-    )
-    unknown_fields: Literal["ignore", "refuse"] = Field(
-        "ignore",
-        description="What becomes of a request with a field that is not read and that no owner of a protocol"
-        " documents: `ignore` answers it and names the field in `X-Ignored-Fields`; `refuse` rejects it"
-        " (HTTP 400 or 422), and documented fields that are not read.",
-    )
-    auto_truncate: bool = Field(
-        True, description="Cut texts that are too long and say so in the reply; off: refuse them."
-    )
-
-    response_cache_mb: int = Field(
-        0,
-        ge=0,
-        le=1_048_576,
-        description="MiB of answers to keep, by token ids and the model's version, until another version or engine"
-        " takes over. Requests for what is being computed wait for it. 0: every text is computed.",
-    )
-    default_timeout_ms: int = Field(
-        2000,
-        ge=1,
-        le=3_600_000,
-        description="Deadline of a request that brings none, unless it costs more; bulk work then has none.",
-    )
-    max_timeout_ms: int = Field(
-        60_000, ge=1, le=3_600_000, description="Longest deadline a request may have that is not bulk work."
-    )
-
-    batch_dir: Path | None = Field(
-        None,
-        description="Folder for the files and jobs of `/v1/files` and `/v1/batches`, of one server alone; unset: both "
-        "are off.",
-    )
-    batch_file_mb: int = Field(200, ge=1, le=65_536, description="MiB of a file that is uploaded to `/v1/files`.")
-    batch_max_lines: int = Field(50_000, ge=1, le=10_000_000, description="Lines of a batch's input file.")
-    batch_disk_mb: int = Field(
-        10_240,
-        ge=1,
-        le=1 << 30,
-        description="MiB of all files together, results included. Beyond it uploads are refused, and batches wait "
-        "until files are deleted or expire.",
-    )
-    batch_max_files: int = Field(1000, ge=1, le=100_000, description="Files that are kept, results included.")
-    batch_max_jobs: int = Field(
-        1000,
-        ge=1,
-        le=100_000,
-        description="Batches that are kept; for a new one the key's own that ended first is forgotten, or any, and "
-        "where none has ended it is refused with 429.",
-    )
-    batch_keep_days: float = Field(
-        30.0,
-        gt=0,
-        le=3650,
-        description="How long files are kept at most, and batches after their end.",
-    )
-
-    body_limit_bytes: int = Field(
-        4 << 20, ge=1024, le=1 << 30, validate_default=True, description="Bytes of a request's body or message."
-    )
-    buffer_limit_mb: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 20,
-        description="MiB that all connections together may hold of bodies on their way or waiting, inflated bodies and "
-        "unread replies, one connection half of them; what goes beyond is refused with 503. Unset: 64, or four times "
-        "`body_limit_bytes` where that is more.",
-    )
-    header_limit_bytes: int = Field(16_384, ge=1024, le=1 << 20, description="Bytes of a request's line and headers.")
-    header_limit_count: int = Field(100, ge=8, le=10_000, description="Headers of a request.")
-    header_timeout_s: float = Field(5.0, gt=0, le=3600, description="Time in which a request's headers must arrive.")
-    body_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time in which its body must arrive.")
-    keep_alive_s: float = Field(75.0, gt=0, le=3600, description="How long an idle HTTP connection stays open.")
-    max_connections: int | None = Field(
-        None,
-        ge=1,
-        le=60_000,
-        description="Open connections of HTTP and gRPC together. When all are taken, the one that has been idle the "
-        "longest is closed for a new one; where none is idle, the new one is refused. Unset: what the limit of open "
-        "files leaves, 10,000 at most.",
-    )
-    max_connections_per_peer: int = Field(
-        0,
-        ge=0,
-        le=60_000,
-        description="The same from one address (of IPv6, one /64 network); 0: no bound, because behind a proxy all "
-        "clients have one address.",
-    )
-    max_connection_age_s: float = Field(
-        300.0,
-        ge=0,
-        le=86_400,
-        description="After so long, a tenth more or less, a client is asked to open a new connection (GOAWAY, or "
-        "`Connection: close`), so that newer replicas get their share; 0: never.",
-    )
-
-    lame_duck_s: float = Field(
-        5.0, ge=0, le=600, description="After SIGTERM: not ready but still serving, until load balancers have noticed."
-    )
-    drain_s: float = Field(
-        10.0,
-        ge=0,
-        le=600,
-        description="Then: how long requests under way may take to finish, and gRPC clients to hear of the end.",
-    )
-    engine_crash_limit: int = Field(
-        3,
-        ge=1,
-        le=100_000,
-        description="Deaths of the engine within `engine_crash_window_s` after which it is not started again. On a CPU"
-        " with `engine` `auto`, `ort-cpu` takes the place of `cpu`, in state `degraded`; a GPU needs"
-        " `cpu_fallback`. Where no engine is left, the server ends.",
-    )
-    engine_crash_window_s: float = Field(60.0, gt=0, le=86_400, description="See `engine_crash_limit`.")
-    engine_start_s: float = Field(
-        600.0,
-        ge=1,
-        le=86_400,
-        description="In which an engine must be ready. One that is started again has ten times what the start before "
-        "took, if that is less, and 60 s at least. An engine that is not ready by then is killed and given up.",
-    )
-    engine_hang_s: float = Field(
-        2.0,
-        ge=1,
-        le=3600,
-        description="A batch without an answer after so long, and after ten times its predicted cost, is taken for "
-        "a hang: the engine is killed and started again.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
-    log_format: Literal["text", "json"] = Field(
-        "text",
-        description="`json`: each line of the log is one object, and the announcement on standard output is left out.",
-    )
-    access_log: bool = Field(False, description="A line for each request that is answered, refused ones included.")
-    otlp_endpoint: str = Field(
-        "",
-        description="Send traces to this OpenTelemetry collector, `http://host:4318` (OTLP over HTTP, `/v1/traces`); "
-        "empty: no traces.",
-    )
-    trace_sample: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Share of requests that are traced, of those whose `traceparent` does not decide it.",
-    )
-
-    @field_validator("max_client_batch_size", "max_openai_batch_size", "max_v2_batch_size", "body_limit_bytes")
-    @classmethod
-    def _names_itself(cls, value: int, info: ValidationInfo) -> int:
-        return Limit(value, flag_of(info.field_name or ""))
-
-    @field_validator("api_keys_file", "tls_cert_file")
-    @classmethod
-    def _usable(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if value is not None:
-            check = read_keys if info.field_name == "api_keys_file" else check_certificate
-            check(value)
-        return value
-
-    @field_validator("tls_key_file")
-    @classmethod
-    def _key_of_the_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if "tls_cert_file" not in info.data:
-            return value  # the certificate is wrong: that is said already
-        certificate = info.data["tls_cert_file"]
-        if (value is None) != (certificate is None):
-            raise ValueError("--tls-cert-file and --tls-key-file need one another")
-        if value is not None:
-            check_pair(certificate, value)
-        return value
-
-    @field_validator("tls_client_ca_file")
-    @classmethod
-    def _usable_authorities(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if value is not None:
-            if info.data.get("tls_cert_file", value) is None:
-                raise ValueError("needs --tls-cert-file and --tls-key-file")
-            check_certificate(value)
-        return value
-
-    @field_validator(*_SYNTAX, check_fields=False)
-    @classmethod
-    def _well_formed(cls, value: str, info: ValidationInfo) -> str:
-        pattern, message = _SYNTAX[info.field_name or ""]
+    def check(value: str) -> str:
         if value and not re.fullmatch(pattern, value):
             raise ValueError(message)
         return value
+
+    return AfterValidator(check)
+
+
+def _read_by(read: Callable[[Path], object]) -> AfterValidator:
+    """Refuses a file that cannot be read as what it should be."""
+
+    def check(path: Path | None) -> Path | None:
+        if path is not None:
+            read(path)
+        return path
+
+    return AfterValidator(check)
+
+
+class _Group(BaseModel):
+    """A group of settings. The string below each one is its help."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), defer_build=True, use_attribute_docstrings=True
+    )
+
+
+class Model(_Group):
+    """Models to serve, and their versions and artifacts."""
+
+    models: Path = Path("models")
+    """Model repository: a directory with `<model>/<version>/` below it."""
+    model_id: str = ""
+    """Checkpoint folder or Hugging Face model ID to serve in place of `--models`. The first start exports it into
+    `--cache-dir`. Needs `bertserve[export]`."""
+    revision: str = ""
+    """Branch, tag or commit of `--model-id` on the Hugging Face hub. Empty: the main branch."""
+    token: str = Field("", repr=False)
+    """Hugging Face access token, for private and gated models. Prefer the environment variable `HF_TOKEN`. Empty:
+    `HF_TOKEN`, or the token of `hf auth login`."""
+    task: TaskName | None = None
+    """Task to export `--model-id` for. Unset: what the checkpoint's files say."""
+    precision: Literal["auto", "fp32", "fp16", "int8"] = "auto"
+    """Precision of the artifact to serve. `auto` prefers INT8 on a CPU and FP16 on a GPU. It serves FP32 if the INT8
+    artifact of a question-answering model gives too few of PyTorch's answers."""
+    allow_unproven: bool = False
+    """Serve an artifact that was never compared with PyTorch, if the model has no other. The server's state is then
+    `degraded`."""
+    default: Annotated[str, _like(f"{_DEFAULT}(,{_DEFAULT})*", "must look like embed=minilm,tag=ner")] = ""
+    """Default models of tasks that several models serve, as `TASK=NAME,...`. They answer requests that name no
+    model."""
+    model_control: bool = False
+    """Allow requests on `/v2` and gRPC to load and unload the repository's models and versions."""
+    watch_models_s: float = Field(0.0, ge=0, le=86_400)
+    """Interval between checks for new model versions, in seconds. The server hot-swaps to new versions. 0: it keeps
+    the versions of its start until a request loads others."""
+    keep_version_s: float = Field(300.0, ge=0, le=86_400)
+    """Time to keep the previous version in memory after a hot swap, in seconds. The server rolls back to it on request,
+    or when the new version's engine fails. Needs memory for both versions."""
+
+
+class Ports(_Group):
+    """Addresses and ports."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. `::` listens on all interfaces, over IPv6 and IPv4 (IPv4 alone if the host has no IPv6).
+    `0.0.0.0` listens on all interfaces over IPv4."""
+    http_port: int = Field(8000, ge=0, le=65_535)
+    """Port for HTTP. 0: any free port."""
+    grpc_port: int = Field(8001, ge=0, le=65_535)
+    """Port for gRPC. 0: any free port."""
+    metrics_port: int = Field(8002, ge=0, le=65_535)
+    """Port for probes and metrics. 0: any free port."""
+    agent_port: int | None = Field(None, ge=1, le=65_535)
+    """Port for HAProxy agent checks, which set this replica's weight from its predicted wait. Unset: no agent
+    checks."""
+    load_reports: Literal["asked", "always"] = "asked"
+    """Replies that carry an ORCA load report for load balancers. `asked`: replies to requests with the header
+    `endpoint-load-metrics-format`. `always`: every reply."""
+
+
+class _Engine(_Group):
+    """Engines, CPU cores and recovery from engine failures."""
+
+    engine: EngineName = Field(
+        "auto",
+        description=(
+            f"Engine that runs the models. `auto` takes the first of these that can run, and logs why not the others: "
+            f"{', '.join(kind.title for kind in AUTO)}. If a named engine cannot run, the server does not start. "
+            f"{' '.join(filter(None, (kind.help for kind in ENGINES.values())))}"
+        ),
+    )
+    threads: int | None = Field(None, ge=1, le=256)
+    """CPU cores for the engine. Unset: all that CPU affinity and the container's quota allow."""
+    engine_nice: int = Field(10, ge=0, le=19)
+    """Nice value added to CPU worker threads that run batches. Keeps the front end responsive under overload. The
+    thread for single texts is exempt, unless it is the only one."""
+    build_engine: bool = False
+    """Build a missing TensorRT engine for this node's GPU while serving. For models exported with `--tensorrt graph`.
+    The build runs at idle priority; the proven engine is kept in `--cache-dir` and hot-swapped in."""
+    cache_dir: Path | None = Field(None, validate_default=True)
+    """Directory for this node's data: proofs, TensorRT engines, measured batch costs and exports of `--model-id`.
+    Unset: nothing is kept, except exports in `~/.cache/bertserve`."""
+    cpu_fallback: bool = False
+    """Fall back to the CPU after `--engine-crash-limit` crashes of a GPU engine. The server's state is then `degraded`.
+    Off: the server exits."""
+    engine_crash_limit: int = Field(3, ge=1, le=100_000)
+    """Maximum engine crashes within `--engine-crash-window-s`. At the limit the engine is not restarted. On a CPU with
+    `--engine auto`, `ort-cpu` replaces `cpu` (state `degraded`). A GPU engine needs `--cpu-fallback`. If no engine is
+    left, the server exits."""
+    engine_crash_window_s: float = Field(60.0, gt=0, le=86_400)
+    """Time window of `--engine-crash-limit`, in seconds."""
+    engine_start_s: float = Field(600.0, ge=1, le=86_400)
+    """Maximum engine start-up time, in seconds. A slower engine is killed and given up. A restart may take ten times
+    the previous start-up time, but at least 60 s and at most this value."""
+    engine_hang_s: float = Field(2.0, ge=1, le=3600)
+    """Minimum time before a batch without a result counts as hung, in seconds. The batch must also exceed ten times its
+    predicted cost. A hung engine is killed and restarted."""
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _cache_for_builds(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
+            raise ValueError("--build-engine needs it, and --engine auto")
+        return value
+
+
+def _field(setting: EngineSetting) -> tuple[Any, Any]:
+    kind: Any = type(setting.default)
+    if setting.pattern:
+        kind = Annotated[kind, _like(setting.pattern, f"must look like {setting.example}")]
+    least, most = (0, setting.most) if setting.most else (None, None)
+    return kind, Field(setting.default, ge=least, le=most, description=setting.help)
+
+
+if TYPE_CHECKING:
+    Engine = _Engine
+else:
+    _fields = {name: _field(setting) for name, setting in SETTINGS.items()}
+    Engine = pydantic.create_model("Engine", __base__=_Engine, __doc__=_Engine.__doc__, **_fields)
+
+
+class Scheduling(_Group):
+    """Order of requests, batches and deadlines."""
+
+    scheduling: Literal["deadline", "fifo"] = "deadline"
+    """Scheduling policy. `deadline`: earliest deadline first, with aging. `fifo`: first in, first out, limited by
+    `--max-batch-tokens` alone and without predictions, for comparisons."""
+    max_batch_tokens: int = Field(1024, ge=16, le=1 << 20)
+    """Maximum padded tokens per batch. Bounds how long one batch holds the engine: lower it for latency, raise it for
+    throughput."""
+    max_queue_delay_ms: float = Field(0.0, ge=0, le=60_000)
+    """Maximum time that a batch waits to grow, in milliseconds, as far as deadlines allow. 0: a batch starts as soon as
+    the engine is free, which is best for latency."""
+    min_batch_gain: float = Field(0.05, ge=0, le=0.9)
+    """Minimum saving per text for which a batch is doubled, as a fraction. Raise it for latency, lower it for
+    throughput."""
+    fairness: float = Field(6.0, ge=0, le=1000)
+    """Maximum time for which later texts may overtake a text, as a multiple of its own cost. Prevents starvation.
+    0: FIFO."""
+    default_timeout_ms: int = Field(2000, ge=1, le=3_600_000)
+    """Deadline of requests that set none, in milliseconds. An expensive request gets three times its predicted cost if
+    that is more; bulk work gets none."""
+    max_timeout_ms: int = Field(60_000, ge=1, le=3_600_000)
+    """Maximum deadline of a request, in milliseconds. Bulk work is exempt."""
+
+
+class Requests(_Group):
+    """Inputs and replies."""
+
+    auto_truncate: bool = True
+    """Truncate inputs that are too long, and say so in the reply. Off: reject them."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """Policy for unknown fields in a request. `ignore`: answer, and list them in `X-Ignored-Fields`. `refuse`: reject
+    the request with 400 or 422, also for documented fields that this server does not use."""
+    accept_bare_ids: bool = False
+    """Accept token IDs without special tokens on `/v1/embeddings`, and add those. The IDs must be the model's own."""
+    accept_token_ids: Annotated[str, _like(f"{_CL100K}=.+", f"must look like {_CL100K}=PATH or {_CL100K}")] = ""
+    """Accept token IDs of OpenAI's tokenizer on `/v1/embeddings`, and decode them to text. `cl100k_base=PATH`: the
+    encoding file as tiktoken stores it. `cl100k_base`: the copy in `TIKTOKEN_CACHE_DIR`. Nothing is downloaded."""
+    response_cache_mb: int = Field(0, ge=0, le=1_048_576)
+    """Size of the response cache, in MiB. Its keys are token IDs and model version. Requests for the same text share
+    one computation. A swap of version or engine clears it. 0: no cache."""
 
     @field_validator("accept_token_ids")
     @classmethod
@@ -496,12 +258,33 @@ class _Settings(BaseModel):
             raise ValueError("ids are of one tokenizer: leave out --accept-bare-ids")
         return value
 
-    @field_validator("cache_dir")
+
+class Limits(_Group):
+    """Limits on what the server accepts."""
+
+    max_queue_tokens: int = Field(524_288, ge=16, le=1 << 30)
+    """Maximum tokens in flight. Further requests are rejected with 429, as are requests that would miss their
+    deadline."""
+    max_client_batch_size: int = Field(32, ge=1, le=65_536, validate_default=True)
+    """Maximum inputs per request on the text routes (`/embed`, `/rerank` and others without a version)."""
+    max_openai_batch_size: int = Field(2048, ge=1, le=65_536, validate_default=True)
+    """Maximum inputs per request on `/v1` and in the formats of Cohere and Jina."""
+    max_v2_batch_size: int = Field(128, ge=1, le=65_536, validate_default=True)
+    """Maximum inputs per request on `/v2` and gRPC."""
+    body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, validate_default=True)
+    """Maximum size of a request body or gRPC message, in bytes."""
+    buffer_limit_mb: int | None = Field(None, ge=1, le=1 << 20)
+    """Maximum memory for request bodies and unread replies of all connections, in MiB. One connection may use half of
+    it. Further requests are rejected with 503. Unset: 64, or four times `--body-limit-bytes` if that is more."""
+    header_limit_bytes: int = Field(16_384, ge=1024, le=1 << 20)
+    """Maximum size of a request's line and headers, in bytes."""
+    header_limit_count: int = Field(100, ge=8, le=10_000)
+    """Maximum number of headers per request."""
+
+    @field_validator("max_client_batch_size", "max_openai_batch_size", "max_v2_batch_size", "body_limit_bytes")
     @classmethod
-    def _cache_for_builds(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
-            raise ValueError("--build-engine needs it, and --engine auto")
-        return value
+    def _names_itself(cls, value: int, info: ValidationInfo) -> int:
+        return Limit(value, flag_of(info.field_name or ""))
 
     @field_validator("buffer_limit_mb")
     @classmethod
@@ -518,9 +301,106 @@ class _Settings(BaseModel):
             return self.buffer_limit_mb << 20
         return max(_BUFFER_BYTES, _BODIES_IN_BUFFERS * self.body_limit_bytes)
 
-    def defaults(self) -> dict[str, str]:
-        """`default` as task to model."""
-        return dict(word.split("=") for word in self.default.split(",") if word)
+
+class Connections(_Group):
+    """Timeouts and limits of HTTP and gRPC connections."""
+
+    header_timeout_s: float = Field(5.0, gt=0, le=3600)
+    """Maximum time to receive a request's headers, in seconds."""
+    body_timeout_s: float = Field(10.0, gt=0, le=3600)
+    """Maximum time to receive a request's body, in seconds."""
+    keep_alive_s: float = Field(75.0, gt=0, le=3600)
+    """Idle timeout of HTTP connections, in seconds."""
+    max_connections: int | None = Field(None, ge=1, le=60_000)
+    """Maximum open connections, HTTP and gRPC together. At the limit, a new connection replaces the one that has been
+    idle longest; if none is idle, it is refused. Unset: what the limit of open files allows, up to 10,000."""
+    max_connections_per_peer: int = Field(0, ge=0, le=60_000)
+    """Maximum open connections per client address (per /64 network for IPv6). 0: no limit, because behind a proxy all
+    clients share one address."""
+    max_connection_age_s: float = Field(300.0, ge=0, le=86_400)
+    """Maximum age of a connection, in seconds, with 10% jitter. The client is then asked to reconnect (GOAWAY or
+    `Connection: close`), so that new replicas get their share. 0: no limit."""
+
+
+class Bulk(_Group):
+    """Bulk work (priority 4), and files and jobs of the Batches API."""
+
+    max_bulk_tokens: int = Field(524_288, ge=16, le=1 << 30)
+    """Maximum tokens of bulk work in flight, apart from `--max-queue-tokens`. Further bulk requests are rejected with
+    429."""
+    bulk_share: float = Field(0.05, ge=0, le=0.9)
+    """Minimum share of the device's time for waiting bulk work, as a fraction. Bulk work also gets the time that other
+    requests leave."""
+    bulk_slice_ms: float = Field(8.0, gt=0, le=60_000)
+    """Maximum duration of a bulk batch while other requests arrive, in milliseconds. Those wait for it: lower it for
+    tail latency. A single text always runs."""
+    batch_dir: Path | None = None
+    """Directory for files and jobs of `/v1/files` and `/v1/batches`. Only one server may use it. Unset: both APIs are
+    off."""
+    batch_file_mb: int = Field(200, ge=1, le=65_536)
+    """Maximum size of a file uploaded to `/v1/files`, in MiB."""
+    batch_max_lines: int = Field(50_000, ge=1, le=10_000_000)
+    """Maximum lines of a batch's input file."""
+    batch_disk_mb: int = Field(10_240, ge=1, le=1 << 30)
+    """Maximum size of all files including results, in MiB. At the limit, uploads are rejected, and batches wait until
+    files are deleted or expire."""
+    batch_max_files: int = Field(1000, ge=1, le=100_000)
+    """Maximum number of files kept, including results."""
+    batch_max_jobs: int = Field(1000, ge=1, le=100_000)
+    """Maximum number of batches kept. A new batch replaces the one that ended first, if possible of the same API key.
+    If none has ended, the new batch is rejected with 429."""
+    batch_keep_days: float = Field(30.0, gt=0, le=3650)
+    """Retention time of files, and of batches after their end, in days."""
+
+
+class Security(_Group):
+    """Authentication, TLS and access by browsers."""
+
+    api_keys_file: Annotated[Path | None, _read_by(read_keys)] = None
+    """File of API keys, one per line. Every route and call then needs a key, except the start page and the probes. The
+    server reloads the file when it changes."""
+    tls_cert_file: Annotated[Path | None, _read_by(check_certificate)] = None
+    """PEM file of the server's certificate chain. HTTP and gRPC then accept TLS alone. The server reloads the TLS files
+    when they change."""
+    tls_key_file: Path | None = Field(None, validate_default=True)
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_client_ca_file: Annotated[Path | None, _read_by(check_certificate)] = None
+    """PEM file of certificate authorities for mutual TLS. Clients must present a certificate of one of them."""
+    cors_origins: Annotated[
+        str,
+        _like(rf"\*|{_ORIGIN}(,{_ORIGIN})*", "must be `*` or look like https://app.example,http://localhost:3000"),
+    ] = ""
+    """Origins that may call the HTTP port from a browser (CORS), such as `https://app.example,http://localhost:3000`.
+    `*`: all. Empty: none."""
+    allowed_hosts: Annotated[
+        str,
+        _like(
+            rf"\*|{_HOST}(,{_HOST})*", "must be `*` or names without ports, such as search.example,10.0.0.7,[fd00::7]"
+        ),
+    ] = ""
+    """Names and addresses allowed in the `Host` header of HTTP requests, such as `search.example,10.0.0.7`. `localhost`
+    and loopback addresses are always allowed. Other hosts are rejected with 421, except for probes. `*`: all. Empty:
+    all, unless the server listens on a loopback address without API keys. It then allows only names without a dot,
+    against DNS rebinding (see security.md)."""
+
+    @field_validator("tls_key_file")
+    @classmethod
+    def _key_of_the_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_cert_file" not in info.data:
+            return value  # the certificate is wrong: that is said already
+        certificate = info.data["tls_cert_file"]
+        if (value is None) != (certificate is None):
+            raise ValueError("--tls-cert-file and --tls-key-file need one another")
+        if value is not None:
+            check_pair(certificate, value)
+        return value
+
+    @field_validator("tls_client_ca_file")
+    @classmethod
+    def _beside_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("tls_cert_file", value) is None:
+            raise ValueError("needs --tls-cert-file and --tls-key-file")
+        return value
 
     @property
     def allowed_origins(self) -> frozenset[str]:
@@ -532,50 +412,79 @@ class _Settings(BaseModel):
         """`allowed_hosts` one by one, in lower case; `*` stands for all."""
         return frozenset(self.allowed_hosts.lower().split(",") if self.allowed_hosts else ())
 
+
+class Shutdown(_Group):
+    """Graceful shutdown after SIGTERM."""
+
+    lame_duck_s: float = Field(5.0, ge=0, le=600)
+    """Lame-duck time after SIGTERM, in seconds. The server is not ready but still serves, until load balancers have
+    noticed."""
+    drain_s: float = Field(10.0, ge=0, le=600)
+    """Maximum drain time after that, in seconds. Requests in flight may finish, and gRPC clients learn of the end."""
+
+
+class Logs(_Group):
+    """Logs and traces."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Minimum level of log lines."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of log lines. `json`: one object per line, and no announcement on standard output."""
+    access_log: bool = False
+    """Log one line per request, including rejected ones."""
+    otlp_endpoint: Annotated[
+        str,
+        _like(
+            r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?(/[!-~]*)?", "must look like http://host:4318"
+        ),
+    ] = ""
+    """OpenTelemetry collector to send traces to, such as `http://host:4318` (OTLP over HTTP, `/v1/traces`). Empty: no
+    traces."""
+    trace_sample: float = Field(0.01, ge=0, le=1)
+    """Share of requests to trace, as a fraction. A request's `traceparent` takes precedence."""
+
+
+# pydantic puts the fields of the last base first.
+class Settings(Logs, Shutdown, Security, Bulk, Connections, Limits, Requests, Scheduling, Engine, Ports, Model):
+    """The options of `bertserve serve`."""
+
+    def defaults(self) -> dict[str, str]:
+        """`default` as task to model."""
+        return dict(word.split("=") for word in self.default.split(",") if word)
+
     def of_engine(self, name: str) -> dict[str, float | str]:
         """The settings of an engine's own."""
         return {setting: getattr(self, setting) for setting in ENGINES[name].settings}
 
     @classmethod
-    def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Self:
         """Settings from the command line, the environment and the file that `--config` names.
 
         Raises:
             StartupError: With every problem, and exit code 2.
         """
-        flags, problems = _parse_flags(argv)
-        problems += _unknown_environment(environment)
-        config = flags.pop("config", None) or _environment(environment).get("config")
-        values = {} if config is None else _read_file(Path(config), problems)
-        values |= {name: value for name, value in _environment(environment).items() if name in cls.model_fields}
-        values |= flags
+        problems: list[str] = []
+        flags, variables = _read_flags(argv, problems), _read_environment(environment)
+        named = variables.pop("config", None)
+        config = flags.pop("config", None) or named
+        file = {} if config is None else _read_file(Path(config), problems)
+        values = _known(file, problems, where=f"{config}: ") | _known(variables, problems, variable_of) | flags
         problems += _model_problems(values, environment)
         problems += _token_id_problems(values, environment)
         try:
             settings = cls.model_validate(values)
         except pydantic.ValidationError as invalid:
-            problems += [_explain(error) for error in invalid.errors()]
+            problems += map(_explain, invalid.errors())
         if problems:
             raise StartupError("; ".join(problems), exit_code=2, as_json=values.get("log_format") == "json")
         return settings
 
 
-def _field(setting: EngineSetting) -> tuple[type, Any]:
-    least, most = (0, setting.most) if setting.most else (None, None)
-    return type(setting.default), Field(setting.default, ge=least, le=most, description=setting.help)
-
-
-if TYPE_CHECKING:
-    Settings = _Settings
-else:
-    fields = {name: _field(setting) for name, setting in SETTINGS.items()}
-    Settings = pydantic.create_model("Settings", __base__=_Settings, __doc__=_Settings.__doc__, **fields)
-
-
 def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
     """What goes against `model_id`; gives it a cache where it goes well."""
     if not values.get("model_id"):
-        return [f"{flag_of(name)}: is of --model-id, which is not given" for name in _OF_THE_MODEL if values.get(name)]
+        of_the_model = ("revision", "token", "task")
+        return [f"{flag_of(name)}: is of --model-id, which is not given" for name in of_the_model if values.get(name)]
     problems = []
     if values.get("models"):
         problems.append(
@@ -606,77 +515,110 @@ def _token_id_problems(values: dict[str, Any], environment: Mapping[str, str]) -
     return []
 
 
+GROUPS: Sequence[type[_Group]] = [base for base in reversed(Settings.__bases__) if issubclass(base, _Group)]
+"""The groups of settings, in the order in which `--help-all` and the documents have them."""
+
+
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@functools.cache  # the schema takes most of a parse
-def _parser() -> argparse.ArgumentParser:
+def variable_of(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def is_for_tests(name: str) -> bool:
+    """Whether a setting is accepted, but shown neither by `--help-all` nor on the page of settings."""
+    return name.startswith("fake_")
+
+
+def kind_of(field: FieldInfo) -> Any:  # noqa: ANN401  a type, or a Literal
+    """The type of a setting's value where it is set: `int` of `int | None`."""
+    parts = () if get_origin(field.annotation) is Literal else get_args(field.annotation)
+    return next((part for part in parts if part is not NoneType), field.annotation)
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """The least and the largest number that a setting takes; empty where it is no number."""
+    bounds = {
+        name: getattr(each, name) for each in field.metadata for name in ("ge", "gt", "le") if hasattr(each, name)
+    }
+    if not bounds:
+        return ""
+    least = f"{bounds['ge']:,}" if "ge" in bounds else f"above {bounds['gt']:,}"
+    return f"{least} to {bounds['le']:,}"
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default as users write it; empty where there is none."""
+    default = field.default
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@functools.cache
+def _parser(*, common: bool = False) -> argparse.ArgumentParser:
+    """Of all options in groups, or of those that most users need."""
     parser = argparse.ArgumentParser(
         prog="bertserve serve",
-        description="Serve the models of a repository, or one that is exported first, over HTTP and gRPC.",
-        epilog=f"Every option can also be set as {ENVIRONMENT_PREFIX}<NAME> or in a TOML file given by --config.",
+        usage="bertserve serve [options]",
+        description="Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC.",
+        epilog=f"Each option is also an environment variable {ENVIRONMENT_PREFIX}<NAME> and a key of the --config file."
+        + " `bertserve serve --help-all` lists all options." * common,
+        argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
     )
-    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings.")
-    for name, schema in Settings.model_json_schema()["properties"].items():
-        shown = {"help": argparse.SUPPRESS} if name.startswith(_FOR_TESTS) else _shown(schema)
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shown)
-    parser.exit_on_error = False
+    first = parser.add_argument_group("Common options" if common else "General")
+    first.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options and exit.")
+    first.add_argument("--help-all", action=_Help, nargs=0, help="Show all options in groups and exit.")
+    first.add_argument("--config", metavar="FILE", help="TOML file with settings. Variables and options override it.")
+    if common:
+        for name in _COMMON:
+            _add(first, name)
+        return parser
+    for group in GROUPS:
+        titled = parser.add_argument_group(group.__name__, group.__doc__)
+        for name in group.model_fields:
+            _add(titled, name)
     return parser
 
 
-def _shown(schema: dict[str, Any]) -> dict[str, Any]:
-    """What `--help` shows of a setting beside its name; a switch needs no word."""
-    kind, default = kind_of(schema), schema.get("default")
-    if isinstance(default, bool):
-        default = str(default).lower()
-    notes = [
-        *([bounds] if (bounds := bounds_of(kind)) else []),
-        *([] if default in (None, "") else [f"default: {default}"]),
-    ]
-    text = f"{schema['description']} ({'; '.join(notes)})" if notes else schema["description"]
-    shown = {"help": text.replace("%", "%%"), "metavar": _METAVARS.get(kind.get("format") or kind["type"], "VALUE")}
-    if "enum" in kind:
-        shown["metavar"] = f"{{{','.join(kind['enum'])}}}"
-    return shown | ({"nargs": "?", "const": "true"} if kind["type"] == "boolean" else {})
+def _add(group: argparse._ArgumentGroup, name: str) -> None:
+    """Adds a setting; a switch needs no word."""
+    field = Settings.model_fields[name]
+    kind, default = kind_of(field), default_of(field)
+    shown: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+    if is_for_tests(name):
+        shown["help"] = argparse.SUPPRESS
+    else:
+        notes = "; ".join(filter(None, [bounds_of(field), default and f"default: {default}"]))
+        shown["help"] = f"{field.description}{notes and f' ({notes})'}".replace("%", "%%")
+        shown["metavar"] = f"{{{','.join(get_args(kind))}}}" if get_args(kind) else _METAVARS.get(kind, "VALUE")
+    group.add_argument(flag_of(name), dest=name, **shown)
 
 
-def documented() -> dict[str, dict[str, Any]]:
-    """The schema of each setting that users are told of."""
-    properties = Settings.model_json_schema()["properties"]
-    return {name: schema for name, schema in properties.items() if not name.startswith(_FOR_TESTS)}
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        _parser(common=self.dest == "help").print_help()
+        parser.exit()
 
 
-def kind_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a setting's value where it is set."""
-    (kind,) = (part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
-    return dict(kind)
-
-
-def bounds_of(kind: dict[str, Any]) -> str:
-    """The least and the largest number that a setting takes; empty where it is no number."""
-    if "maximum" not in kind:
-        return ""
-    least = f"{kind['minimum']:,}" if "minimum" in kind else f"above {kind['exclusiveMinimum']:,}"
-    return f"{least} to {kind['maximum']:,}"
-
-
-def _parse_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _read_flags(argv: list[str], problems: list[str]) -> dict[str, Any]:
     try:
         arguments, unknown = _parser().parse_known_args(argv)
     except argparse.ArgumentError as error:
-        return {}, [str(error)]
+        problems.append(str(error))
+        return {}
     names = [flag_of(name) for name in ["config", *Settings.model_fields]]
     flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
-    return vars(arguments), [_unknown(word, names) for word in flags or unknown]
+    problems += [_unknown(word, names) for word in flags or unknown]
+    return vars(arguments)
 
 
-def _unknown(name: str, names: list[str]) -> str:
-    return f"unknown setting {name}{nearest(name, names)}"
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return {
         key.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for key, value in environment.items()
@@ -691,24 +633,30 @@ def _is_service_link(key: str, value: str) -> bool:
     return _SERVICE_LINK.fullmatch(name) is not None
 
 
-def _unknown_environment(environment: Mapping[str, str]) -> list[str]:
-    names = [ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields]
-    unknown = _environment(environment).keys() - Settings.model_fields.keys() - {"config"}
-    return [_unknown(ENVIRONMENT_PREFIX + name.upper(), names) for name in sorted(unknown)]
-
-
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415  most starts have no file
+
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         problems.append(f"--config {path}: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"--config {path}: {error}")
-    else:
-        unknown = values.keys() - Settings.model_fields.keys()
-        problems += [f"{path}: {_unknown(name, list(Settings.model_fields))}" for name in sorted(unknown)]
-        return {name: value for name, value in values.items() if name not in unknown}
     return {}
+
+
+def _known(
+    values: dict[str, Any], problems: list[str], spelled: Callable[[str], str] = str, where: str = ""
+) -> dict[str, Any]:
+    """The settings among what a source brings; what else it brings is a problem, spelled as there."""
+    names = [spelled(name) for name in Settings.model_fields]
+    unknown = values.keys() - Settings.model_fields.keys()
+    problems += [where + _unknown(spelled(name), names) for name in sorted(unknown)]
+    return {name: value for name, value in values.items() if name not in unknown}
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    return f"unknown setting {name}{nearest(name, names)}"
 
 
 _MUST_BE = {"bool_parsing": "true or false", "int_parsing": "a whole number", "float_parsing": "a number"}

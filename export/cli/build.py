@@ -38,21 +38,23 @@ def _build(options: argparse.Namespace, progress: Progress) -> int:
 def parser() -> argparse.ArgumentParser:
     arguments = OptionParser(
         prog="bertserve build",
-        description="Builds a TensorRT engine of a bundle that was exported with `--tensorrt graph`, for the GPU at"
-        " hand, compares it with the answers of PyTorch that the bundle carries, and keeps both for `bertserve serve"
-        " --cache-dir DIR` on this node. Needs no PyTorch.",
+        description="Build a TensorRT engine of a bundle for this node, and verify it. The bundle must come from an"
+        " export with `--tensorrt graph`. The engine is compared with PyTorch's answers in the bundle, and kept for"
+        " `bertserve serve --cache-dir DIR`. Needs no PyTorch.",
     )
     add_bundle(arguments)
-    arguments.add_argument("--cache-dir", type=Path, required=True, metavar="DIR", help="the node's cache")
+    arguments.add_argument(
+        "--cache-dir", type=Path, required=True, metavar="DIR", help="Cache directory to keep it in."
+    )
     arguments.add_argument(
         "--target",
         choices=TARGETS,
-        help="what to build for (default: the GPU at hand, with the TensorRT that is installed)",
+        help="Target of the engine (default: this machine's GPU and TensorRT version).",
     )
     arguments.add_argument(
         "--precision",
         choices=ENGINE_GRAPHS,
-        help="of the engine, where the bundle brings the graph for it (default: fp16 if it brings that one)",
+        help="Precision of the engine. The bundle must have a graph for it (default: fp16 if there is one).",
     )
     add_threads(arguments)
     return arguments

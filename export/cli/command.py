@@ -113,11 +113,16 @@ def _interrupts() -> Iterator[Callable[[], None]]:
 
 def add_bundle(parser: ArgumentParser) -> None:
     """The argument that names the bundle; `open_named` opens it."""
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="models/MODEL/VERSION, or models/MODEL's newest")
+    parser.add_argument(
+        "bundle",
+        type=Path,
+        metavar="BUNDLE",
+        help="Bundle: `models/MODEL/VERSION`, or `models/MODEL` for the newest version.",
+    )
 
 
 def add_threads(parser: ArgumentParser) -> None:
-    parser.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU cores to use (default: all).")
 
 
 def open_named(path: Path) -> Bundle:

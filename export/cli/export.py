@@ -189,42 +189,47 @@ def parser() -> argparse.ArgumentParser:
     """The names of its arguments are the fields of `Recipe`."""
     arguments = OptionParser(
         prog="bertserve export",
-        description="Turns a BERT checkpoint into a model bundle whose answers were compared with PyTorch's.",
+        description="Export a BERT checkpoint as a verified model bundle. Every artifact is compared with PyTorch.",
     )
     add = arguments.add_argument
-    add("source", metavar="SOURCE", help=f"a checkpoint folder, a hub id, or `{DEMO}`")
-    add("--out", type=Path, required=True, metavar="DIR", help="the model repository to write to")
-    add("--name", help="the model's name (default: from SOURCE)")
-    add("--revision", metavar="REVISION", help="the hub's branch, tag or commit (default: its main branch)")
-    add("--token", metavar="TOKEN", help="of an account of the hub (default: HF_TOKEN, or the one of its own login)")
-    add("--task", choices=(*TASKS, REGRESSION), help="what to export it for (default: from the checkpoint)")
+    add("source", metavar="SOURCE", help=f"Checkpoint folder, Hugging Face model ID, or `{DEMO}`.")
+    add("--out", type=Path, required=True, metavar="DIR", help="Model repository to write to.")
+    add("--name", help="Name of the model (default: from SOURCE).")
+    add("--revision", metavar="REVISION", help="Branch, tag or commit on the hub (default: the main branch).")
+    add(
+        "--token",
+        metavar="TOKEN",
+        help="Hugging Face access token. Prefer the environment variable `HF_TOKEN` (default: `HF_TOKEN`, or the token "
+        "of `hf auth login`).",
+    )
+    add("--task", choices=(*TASKS, REGRESSION), help="Task to export for (default: from the checkpoint).")
     add(
         "--case",
         choices=CASES,
-        help="whether the words of a TensorFlow or Megatron-LM checkpoint keep their case, where its files do not say",
+        help="Case of a TensorFlow or Megatron-LM checkpoint's vocabulary, if its files do not say.",
     )
-    add("--change-task", action="store_true", help="let the model's next version have another task than its last")
+    add("--change-task", action="store_true", help="Allow another task than the last version has.")
     add(
         "--if-changed",
         action="store_true",
-        help="make nothing where the model's newest version was made of the same files or commit, with the same options"
-        " and version; of several such commands at once, one works and the others wait",
+        help="Skip the export if the newest version has the same source, options and bertserve version. Concurrent"
+        " commands are safe: one exports, the others wait.",
     )
     add(
         "--precision",
         dest="forms",
         action="append",
         choices=FORMS,
-        help=f"an artifact to make; may be given more than once (default: {' and '.join(DEFAULT_FORMS)}, and {SECOND} "
-        "where OpenVINO is installed)",
+        help=f"Artifact to export. Can be repeated (default: {' and '.join(DEFAULT_FORMS)}, and {SECOND} if OpenVINO "
+        "is installed).",
     )
     add(
         "--tensorrt",
         action="append",
         default=[],
         choices=(*TENSORRT_TARGETS, GRAPH),
-        help="a TensorRT engine to build, for that GPU or for the one at hand (native), or the graph that each node "
-        "builds its own of (graph); may be given more than once",
+        help="TensorRT engine to build, for a type of GPU or for this machine's (`native`). `graph`: the graph from "
+        "which each node builds its own engine. Can be repeated.",
     )
     add(
         "--tensorrt-precision",
@@ -232,46 +237,47 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=ENGINE_GRAPHS,
-        help="what TensorRT's engines compute in; may be given more than once (default: fp16)",
+        help="Precision of TensorRT engines. Can be repeated (default: fp16).",
     )
     add(
         "--split",
         type=_parts,
         default=1,
         metavar="N",
-        help=f"cut each artifact into N parts, {_MOST_PARTS} at most, that run in as many processes, for a model that "
-        "one cannot hold",
+        help=f"Number of parts of each artifact, up to {_MOST_PARTS}. Each part runs in its own process, for models "
+        "too large for one (default: 1).",
     )
     add(
         "--split-by",
         choices=get_args(SplitBy),
         default="layers",
-        help="whether each part of --split has some of the layers, or a share of every layer (default: layers)",
+        help="Unit of `--split`. `layers`: each part has some layers. `tensors`: each part has a share of every layer "
+        "(default: layers).",
     )
     add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="the node's cache, which the engine of --tensorrt native goes into",
+        help="Cache directory of this node, for the engine of `--tensorrt native`.",
     )
-    add("--triton", type=Path, metavar="DIR", help="write the bundle as a Triton model repository there too")
+    add("--triton", type=Path, metavar="DIR", help="Triton model repository to write as well.")
     add(
         "--max-length",
         type=positive,
         metavar="N",
-        help="tokens of the longest input (default: the checkpoint's own limit)",
+        help="Maximum input length, in tokens (default: the checkpoint's limit).",
     )
     add(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="texts that INT8 takes its ranges from: one a line, .jsonl with `text` and perhaps `pair`, or a column of "
-        "a .csv or .tsv (default: the package's own)",
+        help="File of texts for INT8 calibration (default: built-in texts). Formats: one text per line, .jsonl with "
+        "`text` and optionally `pair`, or a column of a .csv or .tsv.",
     )
     add(
         "--calibration-column",
         metavar="NAME",
-        help="the column, by its name in the first row or its number (default: 1)",
+        help="Column of `--calibration`, by header or number (default: 1).",
     )
     _add_proof(arguments)
     return arguments
@@ -292,7 +298,7 @@ def _add_proof(arguments: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="labelled text to judge PyTorch and every artifact by the task's own metric; may be given more than once",
+        help="File of labeled texts, to score PyTorch and every artifact by the task's metric. Can be repeated.",
     )
     arguments.add_argument(
         "--limit",
@@ -301,7 +307,7 @@ def _add_proof(arguments: argparse.ArgumentParser) -> None:
         default=[],
         type=_limit,
         metavar="[ARTIFACT.]NAME=VALUE",
-        help=f"a limit that artifacts must keep: {', '.join(LIMIT_NAMES)}",
+        help=f"Limit that artifacts must keep. Names: {', '.join(LIMIT_NAMES)}. Can be repeated.",
     )
     arguments.add_argument(
         "--allow",
@@ -310,7 +316,7 @@ def _add_proof(arguments: argparse.ArgumentParser) -> None:
         default=[],
         type=_waivable,
         metavar="[ARTIFACT.]NAME",
-        help="a limit that an artifact may break; the manifest will say so",
+        help="Limit that an artifact may break. The manifest records it. Can be repeated.",
     )
 
 

@@ -29,8 +29,8 @@ def _inspect(options: argparse.Namespace, _progress: Progress) -> int:
 def parser() -> argparse.ArgumentParser:
     arguments = OptionParser(
         prog="bertserve inspect",
-        description="Checks a bundle's files and prints what they are and how far each artifact was proven.",
+        description="Show what a bundle contains and how each artifact was verified. Checks the bundle's files first.",
     )
     add_bundle(arguments)
-    arguments.add_argument("--json", action="store_true", help="print the manifest")
+    arguments.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
     return arguments

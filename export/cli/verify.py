@@ -52,8 +52,8 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
 def parser() -> argparse.ArgumentParser:
     arguments = OptionParser(
         prog="bertserve verify",
-        description="Checks a bundle's files, and compares every artifact that this machine can run with the answers"
-        " of PyTorch that the bundle carries. Needs no PyTorch.",
+        description="Verify a bundle's artifacts on this machine, without PyTorch. Checks the bundle's files, and"
+        " compares every artifact that this machine can run with PyTorch's answers in the bundle.",
     )
     add_bundle(arguments)
     arguments.add_argument(
@@ -62,13 +62,13 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=Path,
         metavar="FILE",
-        help="labelled text that the export was given too, to repeat the task's metric; may be given more than once",
+        help="File of labeled texts that the export used too, to repeat the task's metric. Can be repeated.",
     )
     arguments.add_argument(
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="the node's cache: keep the proof there, for `bertserve serve --cache-dir DIR` on this node",
+        help="Cache directory of this node, to keep the proof for `bertserve serve --cache-dir DIR`.",
     )
     add_threads(arguments)
     return arguments

@@ -24,8 +24,8 @@ def parser_of(verb: str, description: str) -> OptionParser:
 def add_shared(made: OptionParser, out: str) -> None:
     """Adds the options of both verbs; `out` says what --out writes."""
     made.add_argument("--out", type=Path, metavar="FILE", help=out)
-    made.add_argument("--seed", type=int, default=1, help="of arrivals, lengths and spread (default: 1)")
-    made.add_argument("--json", action="store_true", help="print figures for programs")
+    made.add_argument("--seed", type=int, default=1, help="Seed of arrivals, lengths and jitter (default: 1).")
+    made.add_argument("--json", action="store_true", help="Print the results as JSON.")
 
 
 def exit_code(verb: str, act: Callable[[], bool]) -> int:

@@ -138,40 +138,43 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = parser_of("simulate", "Tell from what batches cost how a server would bear a load.")
+    made = parser_of("simulate", "Simulate a server under load from measured batch costs.")
     made.add_argument(
         "--cost",
         required=True,
         metavar="NAME|FILE",
-        help=f"{', '.join(PUBLISHED)}, or the JSON of a server's /status",
+        help=f"Batch costs to use: a name, or the JSON of a server's /status. Names: {', '.join(PUBLISHED)}.",
     )
-    made.add_argument("--model", help="which model of a /status with several")
-    made.add_argument("--stages", type=int, default=1, metavar="N", help="a pipeline of N such devices (docs/split.md)")
-    made.add_argument("--transfer-us", type=float, default=100.0, metavar="US", help="of a stage to the next (100)")
-    made.add_argument("--tokens", metavar="MIX", help="lengths of the texts: 128, 8:70,32:30 or 10-250")
-    made.add_argument("--rate", type=float, metavar="R", help="requests a second, Poisson")
-    made.add_argument("--duration", type=float, metavar="S", help=f"seconds (default: {_REQUESTS:,} requests)")
-    made.add_argument("--replay", type=Path, metavar="FILE", help="a JSON list of [seconds, tokens] instead of chance")
-    made.add_argument("--slo-p99-ms", type=float, metavar="X", help="objective: p99 of all requests, refused ones too")
-    made.add_argument("--find-capacity", action="store_true", help="search for the highest rate that keeps the SLO")
-    made.add_argument("--scheduling", choices=_SCHEDULERS, default="deadline", help="fifo: the first-come baseline")
-    made.add_argument("--timeout-ms", type=float, default=2000.0, help="deadline of every request (default: 2000)")
-    made.add_argument("--max-batch-tokens", type=int, default=1024, help="padded tokens in a batch (default: 1024)")
-    made.add_argument("--min-batch-gain", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
-    made.add_argument("--fairness", type=float, default=6.0, help="as `serve` has it (default: 6)")
-    made.add_argument("--bulk", metavar="MIX", help="lengths of a bulk job's texts, more than can be done, besides")
-    made.add_argument("--bulk-share", type=float, default=0.05, help="as `serve` has it (default: 0.05)")
-    made.add_argument("--bulk-slice-ms", type=float, default=8.0, help="as `serve` has it (default: 8)")
+    add = made.add_argument
+    add("--model", help="Model to simulate, if /status has several.")
+    add("--stages", type=int, default=1, metavar="N", help="Number of pipeline stages, one device each (default: 1).")
+    add("--transfer-us", type=float, default=100.0, metavar="US", help="Transfer between stages, in us (default: 100).")
+    add("--tokens", metavar="MIX", help="Text lengths, in tokens: 128, 8:70,32:30 or 10-250.")
+    add("--rate", type=float, metavar="R", help="Arrival rate (Poisson), in requests per second.")
+    add("--duration", type=float, metavar="S", help=f"Simulated time, in s (default: {_REQUESTS:,} requests).")
+    add("--replay", type=Path, metavar="FILE", help="JSON list of [seconds, tokens] in place of random arrivals.")
+    add("--slo-p99-ms", type=float, metavar="X", help="Objective: p99 of all requests, rejected ones too, in ms.")
+    add("--find-capacity", action="store_true", help="Search for the highest rate that meets the SLO.")
+    add("--scheduling", choices=_SCHEDULERS, default="deadline", help="Scheduling policy (default: deadline).")
+    add("--timeout-ms", type=float, default=2000.0, help="Deadline of every request, in ms (default: 2000).")
+    add("--max-batch-tokens", type=int, default=1024, help="Maximum padded tokens per batch (default: 1024).")
+    add(
+        "--min-batch-gain", type=float, default=0.05, help="Minimum saving per text for a larger batch (default: 0.05)."
+    )
+    add("--fairness", type=float, default=6.0, help="Maximum overtaking, in multiples of a text's cost (default: 6).")
+    add("--bulk", metavar="MIX", help="Text lengths of a saturating bulk job beside the load.")
+    add("--bulk-share", type=float, default=0.05, help="Minimum share of the device for bulk work (default: 0.05).")
+    add("--bulk-slice-ms", type=float, default=8.0, help="Maximum duration of a bulk batch, in ms (default: 8).")
     for name, what in (
-        ("receive", "of the server for each request"),
-        ("token", "of the server for each token"),
-        ("reply", "of the server for each answer"),
-        ("batch", "of the server for each batch"),
-        ("wire", "until the engine begins with a batch"),
+        ("receive", "Server time per request"),
+        ("token", "Server time per token"),
+        ("reply", "Server time per answer"),
+        ("batch", "Server time per batch"),
+        ("wire", "Delay until the engine starts a batch"),
     ):
         both = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
-        made.add_argument(f"--{name}-us", type=float, metavar="US", help=f"{what} (default: {both} beside a GPU)")
-    add_shared(made, out="curves over offered load, as .html, .svg or .json")
+        add(f"--{name}-us", type=float, metavar="US", help=f"{what}, in us (default: {both} beside a GPU).")
+    add_shared(made, out="File for curves over offered load, as .html, .svg or .json.")
     return made
 
 

@@ -44,47 +44,64 @@ _ALL = 100.0
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = parser_of("size", "Say how many of which card or CPU a load needs, at which latency and cost.")
+    made = parser_of("size", "Estimate how many GPUs or CPUs a workload needs, and the cost.")
     add = made.add_argument
-    add("model", metavar="MODEL", help=f"config.json or its folder, a bundle, or one of {', '.join(KNOWN)}")
+    add("model", metavar="MODEL", help=f"Model: config.json or its folder, a bundle, or one of {', '.join(KNOWN)}.")
     add(
         "--lengths",
         required=True,
         metavar="MIX|FILE|URL",
-        help="tokens of the texts as 128, 8:70,32:30 or 10-250; a file with a text a line; a server's /metrics",
+        help="Text lengths, in tokens: 128, 8:70,32:30 or 10-250; a file with one text per line; a server's /metrics.",
     )
-    add("--rate", type=float, required=True, metavar="R", help="texts a second, Poisson")
+    add("--rate", type=float, required=True, metavar="R", help="Arrival rate (Poisson), in texts per second.")
     add(
         "--slo",
         required=True,
         metavar="pN=TIME",
-        help="objective over all requests, refused ones too: p99=50ms; p95=250ms asks that 95%% are answered in 250 ms",
+        help="Latency objective over all requests, rejected ones too. p95=250ms: 95%% are answered within 250 ms.",
     )
-    add("--on", metavar="NAMES", help=f"the candidates, as t4,{HERE}; {HERE} is this machine, measured (default: all)")
-    add("--candidates", type=Path, metavar="FILE", help="a table of your own, as loadtest/capacity/data/devices.json")
+    add(
+        "--on",
+        metavar="NAMES",
+        help=f"Candidates, such as t4,{HERE}. `{HERE}` is this machine, measured (default: all).",
+    )
+    add("--candidates", type=Path, metavar="FILE", help="JSON table in place of loadtest/capacity/data/devices.json.")
     add(
         "--price",
         action="append",
         default=[],
         metavar="NAME=X",
-        help="USD for an hour of one; may be given more than once",
+        help="Price of a candidate, in USD per hour. Can be repeated.",
     )
     add(
         "--precision",
         action="append",
         choices=tuple(BYTES),
-        help="only artifacts of this precision; may be given more than once (default: all that a device computes)",
+        help="Precision to consider. Can be repeated (default: all that a device supports).",
     )
-    add("--max-batch-tokens", type=int, default=1024, metavar="N", help="as `serve` has it (default: 1024)")
+    add(
+        "--max-batch-tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="Maximum padded tokens per batch (default: 1024).",
+    )
     add(
         "--timeout-ms",
         type=float,
         metavar="MS",
-        help="deadline of every request, or thrice a lone text's time where that is later (2000, or the objective's)",
+        help="Deadline of every request, in milliseconds, at least three times a single text's time (default: 2000, or "
+        "the objective's time if that is more).",
     )
-    add("--threads", type=int, metavar="N", help="cores of this machine to measure with (default: all)")
-    add("--seconds", type=float, default=20.0, metavar="S", help="of the runs on this machine, for each precision (20)")
-    add_shared(made, out="a page with the sensitivity, as .html, or its first picture, as .svg")
+    add("--threads", type=int, metavar="N", help="CPU cores to measure with on this machine (default: all).")
+    add(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="Duration of the measurement on this machine, for each precision (default: 20).",
+    )
+    add_shared(made, out="File for a page with the sensitivity analysis (.html) or its first plot (.svg).")
     return made
 
 

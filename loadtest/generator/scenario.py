@@ -116,13 +116,13 @@ SCENARIOS = {
     for scenario in (
         Scenario(
             "steady",
-            "An even load that the server should carry with ease: is the promised latency kept?",
+            "Constant load well below capacity. Does latency meet the SLO?",
             (Phase(60, 1, 1),),
             _USUAL,
         ),
         Scenario(
             "ramp",
-            "A load that grows from almost nothing: where does latency begin to rise?",
+            "Load that rises from almost zero. Where does latency start to grow?",
             (Phase(120, 0.02, 1),),
             _USUAL,
             rate=800,
@@ -130,7 +130,7 @@ SCENARIOS = {
         ),
         Scenario(
             "spike",
-            "Quiet, suddenly eight times as much, quiet again: what does a burst cost, and how soon is it forgotten?",
+            "Low load with a burst of eight times as much. How fast does latency recover?",
             (Phase(20, 0.125, 0.125), Phase(10, 1, 1), Phase(30, 0.125, 0.125)),
             _USUAL,
             rate=640,
@@ -138,7 +138,7 @@ SCENARIOS = {
         ),
         Scenario(
             "overload",
-            "More than any single machine carries: is the excess refused at once and the rest still served in time?",
+            "Load above the capacity of one machine. Is the excess rejected at once, and the rest served in time?",
             (Phase(10, 0.1, 0.1), Phase(30, 1, 1), Phase(20, 0.1, 0.1)),
             _USUAL,
             rate=3000,
@@ -146,14 +146,14 @@ SCENARIOS = {
         ),
         Scenario(
             "mixed-lengths",
-            "Short texts beside very long ones: do the short ones still come first?",
+            "Short texts beside very long ones. Do short texts stay fast?",
             (Phase(60, 1, 1),),
             {8: 60.0, 32: 20.0, 128: 15.0, 250: 5.0},
             rate=60,
         ),
         Scenario(
             "soak",
-            "Half an hour of the same: does anything grow, leak or slow down?",
+            "Constant load for half an hour. Does anything grow, leak or slow down?",
             (Phase(1800, 1, 1),),
             _USUAL,
         ),

@@ -70,35 +70,48 @@ def _end(_: int, __: FrameType | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OptionParser(
-        prog="bertserve batch", description="Answers every row of files of texts, on this machine or a Ray cluster."
+        prog="bertserve batch",
+        description="Run a model over every row of text files, on this machine or a Ray cluster.",
     )
     add = parser.add_argument
-    add("--models", type=Path, default=Path("models"), metavar="DIR", help="model repository (default: models)")
-    add("--model", metavar="NAME", help="the model's name (default: the only one of the task)")
-    add("--task", help=f"{', '.join(TASKS)} (default: the model's)")
-    add("--options", type=_object, default={}, metavar="JSON", help='of the task, as {"top_k": 3}')
-    add("--input", type=Path, nargs="+", required=True, metavar="PATH", help="Parquet, JSONL, CSV or TXT, or folders")
-    add("--column", action="append", metavar="NAME", help="of the texts (default: text); twice for pairs of texts")
-    add("--id-column", metavar="NAME", help="of ids, written beside each answer (default: row numbers alone)")
-    add("--out", type=Path, required=True, metavar="DIR", help="output folder; one that holds the same job goes on")
-    add("--format", choices=("parquet", "jsonl", "npy"), default="parquet", help="of the output (default: parquet)")
+    add("--models", type=Path, default=Path("models"), metavar="DIR", help="Model repository (default: models).")
+    add("--model", metavar="NAME", help="Name of the model (default: the only one for the task).")
+    add("--task", help=f"Task: {', '.join(TASKS)} (default: the model's).")
+    add("--options", type=_object, default={}, metavar="JSON", help='Options of the task, such as {"top_k": 3}.')
+    add(
+        "--input",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="Files or folders of Parquet, JSONL, CSV or TXT.",
+    )
+    add("--column", action="append", metavar="NAME", help="Column of texts (default: text). Give two for text pairs.")
+    add("--id-column", metavar="NAME", help="Column of IDs to copy to the output (default: row numbers only).")
+    add("--out", type=Path, required=True, metavar="DIR", help="Output folder. The same job resumes in its folder.")
+    add("--format", choices=("parquet", "jsonl", "npy"), default="parquet", help="Output format (default: parquet).")
     add(
         "--unknown-fields",
         choices=("ignore", "refuse"),
         default="ignore",
-        help="whether options that nobody documents are passed over and named, or refused (default: ignore)",
+        help="Policy for unknown options. `ignore`: run, and list them. `refuse`: stop (default: ignore).",
     )
-    add("--truncate", action="store_true", help="cut texts that are too long; else they are rejected")
-    add("--prompt-name", metavar="NAME", help="of the model's prompt to put before each text")
-    add("--part-rows", type=positive, metavar="N", help=f"rows of an output file (default: {_PART_ROWS})")
-    add("--address", metavar="HOST:PORT", help="of a Ray cluster (default: a local Ray for this job alone)")
-    add("--actors", type=positive, metavar="N", help="engines at most (default: 1, or as many as a cluster holds)")
-    add("--threads", type=positive, metavar="N", help="CPUs of each engine (default: all of a machine)")
-    add("--gpus", type=float, default=0.0, metavar="N", help="GPUs of each engine (default: 0)")
-    add("--engine", choices=("auto", *ENGINES), default="auto", help="what runs the model, as in docs/settings.md")
-    add("--precision", choices=("auto", "fp32", "fp16", "int8"), default="auto", help="which artifact")
-    add("--cache-dir", type=Path, metavar="DIR", help="this node's own proofs and engines")
-    add("--allow-unproven", action="store_true", help="take an artifact that was not compared with PyTorch")
+    add("--truncate", action="store_true", help="Truncate texts that are too long (default: reject them).")
+    add("--prompt-name", metavar="NAME", help="Name of the model's prompt to put before each text.")
+    add("--part-rows", type=positive, metavar="N", help=f"Rows per output file (default: {_PART_ROWS}).")
+    add("--address", metavar="HOST:PORT", help="Address of a Ray cluster (default: a local Ray for this job).")
+    add("--actors", type=positive, metavar="N", help="Maximum engines (default: 1, or all that a cluster can hold).")
+    add("--threads", type=positive, metavar="N", help="CPU cores per engine (default: all of a machine).")
+    add("--gpus", type=float, default=0.0, metavar="N", help="GPUs per engine (default: 0).")
+    add("--engine", choices=("auto", *ENGINES), default="auto", help="Engine that runs the model (default: auto).")
+    add(
+        "--precision",
+        choices=("auto", "fp32", "fp16", "int8"),
+        default="auto",
+        help="Precision of the artifact (default: auto).",
+    )
+    add("--cache-dir", type=Path, metavar="DIR", help="Cache directory of this node, with proofs and engines.")
+    add("--allow-unproven", action="store_true", help="Use an unproven artifact if there is no other.")
     for name, setting in SETTINGS.items():
         add(f"--{name.replace('_', '-')}", type=type(setting.default), default=setting.default, help=argparse.SUPPRESS)
     return parser

@@ -41,10 +41,15 @@ State = Literal["ok", "note", "bad"]
 
 _HELP = """usage: bertserve doctor [--json] [options of `bertserve serve`]
 
-Says what this machine can run and what to install for more, and whether `bertserve serve` with the same options,
-environment and file would start: 0 if it would, 1 if not, 2 if the options are wrong. Nothing is loaded or changed.
+Check what this machine can run, and whether `bertserve serve` would start with the same options, environment and
+configuration file. Nothing is loaded or changed.
 
-  * could be better    ! would stop `serve`"""
+options:
+  -h, --help  Show this help and exit.
+  --json      Print the findings as JSON.
+
+Marks: `*` could be better, `!` would stop `serve`. Exit codes: 0 `serve` would start, 1 it would not, 2 an option is
+wrong."""
 
 _MARKS = {"ok": " ", "note": "*", "bad": "!"}
 _NAME_WIDTH = 16

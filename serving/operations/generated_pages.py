@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_args
 
 from serving.errors import reasons
-from serving.settings import ENVIRONMENT_PREFIX, bounds_of, documented, flag_of, kind_of
+from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of, variable_of
 from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
     from serving.telemetry.catalogue import Metric
 
 _SETTINGS_HEAD = """# Settings of `bertserve serve`
 
-Made from `serving/settings.py` by `make docs`. A setting comes from its default, then a TOML file given by
-`--config`, then the environment, then the command line; the last wins. Unknown names and bad values are
-listed together before any port opens, with exit code 2.
+Generated from `serving/settings.py` by `make docs`. A setting comes from its default, then a TOML file given by
+`--config` (its keys are the options without dashes in front and with `_` for `-`), then the environment, then the
+command line; the last one wins. Unknown names and bad values are listed together before any port opens, with exit
+code 2. `bertserve serve --help` shows the common options, `--help-all` all of them.
 
 On Kubernetes set `enableServiceLinks: false`: a Service named `bertserve-http` would otherwise put
-`BERTSERVE_HTTP_PORT=tcp://...` into the environment. Such values are recognised as addresses and ignored.
-
-| option | environment | default | allowed | what it does |
-|---|---|---|---|---|
+`BERTSERVE_HTTP_PORT=tcp://...` into the environment. Such values are recognized as addresses and ignored.
 """
 
 _METRICS_HEAD = """# Metrics
@@ -60,23 +61,21 @@ _UNITS = {"seconds": "seconds", "bytes": "bytes", "tokens": "tokens", "texts": "
 
 
 def settings_page() -> str:
-    return _SETTINGS_HEAD + "".join(_setting(name, schema) for name, schema in documented().items())
+    return _SETTINGS_HEAD + "".join(map(_group, GROUPS))
 
 
-def _setting(name: str, schema: dict[str, Any]) -> str:
-    default = schema.get("default")
-    shown = "" if default in (None, "") else f"`{default}`".lower() if isinstance(default, bool) else f"`{default}`"
-    variable = ENVIRONMENT_PREFIX + name.upper()
-    return f"| `{flag_of(name)}` | `{variable}` | {shown} | {_allowed(schema)} | {schema['description']} |\n"
+def _group(group: type[BaseModel]) -> str:
+    lines = [_setting(name, field) for name, field in group.model_fields.items() if not is_for_tests(name)]
+    head = "| option | environment | default | allowed | what it does |\n|---|---|---|---|---|\n"
+    return f"\n## {group.__name__}\n\n{group.__doc__}\n\n{head}" + "".join(lines)
 
 
-def _allowed(schema: dict[str, Any]) -> str:
-    kind = kind_of(schema)
-    if "enum" in kind:
-        return ", ".join(f"`{word}`" for word in kind["enum"])
-    if kind["type"] == "boolean":
-        return "`true`, `false`"
-    return bounds_of(kind)
+def _setting(name: str, field: FieldInfo) -> str:
+    kind, default = kind_of(field), default_of(field)
+    words = ("true", "false") if kind is bool else get_args(kind)
+    allowed = ", ".join(f"`{word}`" for word in words) or bounds_of(field)
+    text = " ".join((field.description or "").split())
+    return f"| `{flag_of(name)}` | `{variable_of(name)}` | {default and f'`{default}`'} | {allowed} | {text} |\n"
 
 
 def metrics_page() -> str:

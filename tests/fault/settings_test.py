@@ -195,4 +195,4 @@ def test_help_in_short(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         Settings.load(["-h"], {})
     assert ended.value.code == 0
-    assert "--max-queue-tokens" in capsys.readouterr().out
+    assert "--help-all" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from serving.errors import StartupError
 from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
 from serving.settings import Settings, kind_of
 from tests.support.server import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
 OPEN_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\n"
@@ -113,13 +110,12 @@ def test_the_report_marks_what_is_wrong() -> None:
 
 def test_it_looks_at_every_setting_that_names_a_place() -> None:
     """Whatever setting has a path or a port, or says of its text that it names a file: `serve` opens that."""
-    properties = Settings.model_json_schema()["properties"]
-    kinds = {name: kind_of(schema) for name, schema in properties.items()}
-    named = {name for name, kind in kinds.items() if kind.get("format") == "path" or name.endswith("_port")}
+    fields = Settings.model_fields.items()
+    named = {name for name, field in fields if kind_of(field) is Path or name.endswith("_port")}
     told = {
         name
-        for name, kind in kinds.items()
-        if kind["type"] == "string" and re.search(r"\b(file|folder|PATH)\b", properties[name]["description"])
+        for name, field in fields
+        if kind_of(field) is str and re.search(r"\b(file|folder|PATH)\b", field.description or "")
     }
     assert named | told == OPENED.keys()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,17 +127,35 @@ def test_values_out_of_range_are_told_with_their_option(option: str, value: str)
     assert problem.startswith(f"{option}: ")
 
 
-def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """It lists every option that is not for tests alone, with its default, and ends with success."""
+def help_text(option: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What an option prints of the settings; it ends with success, whatever else is wrong."""
     with pytest.raises(SystemExit) as ended:
-        Settings.load(["--help"], {})
+        Settings.load([option, "--nonsense"], {})
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def test_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists every option that is not for tests alone in its group, with its bounds and default."""
+    shown = help_text("--help-all", capsys)
     for name in Settings.model_fields:
-        assert (f"--{name.replace('_', '-')} " in shown) == (not name.startswith("fake_")), name
+        assert shown.count(f"\n  --{name.replace('_', '-')} ") == (not name.startswith("fake_")), name
     words = " ".join(shown.split())
+    ports, engine = words.index("Ports: Addresses and ports. "), words.index("Engine: Engines, CPU cores")
+    assert ports < words.index("--http-port N") < engine < words.index("--threads N")
     assert "--log-level {debug,info,warning,error}" in words
     assert "--engine-nice N " in words
     assert "(0 to 19; default: 10)" in words
     assert "--access-log [true|false]" in words
+    assert "(above 0 to 60,000; default: 8)" in words
     assert "None" not in words
+
+
+def test_the_help_in_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dozen common options, and how to see the others."""
+    shown = help_text("--help", capsys)
+    listed = re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE)
+    assert {"--help-all", "--config", "--models", "--http-port", "--engine"} <= set(listed)
+    assert len(listed) <= 16
+    assert "Common options:" in shown
+    assert "`bertserve serve --help-all` lists all options" in " ".join(shown.split())

@@ -96,7 +96,12 @@ def protobuf(file: FileDescriptorProto) -> Iterator[str]:
 
 
 def options(verb: str) -> list[str]:
-    """The options of a verb, as its parser has them; the verb ends where it would read its command line."""
+    """The options of a verb, as its parser has them."""
+    return sorted(map(_option, parser_of(verb)._actions))
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser of a verb, which ends where it would read its command line."""
     found: list[argparse.ArgumentParser] = []
 
     def stop(parser: argparse.ArgumentParser, *_: object) -> None:
@@ -106,7 +111,7 @@ def options(verb: str) -> list[str]:
     stopped = patch.object(argparse.ArgumentParser, "parse_known_args", stop)
     with stopped, patch.dict(os.environ), contextlib.suppress(SystemExit):
         bertserve.main([verb])
-    return sorted(map(_option, found[0]._actions))
+    return found[0]
 
 
 def _option(action: argparse.Action) -> str:

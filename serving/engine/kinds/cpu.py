@@ -20,8 +20,9 @@ class Cpu(EngineKind):
     rank = 30
     auto = True
     help = (
-        "`cpu` is ONNX Runtime and OpenVINO, for each length what is faster here; `auto` takes it where OpenVINO is "
-        "installed and a model has proven artifacts of one precision for both; the other models stay with ONNX Runtime."
+        "`cpu` combines ONNX Runtime and OpenVINO, and uses the faster one for each input length. `auto` takes it if "
+        "OpenVINO is installed and a model has proven artifacts of one precision for both; other models run on ONNX "
+        "Runtime."
     )
     parts = ("ort-cpu", "openvino")
     library = "OpenVINO"

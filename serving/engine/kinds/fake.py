@@ -19,23 +19,23 @@ class Fake(EngineKind):
     name = "fake"
     title = "no model"
     rank = 60
-    help = "`fake` answers made-up vectors, for tests."
+    help = "`fake` returns made-up vectors, for tests."
     spares_cpu = True
     keeps_costs = False
     settings: Mapping[str, EngineSetting] = {
-        "fake_ms": EngineSetting(0.0, "How long the fake engine takes for a batch.", most=60_000),
+        "fake_ms": EngineSetting(0.0, "Duration of a batch on the fake engine, in milliseconds.", most=60_000),
         "fake_batch_ms": EngineSetting(
             "",
-            "How long the fake engine takes for batches of several texts, `texts:ms,...` (`fake_ms`: for one).",
+            "Duration of batches of several texts on the fake engine, as `texts:ms,...` (`fake_ms`: of one text).",
             pattern=f"{_TEXTS_MS}(,{_TEXTS_MS})*",
             example="2:1.75,4:2.74, from 2 texts on",
         ),
         "fake_token_us": EngineSetting(
-            0.0, "How long it takes for each token of a batch beside that, padding included.", most=100_000
+            0.0, "Duration per padded token of a batch on the fake engine, in microseconds.", most=100_000
         ),
         "fake_faults": EngineSetting(
             "",
-            "Faults of the fake engine, `id:fault,...`, fault one of nan, raise, exit, hang.",
+            "Faults of the fake engine, as `id:fault,...`; a fault is one of nan, raise, exit, hang.",
             pattern=f"{_FAULT}(,{_FAULT})*",
             example="2053:nan,7592:exit",
         ),
