@@ -25,7 +25,6 @@ class Chopped(socket.socket):
     most = 1
 
     def recv_into(self, buffer: memoryview, *options: int) -> int:  # type: ignore[override]  what the channel uses
-        """Fewer bytes than there is room for."""
         return super().recv_into(buffer[: self.most], *options)
 
 

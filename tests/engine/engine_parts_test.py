@@ -21,12 +21,10 @@ FIRST = ModelIndex(0)
 
 
 def spec(*, batch_invariant: bool = True) -> ModelSpec:
-    """A model for the fake engine."""
     return model_spec("fake", batch_invariant=batch_invariant, vocab_size=100, special_ids={"pad": 7})
 
 
 def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
-    """A text of these ids."""
     return EncodedText(array("i", ids), None if types is None else array("i", types))
 
 

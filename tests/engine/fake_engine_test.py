@@ -18,7 +18,6 @@ ids = st.lists(st.integers(0, 30_521), min_size=1, max_size=40)
 
 
 def vector(ids: list[int], types: list[int] | None = None) -> bytes:
-    """The answer's bytes."""
     text = EncodedText(array("i", ids), None if types is None else array("i", types))
     return fake_vector(text, 8).tobytes()
 

@@ -27,7 +27,6 @@ class Echo:
         self.sizes: list[int] = []
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Refuses the token `BAD`."""
         self.sizes.append(len(batch.texts))
         if any(BAD in text.ids for text in batch.texts):
             raise EngineFault("bad")

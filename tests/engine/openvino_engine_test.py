@@ -91,7 +91,6 @@ def expected(specs: list[ModelSpec], encoded: Sequence[EncodedText]) -> NDArray[
 
 
 def tokens(*lengths: int) -> list[EncodedText]:
-    """Texts of so many tokens."""
     return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
 
 

@@ -86,7 +86,6 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A machine with a GPU."""
     return Bench(monkeypatch)
 
 

@@ -50,8 +50,6 @@ from tests.support.waiting import wait_for
 
 
 class Engine:
-    """An engine process for the length of an `async with` block."""
-
     def __init__(self, load: Load = LOAD, hang_s: float = LIMIT_S) -> None:
         self._load, self._hang_s = load, hang_s
 
@@ -509,5 +507,4 @@ def children() -> set[int]:
 
 
 def sockets() -> int:
-    """How many sockets this process has open."""
     return sum(link.is_socket() for link in Path("/proc/self/fd").iterdir() if link.exists())

@@ -36,7 +36,6 @@ ids = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40).map(la
 
 @st.composite
 def texts(draw: st.DrawFn) -> EncodedText:
-    """A text with or without segments."""
     tokens = draw(ids)
     typed = draw(st.booleans())
     return EncodedText(tokens, array("i", [place % 2 for place in range(len(tokens))]) if typed else None)
@@ -46,7 +45,6 @@ batches = st.builds(Batch, st.integers(0, 65_535).map(ModelIndex), st.lists(text
 
 
 def payload_of(frame: bytes) -> memoryview:
-    """What follows a frame's header."""
     return memoryview(frame)[HEADER.size :]
 
 
@@ -139,7 +137,6 @@ def test_frames_in_any_pieces(cuts: list[int]) -> None:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, socket.socket]]:
-    """A channel and the socket at its other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield Channel(ours), theirs

@@ -40,7 +40,6 @@ WIDTH = 32
 
 
 def put(file: str, **changes: object) -> Spoil:
-    """Changes keys of a JSON file."""
     return lambda folder: edit_json(folder / file, **changes)
 
 
@@ -59,7 +58,6 @@ def write(file: str, content: object) -> Spoil:
 
 
 def drop(file: str) -> Spoil:
-    """Removes a file."""
     return lambda folder: (folder / file).unlink()
 
 
@@ -69,8 +67,6 @@ def cut(file: str) -> Spoil:
 
 
 def all_of(*spoils: Spoil) -> Spoil:
-    """One after another."""
-
     def spoil(folder: Path) -> None:
         for each in spoils:
             each(folder)
@@ -122,8 +118,6 @@ def dense(*, weight: list[int] | None = None, **config: object) -> Spoil:
 
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
-    """Changes the weights."""
-
     def spoil(folder: Path) -> None:
         held = safetensors_torch.load_file(folder / WEIGHTS)
         change(held)
@@ -199,15 +193,12 @@ def swapped(index: dict[str, str]) -> dict[str, str]:
 
 
 def twice(folder: Path) -> None:
-    """Puts one tensor into both files."""
     held = safetensors_torch.load_file(folder / "b.safetensors")
     held.update(list(safetensors_torch.load_file(folder / "a.safetensors").items())[:1])
     safetensors_torch.save_file(held, folder / "b.safetensors")
 
 
 def tokenizer(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    """Changes tokenizer.json."""
-
     def spoil(folder: Path) -> None:
         document = json.loads((folder / "tokenizer.json").read_text())
         change(document)
@@ -222,7 +213,6 @@ def instead(*spoils: Spoil, **settings: object) -> Spoil:
 
 
 def lines(count: int) -> str:
-    """A vocab.txt."""
     return "\n".join([*SPECIAL, *map(str, range(count))])
 
 
@@ -770,7 +760,6 @@ CASES: dict[str, tuple[Spoil, str]] = {
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good checkpoint, which nobody changes."""
     return write_checkpoint(tmp_path_factory.mktemp("bad") / "small")
 
 

@@ -22,12 +22,10 @@ POOLING = "1_Pooling/config.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good checkpoint."""
     return write_checkpoint(tmp_path / "small")
 
 
 def opened(folder: Path, max_length: int | None = None, notices: list[str] | None = None) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), max_length, ([] if notices is None else notices).append)
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small checkpoint."""
     return write_checkpoint(tmp_path / "small", layers=1)
 
 
@@ -358,7 +357,6 @@ def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo(models: Path) -> Bundle:
-    """The demo model as `export demo` writes it."""
     return open_bundle(models / NAME / "1")
 
 

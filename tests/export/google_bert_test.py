@@ -33,7 +33,6 @@ INDEX, DATA = "model.ckpt-7038.index", "model.ckpt-7038.data-00000-of-00001"
 
 
 def opened(folder: Path, task: Asked | None = None, case: Case | None = None) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
@@ -154,8 +153,6 @@ def one_variable(content: bytes = b"\0" * 8, **changes: int | bytes | tuple[int,
 
 
 def index(content: bytes) -> Callable[[Path], None]:
-    """Another index."""
-
     def spoil(folder: Path) -> None:
         (folder / INDEX).write_bytes(content)
 
@@ -163,7 +160,6 @@ def index(content: bytes) -> Callable[[Path], None]:
 
 
 def with_variable(name: str) -> Callable[[Path], None]:
-    """This variable alone."""
     return lambda folder: write_bundle(folder, "model.ckpt-7038", {name: torch.ones(1)})
 
 

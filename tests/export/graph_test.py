@@ -31,12 +31,10 @@ FP32 = {"EmbedLayerNormalization": 1, "Attention": 2, "SkipLayerNormalization": 
 
 
 def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), None, [].append)
 
 
 def fused(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Exports and fuses a checkpoint's graph."""
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"
@@ -58,7 +56,6 @@ class Small:
 
     @property
     def folder(self) -> Path:
-        """Of the checkpoint."""
         return self.checkpoint.source.path
 
 
@@ -68,7 +65,6 @@ def beside(graph: Path) -> Path:
 
 
 def made(folder: Path, **sizes: Any) -> Small:
-    """Writes a checkpoint and its graphs."""
     checkpoint = opened(write_checkpoint(folder / "small", **sizes))
     return Small(checkpoint, folder / "raw.onnx", fused(checkpoint, folder))
 

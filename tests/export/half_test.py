@@ -35,7 +35,6 @@ EACH = pytest.mark.parametrize("architecture", in_short(ARCHITECTURES, *OFTEN))
 
 
 def answers(path: Path, inputs: dict[str, NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-    """Runs a graph on the CPU."""
     found: list[NDArray[np.float32]] = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
     return found
 
@@ -62,12 +61,10 @@ def halved(path: Path) -> Path:
 
 
 def twin(path: Path) -> Path:
-    """Where the twin of a graph lies."""
     return path.with_suffix(".twin.onnx")
 
 
 def half_of(path: Path) -> Path:
-    """Where the fp16 form of a graph lies."""
     return path.with_suffix(".fp16.onnx")
 
 
@@ -190,7 +187,6 @@ def test_the_twin_rounds_where_onnx_runtime_does_not(tmp_path: Path) -> None:
 
 
 def spoil(path: Path, name: str, change: Callable[[NDArray[np.float32]], object]) -> None:
-    """Changes a weight of a graph."""
     model = onnx.load(path)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     array = numpy_helper.to_array(tensor).copy()

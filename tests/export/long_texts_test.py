@@ -43,7 +43,6 @@ def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Pat
 
 
 def deberta(folder: Path, head: str, ids: list[int], _types: list[int] | None) -> Any:
-    """What Transformers answers."""
     model = getattr(transformers, f"Deberta{head}").from_pretrained(folder).eval()
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids]))
@@ -60,7 +59,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 def fused(checkpoint: Checkpoint, model: task_model.TaskModel, folder: Path) -> Path:
-    """The graph that is served."""
     task_model.write(model, folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"

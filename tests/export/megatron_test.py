@@ -42,7 +42,6 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def opened(folder: Path, task: Asked | None = None, case: Case | None = None) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
@@ -102,13 +101,10 @@ def test_a_release_without_settings_needs_its_heads_said(tmp_path: Path) -> None
 
 
 def trained(**settings: object) -> Callable[[Path], None]:
-    """The first rank's file with other settings."""
     return lambda folder: save(training_state(0, 2, 3.0, **settings), folder / FILE)
 
 
 def with_model(changes: Callable[[], dict[str, object]]) -> Callable[[Path], None]:
-    """The first rank's file with other tensors."""
-
     def spoil(folder: Path) -> None:
         state = training_state(0, 2, 3.0)
         save(state | {"model": state["model"] | changes()}, folder / FILE)
@@ -117,12 +113,10 @@ def with_model(changes: Callable[[], dict[str, object]]) -> Callable[[Path], Non
 
 
 def write(file: str, content: str) -> Callable[[Path], None]:
-    """Another text in a file."""
     return lambda folder: (folder / file).write_text(content) and None
 
 
 def renamed(old: str, new: str) -> Callable[[Path], None]:
-    """Another name."""
     return lambda folder: (folder / old).rename(folder / new) and None
 
 

@@ -109,7 +109,6 @@ def test_the_order_of_scores() -> None:
 
 
 def text(*ids: int) -> EncodedText:
-    """Token ids."""
     return EncodedText(array("i", ids))
 
 
@@ -121,7 +120,6 @@ def judge(task: str, *, multi_label: bool = False) -> Judge:
 
 
 def floats(*values: object) -> np.ndarray:
-    """float32 numbers."""
     return np.array(values, np.float32)
 
 
@@ -199,7 +197,6 @@ def test_what_padding_added_is_cut_off() -> None:
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """The tokenizer of a small checkpoint."""
     folder = write_checkpoint(tmp_path_factory.mktemp("words") / "small")
     return open_checkpoint(find(str(folder)), None, [].append).vocabulary
 

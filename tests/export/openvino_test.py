@@ -34,7 +34,6 @@ LAYERS = 2
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The graph of a small checkpoint."""
     folder = tmp_path_factory.mktemp("openvino")
     checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", layers=LAYERS))), None, [].append)
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
@@ -43,14 +42,12 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quantized(raw: Path) -> Path:
-    """Its weights in 8 bits."""
     path = raw.with_name("quantized.onnx")
     openvino.quantize(raw, path, optimize.Shape(LAYERS, heads=4, hidden_size=32), cuts=None)
     return path
 
 
 def answer(path: Path) -> NDArray[np.float32]:
-    """ONNX Runtime's answer to a batch."""
     ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
     tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -26,7 +26,6 @@ from tests.support.specs import model_spec
 
 
 def text(length: int) -> EncodedText:
-    """A text of so many tokens."""
     return EncodedText(array("i", [2, *range(10, 8 + length), 3]))
 
 
@@ -37,7 +36,6 @@ def parity_of(**figures: float | None) -> Parity:
 
 
 def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
-    """The limits that these figures break."""
     return parity.broken_limits(parity_of(**figures), EXPORTS[task].limits[precision])
 
 
@@ -199,7 +197,6 @@ class Small:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """A small model and its graph."""
     return Small(tmp_path_factory.mktemp("parity"))
 
 

@@ -56,13 +56,11 @@ def ignore(_done: int, _total: int) -> None:
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quantised graph of a small checkpoint."""
     folder = tmp_path_factory.mktemp("qdq")
     return quantised(folder, write_checkpoint(folder / "small", layers=LAYERS))
 
 
 def answer(path: Path, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> list[float]:
-    """ONNX Runtime's answer to a batch."""
     ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
     tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     options = ort.SessionOptions()

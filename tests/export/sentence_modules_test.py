@@ -112,7 +112,6 @@ def saved(
 
 
 def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), None, [].append)
 
 
@@ -132,7 +131,6 @@ def vectors(checkpoint: Checkpoint, path: Path, options: EmbedOptions = AS_IT_IS
 
 
 def batch(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """The texts as the graph takes them."""
     texts = checkpoint.vocabulary.encode(TEXTS, 64)
     ids = np.zeros((len(texts), max(len(text.ids) for text in texts)), np.int32)
     mask = np.zeros_like(ids)
@@ -143,7 +141,6 @@ def batch(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
 
 def cosines(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Row by row."""
     return (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
 
 

@@ -74,14 +74,12 @@ def answers(paths: Sequence[Path], ids: Sequence[Sequence[int]] = IDS) -> NDArra
 
 
 def run(path: Path, tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """What a segment answers."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     found = session.run(None, {value.name: tensors[value.name] for value in session.get_inputs()})
     return dict(zip([value.name for value in session.get_outputs()], found, strict=True))
 
 
 def weights(path: Path) -> int:
-    """Bytes of a graph's constants."""
     tensors = onnx.load(path).graph.initializer
     return sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
 
@@ -273,7 +271,6 @@ def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> N
 
 
 def parts_of(engine: int) -> list[int]:
-    """The processes that an engine process has started."""
     with open(f"/proc/{engine}/task/{engine}/children", encoding="utf-8") as file:  # noqa: PTH123
         return [int(word) for word in file.read().split()]
 

@@ -36,13 +36,11 @@ LENGTH = 64
 
 
 def encoded(checkpoint: Checkpoint) -> list[EncodedText]:
-    """The texts as the task takes them."""
     texts = checkpoint.vocabulary.encode(TEXTS, checkpoint.max_length)
     return corpus.with_masks(texts, checkpoint.vocabulary.special_ids) if checkpoint.task == "fill_mask" else texts
 
 
 def fused(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Exports and fuses a checkpoint's graph."""
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
     return folder / "fused.onnx"

@@ -41,7 +41,6 @@ OTHERS = ("sm80", "sm86", "sm89")
 
 @pytest.fixture(scope="module")
 def fp16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fp16 graph of a small BERT."""
     folder = tmp_path_factory.mktemp("graphs")
     half.convert(write_graph(folder / "model.onnx", "BertModel"), folder / "fp16.onnx")
     return folder / "fp16.onnx"
@@ -259,7 +258,6 @@ class StopError(Exception):
 
 
 def children() -> list[int]:
-    """Processes that this one started."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(word) for file in lists for word in file.read_text().split()]
 

@@ -29,19 +29,16 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good checkpoint, which nobody changes."""
     return write_checkpoint(tmp_path_factory.mktemp("weights") / "small")
 
 
 @pytest.fixture
 def folder(good: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     shutil.copytree(good, tmp_path / "small")
     return tmp_path / "small"
 
 
 def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
     return open_checkpoint(find(str(folder)), None, [].append)
 
 
@@ -111,7 +108,6 @@ print(failed, unpickle.convert(stream, io.BytesIO()))
 
 
 def saved(content: object, *, is_zip: bool = True) -> bytes:
-    """An object as PyTorch saves it."""
     stream = io.BytesIO()
     torch.save(content, stream, _use_new_zipfile_serialization=is_zip)
     return stream.getvalue()

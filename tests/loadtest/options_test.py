@@ -78,13 +78,11 @@ def _pairs(row: dict[int, int]) -> set[tuple[int, int, int, int]]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Those of the secured server and of its clients."""
     return Certificates(tmp_path_factory.mktemp("certificates"), mutual=True)
 
 
 @pytest.fixture(scope="module")
 def secured(tasks_repository: Path, certificates: Certificates) -> Iterator[Server]:
-    """A server of all tasks that speaks mutual TLS."""
     with Server(tasks_repository, *measured(tasks_repository), tls=certificates) as running:
         yield running
 

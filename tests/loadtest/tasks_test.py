@@ -25,7 +25,6 @@ RERANK = {"query": "Where is it?", "texts": ["In Paris.", "It rains.", "Over the
 
 
 def url(server: Server, protocol: str) -> str:
-    """Where that protocol is spoken."""
     return f"grpc://{server.grpc}" if protocol == "grpc" else f"http://{server.http}"
 
 

@@ -17,7 +17,6 @@ VECTOR = [0.5, -0.5, 0.5, -0.5]
 
 
 def reply(vector: list[float]) -> bytes:
-    """A reply as the server writes it."""
     output = pb.ModelInferResponse.InferOutputTensor(name="embedding", datatype="FP32", shape=[1, len(vector)])
     raw = struct.pack(f"<{len(vector)}f", *vector)
     message = pb.ModelInferResponse(model_name="minilm", model_version="1", outputs=[output], raw_output_contents=[raw])
