@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from export.checkpoint import unpickle
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import task_model
 from tests.support.checkpoints import write_json
+from tests.support.exports import opened
 from tests.support.fuzzing import sizes
 from tests.support.megatron import (
     POSITIONS,
@@ -33,16 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.labels import Asked
-    from export.checkpoint.layouts.case import Case
 
 RANK = "iter_2000000/mp_rank_00"
 FILE = f"{RANK}/model_optim_rng.pt"
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-def opened(folder: Path, task: Asked | None = None, case: Case | None = None) -> Checkpoint:
-    return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
 @pytest.mark.usefixtures("reader")

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.tasks import EXPORTS, metrics
 from export.tasks.answer import best_span
@@ -19,6 +17,7 @@ from export.tasks.decisions import Judge, order_agreement
 from serving.records import EncodedText, Row
 from serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
+from tests.support.exports import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +197,7 @@ def test_what_padding_added_is_cut_off() -> None:
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     folder = write_checkpoint(tmp_path_factory.mktemp("words") / "small")
-    return open_checkpoint(find(str(folder)), None, [].append).vocabulary
+    return opened(folder).vocabulary
 
 
 FILES: list[tuple[str, str, str, list[tuple], dict[str, float]]] = [
