@@ -50,7 +50,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spec(repository: Path) -> ModelSpec:
-    """Both forms."""
     return Repository.open(repository, engine="cpu").models[0].spec()
 
 

@@ -24,19 +24,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def machine() -> Machine:
-    """A machine with one GPU."""
     return simulated.reset()
 
 
 @pytest.fixture
 def device(machine: Machine) -> Device:
-    """That GPU, in use."""
     assert machine.gpus
     return Device(Driver(simulated), 0)
 
 
 def functions() -> list[str]:
-    """What the simulated driver simulates."""
     return [name for name in vars(simulated) if re.match("cu[A-Z]", name)]
 
 
@@ -125,7 +122,6 @@ def test_a_graph_does_again_what_was_written_down(device: Device) -> None:
 
 
 def double(address: int) -> None:
-    """A kernel."""
     values: Any = np.frombuffer(simulated.MACHINE.memory[address], np.float32)
     values *= 2
 

@@ -39,7 +39,6 @@ MASK_ID = 4
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of every task."""
     root = tmp_path_factory.mktemp("models")
     for task in TASKS:
         write_bundle(root, tiny_model(task))
@@ -48,13 +47,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def specs(repository: Path) -> dict[str, ModelSpec]:
-    """As engines load them."""
     return {model.manifest.task: model.spec() for model in Repository.open(repository).models}
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A machine with a GPU."""
     return Bench(monkeypatch)
 
 

@@ -39,8 +39,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(tree: Path) -> Callable[..., Server]:
-    """Makes a server of that tree."""
-
     def server(*options: str) -> Server:
         program = (sys.executable, "-m", "bertserve")
         env = {"PYTHONPATH": str(tree)}

@@ -21,7 +21,7 @@ from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
-from tests.support.misfits import MISFITS, model_at
+from tests.support.misfits import model_at
 from tests.support.models import cache_key, kept
 from tests.support.poison import TINY_SIZE, tiny_model
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
 
 FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
-UNSEEN = {"one-more-input", "unknown-operator"}
-"""Misfits that no output needs: OpenVINO leaves such parts of a graph out."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +89,6 @@ def expected(specs: list[ModelSpec], encoded: Sequence[EncodedText]) -> NDArray[
 
 
 def tokens(*lengths: int) -> list[EncodedText]:
-    """Texts of so many tokens."""
     return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
 
 
@@ -208,36 +205,11 @@ def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(
     np.testing.assert_allclose(answers[1:], [answers[0]] * 2, atol=1e-4)
 
 
-def test_a_batched_model_is_not_on_narrow_lanes(tmp_path: Path) -> None:
-    """The scheduler never sends it there; if it did, that batch alone would fail."""
-    models = [model_at(tmp_path, tiny_model()), model_at(tmp_path, tiny_model(), batch_invariant=False)]
-    runner = engine.OpenVinoBackend(models, threads=2).runner(1)
-    with pytest.raises(EngineFault, match="does not hold it"):
-        runner.run(Batch(ModelIndex(0), tokens(3)))
-    assert runner.run(Batch(ModelIndex(1), tokens(3))).arrays[0].shape == (1, TINY_SIZE)
-
-
 def test_it_uses_the_threads_it_was_given(tmp_path: Path) -> None:
     """A container's share, not the machine."""
     backend = engine.OpenVinoBackend([model_at(tmp_path, tiny_model())], threads=1)
     compiled = backend.runner(0)._models[0]._request.get_compiled_model()
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
-
-
-def test_bytes_that_changed_since_the_check_are_not_loaded(tmp_path: Path) -> None:
-    """What is loaded is what was hashed."""
-    with pytest.raises(BundleError, match="SHA-256"):
-        engine.OpenVinoBackend([model_at(tmp_path, tiny_model(), sha256="0" * 64)], 1)
-
-
-@pytest.mark.parametrize("case", sorted(MISFITS.keys() - UNSEEN))
-def test_a_graph_that_does_not_fit_its_manifest_is_refused(tmp_path: Path, case: str) -> None:
-    """Before the first request, and with one sentence that names the file."""
-    make, sentence = MISFITS[case]
-    with pytest.raises(BundleError, match=sentence) as refused:
-        engine.OpenVinoBackend([model_at(tmp_path, make())], 1)
-    assert "model.onnx" in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_operator_that_it_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -246,12 +218,6 @@ def test_an_operator_that_it_does_not_know_is_refused(tmp_path: Path) -> None:
     next(node for node in model.graph.node if node.op_type == "Mul").input[0] = "tokens"
     with pytest.raises(BundleError, match=r"model\.onnx: OpenVINO cannot load it: .*NoSuch"):
         engine.OpenVinoBackend([model_at(tmp_path, model)], 1)
-
-
-def test_another_size_than_the_manifests_is_refused(tmp_path: Path) -> None:
-    """Answers would have other dimensions than clients were told."""
-    with pytest.raises(BundleError, match="outputs"):
-        engine.OpenVinoBackend([model_at(tmp_path, tiny_model(), TINY_SIZE + 1)], 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -13,12 +13,12 @@ from serving import host
 from serving.engine.base import LaneKind
 from serving.engine.cpu import ort
 from serving.engine.cpu.ort import OrtCpuBackend
-from serving.errors import BundleError, EngineFault
+from serving.errors import EngineFault
 from serving.inference.served_models import Repository
 from serving.records import Batch, ModelIndex
 from tests.support.expected import alone, cosines
-from tests.support.misfits import MISFITS, model_at
-from tests.support.poison import TINY_SIZE, tiny_model
+from tests.support.misfits import model_at
+from tests.support.poison import tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,42 +100,6 @@ def test_products_are_asked_to_be_exact_where_they_are_not(
 def test_every_lane_gives_the_same_answer(backend: OrtCpuBackend, encoded: Sequence[EncodedText], lane: int) -> None:
     """Which lane a text falls on is chance and must not be seen."""
     np.testing.assert_allclose(alone(backend, INT8, encoded, lane), alone(backend, INT8, encoded), atol=1e-4)
-
-
-def test_a_model_held_once_has_no_session_on_narrow_lanes(
-    backend: OrtCpuBackend, encoded: Sequence[EncodedText]
-) -> None:
-    """The scheduler never sends it there; if it did, that batch alone would fail."""
-    with pytest.raises(EngineFault, match="does not hold it"):
-        backend.runner(1).run(Batch(FP32, encoded[:1]))
-
-
-def test_a_small_honest_model_is_taken(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:
-    """The refusals below are of what is wrong with theirs."""
-    output = OrtCpuBackend([model_at(tmp_path, tiny_model())], 1).runner(0).run(Batch(FP32, encoded[:1]))
-    np.testing.assert_allclose(output.arrays[0], [[np.mean(encoded[0].ids)] * TINY_SIZE])
-
-
-def test_bytes_that_changed_since_the_check_are_not_loaded(tmp_path: Path) -> None:
-    """What is loaded is what was hashed."""
-    spec = model_at(tmp_path, tiny_model(), sha256="0" * 64)
-    with pytest.raises(BundleError, match="SHA-256"):
-        OrtCpuBackend([spec], 1)
-
-
-@pytest.mark.parametrize("case", MISFITS)
-def test_a_graph_that_does_not_fit_its_manifest_is_refused(tmp_path: Path, case: str) -> None:
-    """Before the first request, and with one sentence that names the file."""
-    make, sentence = MISFITS[case]
-    with pytest.raises(BundleError, match=sentence) as refused:
-        OrtCpuBackend([model_at(tmp_path, make())], 1)
-    assert "model.onnx" in str(refused.value)
-
-
-def test_another_size_than_the_manifests_is_refused(tmp_path: Path) -> None:
-    """Answers would have other dimensions than clients were told."""
-    with pytest.raises(BundleError, match="outputs"):
-        OrtCpuBackend([model_at(tmp_path, tiny_model(), TINY_SIZE + 1)], 1)
 
 
 def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def in_parts(count: int) -> ModelSpec:
-    """A model in so many parts."""
     parts = tuple(PartFile(f"{number}.onnx", "") for number in range(1, count))
     return model_spec(parts=parts, split_by="layers")
 

@@ -18,7 +18,7 @@ import onnx
 import pytest
 
 from export.cli.export import main as export
-from export.graph import optimize, task_model
+from export.graph import task_model
 from export.split import flow, layers
 from serving.engine.base import DeviceLost, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
@@ -34,7 +34,7 @@ from serving.models.verified_dir import digest
 from serving.records import Batch, EncodedText, ModelIndex, PartFile
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
-from tests.support.exports import opened
+from tests.support.exports import fused, opened
 from tests.support.gpus import without_gpu
 from tests.support.server import Server, child_pids, is_running
 from tests.support.short_form import in_short
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
     from serving.engine.base import Backend
     from serving.records import ModelSpec
 
@@ -55,13 +54,6 @@ WHOLE, SPLIT = ModelIndex(0), ModelIndex(1)
 MASK_ID = 4
 PARTS = 2
 IDS = [[2, 95, 96, 97, 98, 3], [2, 70, 80, 90, 3], [2, 3]]
-
-
-def fused(folder: Path, checkpoint: Checkpoint) -> Path:
-    """A checkpoint's graph, as the export cuts it, in one file."""
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
 
 
 def cut_for_engines(folder: Path) -> list[Path]:
@@ -75,7 +67,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A tiny model: whole, in parts that share a table, and in parts that TensorRT could have."""
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = opened(write_task_checkpoint(folder / "checkpoint", "bert", request.param, num_hidden_layers=4))
-    graph = fused(folder, checkpoint)
+    graph = fused(checkpoint, folder)
     found = [task_model.spec_of(checkpoint, graph)]
     shared = layers.split(graph, [folder / f"shared{at}.onnx" for at in range(PARTS)])
     assert len(shared) == 2 * PARTS - 1
@@ -86,7 +78,6 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A machine with a GPU."""
     return Bench(monkeypatch)
 
 
@@ -171,7 +162,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--out", str(folder / "models"), "--precision", "fp32", "--split", "2"]
     assert export([str(checkpoint), *words]) == 0
     bundle = open_bundle(folder / "models" / "small" / "1")
-    fused(folder, opened(checkpoint))
+    fused(opened(checkpoint), folder)
     made = [
         as_plan(model_spec(path=str(part), max_length=bundle.manifest.max_length), "rtx")
         for part in cut_for_engines(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from serving.engine.base import LaneKind, Load
-from serving.engine.process import supervisor
+from serving.engine.process import supervisor as supervisor_module
 from serving.engine.process.remote_engine import RemoteEngine, starved_s
 from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import pack_result
@@ -48,25 +50,49 @@ from tests.support.specs import model_spec
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
-class Engine:
-    """An engine process for the length of an `async with` block."""
 
-    def __init__(self, load: Load = LOAD, hang_s: float = LIMIT_S) -> None:
-        self._load, self._hang_s = load, hang_s
+WHATEVER = range(1000)
+"""Tokens among which those of warm-up are."""
 
-    async def __aenter__(self) -> RemoteEngine:
-        self._engine = await soon(RemoteEngine.start(self._load, self._hang_s))
-        return self._engine
 
-    async def __aexit__(self, *_: object) -> None:
-        await soon(self._engine.close())
+def at_warm_up(fault: str) -> Load:
+    return Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(WHATEVER, fault)))
+
+
+def altered(folder: Path) -> Load:
+    """A model whose file is not what was promised."""
+    (folder / "model.onnx").write_bytes(b"something else")
+    spec = model_spec("m", size=SIZE, path=str(folder / "model.onnx"), sha256="0" * 64)
+    return Load("ort-cpu", [spec], threads=1)
+
+
+@contextlib.asynccontextmanager
+async def engine_process(load: Load = LOAD, hang_s: float = LIMIT_S) -> AsyncIterator[RemoteEngine]:
+    engine = await soon(RemoteEngine.start(load, hang_s))
+    yield engine
+    await soon(engine.close())
+
+
+@contextlib.asynccontextmanager
+async def supervised(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(supervisor.run())
+    yield task
+    await cancel(task)
+
+
+async def ends(engine: RemoteEngine, outcome: asyncio.Future[BatchOutput | BertserveError]) -> None:
+    """Kills an engine that was told to hang, which answers for what it was given."""
+    engine.kill("was told to hang")
+    assert isinstance(await soon(outcome), EngineLost)
 
 
 @asynchronous
 async def test_an_engine_comes_up_warm() -> None:
     """Once it is there, its lanes, its threads and the cost of every length are known."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         assert list(engine.lanes) == [LaneKind.WIDE]
         assert (engine.ready.engine, engine.ready.threads) == ("fake", 1)
         assert [point.tokens for point in engine.costs[0] if point.batch == 1] == [8, 16, 32]
@@ -75,7 +101,7 @@ async def test_an_engine_comes_up_warm() -> None:
 @asynchronous
 async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
     """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
-    async with Engine(Load("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})) as engine:
+    async with engine_process(Load("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})) as engine:
         (lane,) = engine._lanes
         polls, spin = [], lane._spin
 
@@ -97,7 +123,7 @@ async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
 @asynchronous
 async def test_a_batch_comes_back_right() -> None:
     """Every row, in order, with the time it took; and again, on the same lane."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         for texts in ([[1, 2, 3], [4], [5, 6]], [[7] * 32]):
             outcome = await soon(submit(engine, *texts))
             assert right(outcome, *texts)
@@ -109,21 +135,20 @@ async def test_a_batch_comes_back_right() -> None:
 @asynchronous
 async def test_lanes_answer_independently() -> None:
     """Batches on several lanes are under way at once, and each caller gets its own."""
-    async with Engine(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, options=faulty(FAULTS))) as engine:
+    async with engine_process(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, options=faulty(FAULTS))) as engine:
         assert list(engine.lanes) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
         hanging = submit(engine, [HANG], lane=1)
         second, third = submit(engine, [2], lane=2), submit(engine, [3], lane=3)
         assert right(await soon(second), [2])
         assert right(await soon(third), [3])
         assert not hanging.done()
-        engine.kill("was told to hang")
-        assert isinstance(await soon(hanging), EngineLost)
+        await ends(engine, hanging)
 
 
 @asynchronous
 async def test_a_lane_takes_batches_ahead() -> None:
     """They are answered in their order, each with its own answer; one that fails leaves the others alone."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         outcomes = [submit(engine, [token]) for token in (1, RAISE, 3, 4)]
         assert right(await soon(outcomes[3]), [4])
         assert right(outcomes[0].result(), [1])
@@ -134,7 +159,7 @@ async def test_a_lane_takes_batches_ahead() -> None:
 @asynchronous
 async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None:
     """Nothing that lay in its socket is left waiting; only the batch that it died of had been begun."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         stop(engine.pid)  # all four lie in its socket before it looks at the first
         outcomes = [submit(engine, [token]) for token in (1, EXIT, 3, 4)]
         os.kill(engine.pid, signal.SIGCONT)
@@ -148,7 +173,7 @@ async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None
 @asynchronous
 async def test_a_batch_sent_ahead_has_its_own_time() -> None:
     """The watchdog counts from when the batch before it was answered, and still sees a hang."""
-    async with Engine(
+    async with engine_process(
         Load("fake", [BATCHED], threads=1, options={"fake_ms": 250, **faulty(FAULTS)}), hang_s=0.9
     ) as engine:
         outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
@@ -159,7 +184,7 @@ async def test_a_batch_sent_ahead_has_its_own_time() -> None:
 @asynchronous
 async def test_a_batch_that_raises_costs_that_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The caller gets a bare sentence, the log gets the engine's own, and the next batch is right."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         outcome = await soon(submit(engine, [1], [RAISE]))
         assert isinstance(outcome, EngineFault)
         assert outcome.message == "the engine failed on this input"
@@ -170,7 +195,7 @@ async def test_a_batch_that_raises_costs_that_batch_alone(caplog: pytest.LogCapt
 @asynchronous
 async def test_rows_that_are_not_finite_are_marked() -> None:
     """The other rows of the batch are as they should be."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         outcome = await soon(submit(engine, [1], [NAN], [3]))
         assert isinstance(outcome, BatchOutput)
         assert outcome.finite == [True, False, True]
@@ -180,7 +205,7 @@ async def test_rows_that_are_not_finite_are_marked() -> None:
 @asynchronous
 async def test_an_engine_that_is_killed_answers_for_its_batch() -> None:
     """Whoever waits for it is told, once; whoever comes later is told at once; its owner hears of it first."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         heard: list[str] = []
         engine.on_end = lambda: heard.append("owner")
         outcome = submit(engine, [HANG])
@@ -198,17 +223,16 @@ async def test_an_engine_that_is_killed_answers_for_its_batch() -> None:
 @asynchronous
 async def test_a_caller_that_submits_again_from_its_callback_is_answered() -> None:
     """As the dispatcher does: a batch that is handed to an engine in its last moment is not forgotten."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         second: asyncio.Future[BatchOutput | BertserveError] = asyncio.get_running_loop().create_future()
         engine.submit(0, batch([HANG]), lambda _: engine.submit(0, batch([1]), second.set_result))
-        engine.kill("has to go")
-        assert isinstance(await soon(second), EngineLost)
+        await ends(engine, second)
 
 
 @asynchronous
 async def test_an_engine_that_crashes_tells_its_status() -> None:
     """As by a segmentation fault on an input."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         assert isinstance(await soon(submit(engine, [EXIT])), EngineLost)
         assert await soon(engine.wait()) == 139
 
@@ -216,7 +240,7 @@ async def test_an_engine_that_crashes_tells_its_status() -> None:
 @asynchronous
 async def test_an_engine_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     """After a multiple of what the batch was predicted to take, but not before the floor."""
-    async with Engine(hang_s=0.7) as engine:
+    async with engine_process(hang_s=0.7) as engine:
         assert isinstance(await soon(submit(engine, [HANG, 1])), EngineLost)
         assert await soon(engine.wait()) == -signal.SIGKILL
     assert re.search(
@@ -227,7 +251,7 @@ async def test_an_engine_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) 
 @asynchronous
 async def test_an_engine_that_lacks_cpus_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its threads wait for a CPU is no sign of a hang, up to ten times the patience."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         [lane] = engine._lanes
         now, waited = lane._loop.time(), {"7": 100.0}
         monkeypatch.setattr(lane, "_patience_s", lambda _: 2.0)
@@ -240,8 +264,7 @@ async def test_an_engine_that_lacks_cpus_has_more_time(monkeypatch: pytest.Monke
         assert looks == [False] * 5 + [True]
         lane._since, waited["7"] = now - 30.0, 129.0
         assert lane.hangs()
-        engine.kill("was told to hang")
-        assert isinstance(await soon(outcome), EngineLost)
+        await ends(engine, outcome)
 
 
 def test_a_thread_that_gets_no_cpu_is_seen() -> None:
@@ -260,7 +283,7 @@ def test_a_thread_that_gets_no_cpu_is_seen() -> None:
 @asynchronous
 async def test_an_answer_in_time_calls_the_watchdog_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane without a batch is idle however often it is looked at, and each batch has its own two looks."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         [lane] = engine._lanes
         monkeypatch.setattr(lane, "_patience_s", lambda _: 0.0)
         for token in (1, 2):
@@ -274,137 +297,134 @@ async def test_an_answer_in_time_calls_the_watchdog_off(monkeypatch: pytest.Monk
 @asynchronous
 async def test_a_batch_that_is_overdue_twice_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once may be this loop's own fault: its answer may lie in the socket."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         [lane] = engine._lanes
         monkeypatch.setattr(lane, "_patience_s", lambda _: 0.0)
         outcome = submit(engine, [HANG])
         assert [lane.hangs(), lane.hangs()] == [False, True]
-        engine.kill("was told to hang")
-        assert isinstance(await soon(outcome), EngineLost)
+        await ends(engine, outcome)
 
 
 @asynchronous
 async def test_an_answer_to_an_earlier_batch_is_not_taken_for_this_one() -> None:
     """Frames carry the number of their batch."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         outcome = submit(engine, [HANG])
         stale = BatchOutput([np.zeros((1, SIZE), np.float32)], [True], 0.0)
         engine._lanes[0].data_received(pack_result(99, stale))
         assert not outcome.done()
-        engine.kill("was told to hang")
-        assert isinstance(await soon(outcome), EngineLost)
+        await ends(engine, outcome)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 @asynchronous
-async def test_closing_ends_the_process() -> None:
-    """No engine outlives its server: it goes by itself when the sockets close, with status 0."""
-    engine = await soon(RemoteEngine.start(LOAD))
-    assert is_running(engine.pid)
-    await soon(engine.close())
+async def test_closing_ends_the_process(*, stopped: bool) -> None:
+    """It goes by itself when the sockets close, with status 0; one that is stopped does not see that, and is killed."""
+    async with engine_process() as engine:
+        assert is_running(engine.pid)
+        if stopped:
+            stop(engine.pid)
     assert not is_running(engine.pid)
-    assert engine._process.returncode == 0
-
-
-@asynchronous
-async def test_closing_ends_a_process_that_does_not_go() -> None:
-    """One that is stopped does not see its sockets close; it is killed."""
-    engine = await soon(RemoteEngine.start(LOAD))
-    stop(engine.pid)
-    await soon(engine.close())
-    assert engine._process.returncode == -signal.SIGKILL
+    assert engine._process.returncode == (-signal.SIGKILL if stopped else 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @asynchronous
 async def test_signals_to_the_whole_group_leave_the_engine_alone(number: signal.Signals) -> None:
     """The server decides when its engine ends: requests under way are still answered after Ctrl-C."""
-    async with Engine() as engine:
+    async with engine_process() as engine:
         os.kill(engine.pid, number)
         assert right(await soon(submit(engine, [1])), [1])
 
 
+@pytest.mark.parametrize(
+    ("load", "error", "sentence"),
+    [
+        pytest.param(altered, EngineFailed, "does not match its SHA-256", id="altered"),
+        pytest.param(lambda _: at_warm_up("raise"), EngineFailed, "warm-up of batched failed", id="fails-in-warm-up"),
+        pytest.param(lambda _: at_warm_up("exit"), EngineLost, "while it was loading", id="dies-while-loading"),
+    ],
+)
 @asynchronous
-async def test_a_model_that_is_not_what_was_promised_is_refused(tmp_path: Path) -> None:
-    """The engine says what is wrong with it, in words for the operator, and ends."""
-    (tmp_path / "model.onnx").write_bytes(b"something else")
-    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
-    with pytest.raises(EngineFailed, match="does not match its SHA-256"):
-        await soon(RemoteEngine.start(Load("ort-cpu", [spec], threads=1)))
-
-
-@asynchronous
-async def test_an_engine_that_dies_while_loading_is_lost() -> None:
-    """Warm-up may crash as any batch may; then there is no engine and no process."""
-    crash_on_warm_up = dict.fromkeys(range(1000), "exit")
-    with pytest.raises(EngineLost, match="while it was loading"):
-        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, options=faulty(crash_on_warm_up))))
-
-
-@asynchronous
-async def test_a_model_that_fails_in_warm_up_is_refused() -> None:
-    """A model that cannot answer the simplest text is not served."""
-    fail_on_warm_up = dict.fromkeys(range(1000), "raise")
-    with pytest.raises(EngineFailed, match="warm-up of batched failed"):
-        await soon(RemoteEngine.start(Load("fake", [BATCHED], threads=1, options=faulty(fail_on_warm_up))))
+async def test_an_engine_that_cannot_start_is_refused(
+    tmp_path: Path, load: Callable[[Path], Load], error: type[BertserveError], sentence: str
+) -> None:
+    """A model that is not as promised or cannot answer the simplest text is not served; no process is left."""
+    before = children()
+    with pytest.raises(error, match=sentence):
+        await soon(RemoteEngine.start(load(tmp_path)))
+    assert children() == before
 
 
 @asynchronous
 async def test_an_engine_that_dies_is_replaced() -> None:
     """Its listener hears of the end and of the new one, which answers."""
     listener = Listener()
-    supervised = Supervisor(LOAD, listener)
-    task = asyncio.create_task(supervised.run())
-    first = await listener.next("up")
-    assert supervised.engine is first
-    os.kill(first.pid, signal.SIGKILL)
-    await listener.next("down")
-    second = await listener.next("up")
-    assert second.pid != first.pid
-    assert supervised.restarts == 1
-    assert right(await soon(submit(second, [1, 2])), [1, 2])
-    await cancel(task)
+    supervisor = Supervisor(LOAD, listener)
+    async with supervised(supervisor):
+        first = await listener.next("up")
+        assert supervisor.engine is first
+        os.kill(first.pid, signal.SIGKILL)
+        await listener.next("down")
+        second = await listener.next("up")
+        assert second.pid != first.pid
+        assert supervisor.restarts == 1
+        assert right(await soon(submit(second, [1, 2])), [1, 2])
 
 
 @asynchronous
 async def test_an_engine_that_dies_too_often_is_given_up() -> None:
     """After so many deaths within the window there is no other one, and the reason says so."""
     listener = Listener()
-    task = asyncio.create_task(Supervisor(LOAD, listener, crash_limit=2, crash_window_s=600).run())
-    for _ in range(2):
-        submit(await listener.next("up"), [EXIT])
-        await listener.next("down")
-    assert await listener.next("failed") == "the engine process died 2 times in 600 s"
-    await soon(task)
+    async with supervised(Supervisor(LOAD, listener, crash_limit=2, crash_window_s=600)) as task:
+        for _ in range(2):
+            submit(await listener.next("up"), [EXIT])
+            await listener.next("down")
+        assert await listener.next("failed") == "the engine process died 2 times in 600 s"
+        await soon(task)
     assert listener.news.empty()
 
 
 def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those count that come close together."""
     clock = iter([0.0, 30.0, 70.0, 95.0, 129.0, 130.0])
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(clock))
-    supervised = Supervisor(LOAD, Listener(), crash_limit=3, crash_window_s=60)
-    assert [supervised._too_many_crashes() for _ in range(6)] == [False, False, False, False, True, True]
+    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: next(clock))
+    supervisor = Supervisor(LOAD, Listener(), crash_limit=3, crash_window_s=60)
+    assert [supervisor._too_many_crashes() for _ in range(6)] == [False, False, False, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("load", "options", "reason", "lost"),
+    [
+        # The files will not be better the second time.
+        pytest.param(altered, {}, "SHA-256", 0, id="refuses"),
+        # Whatever kills every new process at once does not go on for ever.
+        pytest.param(lambda _: at_warm_up("exit"), {"crash_limit": 2}, "died 2 times", 2, id="dies-while-loading"),
+        pytest.param(
+            lambda _: at_warm_up("hang"), {"start_limit_s": 1.0}, "the engine was not ready within 1 s", 0, id="hangs"
+        ),
+        # Another start has the time that is left.
+        pytest.param(
+            lambda _: at_warm_up("exit"),
+            {"crash_limit": 1_000_000, "start_limit_s": 1.0},
+            "the engine was not ready within 1 s",
+            None,
+            id="dies-until-there-is-no-time",
+        ),
+    ],
+)
 @asynchronous
-async def test_an_engine_that_refuses_is_not_tried_again(tmp_path: Path) -> None:
-    """The files will not be better the second time."""
-    (tmp_path / "model.onnx").write_bytes(b"something else")
-    spec = model_spec("m", size=SIZE, path=str(tmp_path / "model.onnx"), sha256="0" * 64)
-    listener = Listener()
-    await soon(Supervisor(Load("ort-cpu", [spec], threads=1), listener).run())
-    assert "SHA-256" in await listener.next("failed")
+async def test_an_engine_that_never_starts_is_given_up(
+    tmp_path: Path, load: Callable[[Path], Load], options: dict[str, Any], reason: str, lost: int | None
+) -> None:
+    """The slot is told why, once; nothing waits for it for ever, and no process is left."""
+    before, listener = children(), Listener()
+    await soon(Supervisor(load(tmp_path), listener, **options).run())
+    assert reason in await listener.next("failed")
+    assert lost in {listener.lost, None}
+    assert listener.crashed == (reason != "SHA-256")
     assert listener.news.empty()
-
-
-@asynchronous
-async def test_deaths_while_loading_count_as_well() -> None:
-    """Whatever kills every new process at once does not go on for ever."""
-    listener = Listener()
-    load = Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "exit")))
-    await soon(Supervisor(load, listener, crash_limit=2).run())
-    assert "died 2 times" in await listener.next("failed")
-    assert listener.lost == 2
+    assert children() == before
 
 
 @asynchronous
@@ -418,35 +438,15 @@ async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compile
         faults = dict.fromkeys(range(1000), "exit") if load.kernels[0].read else FAULTS
         return await RemoteEngine.start(msgspec.structs.replace(load, options=faulty(faults)), hang_s)
 
-    task = asyncio.create_task(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), slot, start=start).run())
-    await slot.next("up")
+    async with supervised(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), slot, start=start)):
+        await slot.next("up")
     assert [load.kernels for load in loads] == [[cached], [KernelFiles(write="written")]]
-    await cancel(task)
-
-
-@asynchronous
-async def test_an_engine_that_hangs_while_it_loads_is_given_up() -> None:
-    """Its process is killed and the slot is told, however often it would die; nothing waits for it for ever."""
-    before, slot = children(), Listener()
-    load = Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "hang")))
-    await soon(Supervisor(load, slot, start_limit_s=1.0).run())
-    assert await slot.next("failed") == "the engine was not ready within 1 s"
-    assert slot.crashed
-    assert children() == before
-
-
-@asynchronous
-async def test_another_start_has_the_time_that_is_left() -> None:
-    """Deaths do not add to it; a start that succeeds gives the next one its own."""
-    slot, load = Listener(), Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(range(1000), "exit")))
-    await soon(Supervisor(load, slot, crash_limit=1_000_000, start_limit_s=1.0).run())
-    assert await slot.next("failed") == "the engine was not ready within 1 s"
 
 
 @asynchronous
 async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither descriptors nor processes that cannot be had count as a death of the engine."""
-    monkeypatch.setattr(supervisor, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "_PAUSE_S", 0.01)
     slot, lacks = Listener(), [errno.EMFILE, errno.EAGAIN, errno.ENOMEM]
 
     async def start(load: Load, hang_s: float) -> RemoteEngine:
@@ -454,11 +454,10 @@ async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: py
             raise OSError(lacks[0], os.strerror(lacks.pop()))
         return await RemoteEngine.start(load, hang_s)
 
-    supervised = Supervisor(LOAD, slot, crash_limit=1, start=start)
-    task = asyncio.create_task(supervised.run())
-    await slot.next("up")
-    assert (lacks, supervised.restarts) == ([], 0)
-    await cancel(task)
+    supervisor = Supervisor(LOAD, slot, crash_limit=1, start=start)
+    async with supervised(supervisor):
+        await slot.next("up")
+        assert (lacks, supervisor.restarts) == ([], 0)
 
 
 @asynchronous
@@ -476,13 +475,12 @@ async def test_what_will_not_pass_is_not_waited_for() -> None:
 async def test_a_supervisor_that_is_cancelled_takes_its_engine_with_it() -> None:
     """The listener is told nothing any more."""
     listener = Listener()
-    supervised = Supervisor(LOAD, listener)
-    task = asyncio.create_task(supervised.run())
-    engine = await listener.next("up")
-    await cancel(task)
+    supervisor = Supervisor(LOAD, listener)
+    async with supervised(supervisor) as task:
+        engine = await listener.next("up")
     assert task.cancelled()
     assert not is_running(engine.pid)
-    assert supervised.engine is None
+    assert supervisor.engine is None
     assert listener.news.empty()
 
 
@@ -493,11 +491,10 @@ async def test_a_supervisor_that_is_cancelled_while_an_engine_starts_leaves_noth
 ) -> None:
     """As by a signal right after the start: no process, no open socket, no traceback."""
     before, open_before = children(), sockets()
-    task = asyncio.create_task(Supervisor(LOAD, Listener()).run())
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    (started,) = children() - before
-    await cancel(task)
+    async with supervised(Supervisor(LOAD, Listener())):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        (started,) = children() - before
     assert not is_running(started)
     assert sockets() == open_before
     assert "Traceback" not in capfd.readouterr().err
@@ -509,5 +506,4 @@ def children() -> set[int]:
 
 
 def sockets() -> int:
-    """How many sockets this process has open."""
     return sum(link.is_socket() for link in Path("/proc/self/fd").iterdir() if link.exists())

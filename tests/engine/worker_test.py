@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:
-    """A model for the fake engine."""
     special_ids = {"cls": 1, "sep": 2}
     return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, special_ids=special_ids)
 

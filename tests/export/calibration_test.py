@@ -18,7 +18,6 @@ WORDS = [f"text number {number}" for number in range(calibration.LEAST_TEXTS)]
 
 
 def lines(*parts: str) -> str:
-    """A file's content."""
     return "\n".join(parts)
 
 

@@ -4,15 +4,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from safetensors import torch as safetensors_torch
 from tokenizers import Tokenizer
 
-from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import Source, find, safe_name
 from export.errors import ExportError
-from export.graph import task_model
-from tests.support.checkpoints import edit_json, edit_weights, vocabulary, write_checkpoint, write_json
+from tests.support.checkpoints import edit_json, vocabulary, write_checkpoint, write_json
+from tests.support.exports import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +19,7 @@ POOLING = "1_Pooling/config.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good checkpoint."""
     return write_checkpoint(tmp_path / "small")
-
-
-def opened(folder: Path, max_length: int | None = None, notices: list[str] | None = None) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), max_length, ([] if notices is None else notices).append)
 
 
 def test_a_good_checkpoint_opens(folder: Path) -> None:
@@ -61,7 +52,7 @@ def test_the_tokenizer_loses_its_lengths(folder: Path) -> None:
 def test_the_maximum_length(folder: Path, own: int | None, asked: int | None, expected: int) -> None:
     """The length asked for wins over max_seq_length, which is held to the model's positions."""
     edit_json(folder / "sentence_bert_config.json", max_seq_length=own)
-    assert opened(folder, asked).max_length == expected
+    assert opened(folder, max_length=asked).max_length == expected
 
 
 def test_the_tokenizers_limit_counts_where_there_is_no_other(folder: Path) -> None:
@@ -74,7 +65,7 @@ def test_the_tokenizers_limit_counts_where_there_is_no_other(folder: Path) -> No
 def test_an_impossible_length_is_refused(folder: Path, asked: int) -> None:
     """A length beyond the model's positions is refused with the lengths that would do."""
     with pytest.raises(ExportError, match=rf"{asked} tokens is not possible.*between 3 and 64"):
-        opened(folder, asked)
+        opened(folder, max_length=asked)
 
 
 def test_texts_are_cut_to_the_maximum_length(folder: Path) -> None:
@@ -106,7 +97,7 @@ def test_pooling_is_read_from_every_form(folder: Path, config: dict[str, object]
 def test_mean_pooling_is_assumed_aloud(tmp_path: Path) -> None:
     """A plain checkpoint is pooled by the mean, and the person is told."""
     notices: list[str] = []
-    sentence = opened(write_checkpoint(tmp_path / "plain", pooling=None), notices=notices).sentence
+    sentence = opened(write_checkpoint(tmp_path / "plain", pooling=None), notice=notices.append).sentence
     assert (sentence.pooling, sentence.normalize) == (("mean",), False)
     assumed = "the checkpoint has no pooling configuration; mean pooling is used, and vectors are not normalised"
     assert notices == [f"{assumed} unless a request asks"]
@@ -119,26 +110,6 @@ def test_prompts_are_read(folder: Path) -> None:
     checkpoint = opened(folder)
     assert checkpoint.sentence.prompts == {"query": "query: ", "document": ""}
     assert checkpoint.default_prompt == "query"
-
-
-def test_old_names_half_precision_and_shards_are_read(folder: Path) -> None:
-    """Weights in two files, in half precision, with the names of the first BERT, are the same weights."""
-    expected = task_model.load(opened(folder)).model.state_dict()
-    whole: dict[str, torch.Tensor] = {}
-    edit_weights(folder, whole.update)
-    (folder / "model.safetensors").unlink()
-    renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor.half()
-        for name, tensor in whole.items()
-    }
-    names = sorted(renamed)
-    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, part in files.items():
-        safetensors_torch.save_file({name: renamed[name] for name in part}, folder / file)
-    index = {name: file for file, part in files.items() for name in part}
-    write_json(folder / "model.safetensors.index.json", {"weight_map": index})
-    found = task_model.load(opened(folder)).model.state_dict()
-    assert all(torch.equal(found[name], tensor.half().float()) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize(

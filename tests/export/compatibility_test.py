@@ -58,13 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def steps(folder: Path) -> Any:
-    """The figures by their step."""
     return json.loads((folder / "figures.json").read_text())["steps"]
 
 
 @pytest.fixture
 def step(steps: Any) -> Any:
-    """The family's figures."""
     return steps["bert"]
 
 

@@ -45,7 +45,6 @@ print(json.dumps([host.integer_kernels(), msgspec.to_builtins(outcome.artifact.p
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The demo model with both INT8 artifacts."""
     models: Path = tmp_path_factory.mktemp("emulated") / "models"
     words = ["--precision", "fp32", "--precision", "int8", "--precision", "int8-openvino"]
     assert export(["demo", "--out", str(models), "--name", "demo", *words]) == 0

@@ -95,8 +95,6 @@ def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str,
 
 
 def with_tokenizer(change: Callable[[dict[str, Any]], None]) -> Fault:
-    """Another tokenizer.json than the folder's."""
-
     def fault(checkpoint: Checkpoint) -> Checkpoint:
         document = json.loads(checkpoint.vocabulary.content)
         change(document)
@@ -107,7 +105,6 @@ def with_tokenizer(change: Callable[[dict[str, Any]], None]) -> Fault:
 
 
 def keep_case(document: dict[str, Any]) -> None:
-    """Words keep their case."""
     document["normalizer"]["lowercase"] = False
 
 
@@ -123,29 +120,24 @@ def other_prefix(document: dict[str, Any]) -> None:
 
 
 def other_prompt(checkpoint: Checkpoint) -> Checkpoint:
-    """Another text before each text."""
     sentence = replace(checkpoint.sentence, prompts={**checkpoint.sentence.prompts, "query": "find: "})
     return replace(checkpoint, sentence=sentence)
 
 
 def not_scaled(checkpoint: Checkpoint) -> Checkpoint:
-    """Vectors of any length."""
     return replace(checkpoint, sentence=replace(checkpoint.sentence, normalize=False))
 
 
 def turned(checkpoint: Checkpoint) -> Checkpoint:
-    """The names of labels in another order."""
     return replace(checkpoint, labels=replace(checkpoint.labels, names=checkpoint.labels.names[::-1]))
 
 
 def renamed(checkpoint: Checkpoint) -> Checkpoint:
-    """One label has another name."""
     names = (*checkpoint.labels.names[:-1], "other")
     return replace(checkpoint, labels=replace(checkpoint.labels, names=names))
 
 
 def shorter(checkpoint: Checkpoint) -> Checkpoint:
-    """A smaller longest input."""
     return replace(checkpoint, max_length=32)
 
 

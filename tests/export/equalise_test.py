@@ -24,7 +24,6 @@ MATRICES = arrays.arrays(
 
 
 def seen(rows: NDArray[np.float32]) -> Seen:
-    """Activations of which every row is kept."""
     return Seen(rows.min(axis=0), rows.max(axis=0), rows)
 
 
@@ -38,7 +37,6 @@ def distance(cut: Cut, rows: NDArray[np.float32], matrix: NDArray[np.float32]) -
 
 
 def normal(*shape: int) -> NDArray[np.float32]:
-    """Numbers without outliers."""
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 

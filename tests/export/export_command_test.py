@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,8 @@ from serving.models.manifest import Quantisation
 from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
-from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_checkpoint, write_task_checkpoint
-from tests.support.exports import ORT
+from tests.support.checkpoints import SPECIAL, edit_weights, write_checkpoint, write_task_checkpoint
+from tests.support.exports import ORT, exported
 from tests.support.gpus import without_gpu
 from tests.support.models import MAX_LENGTH, NAME
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small checkpoint."""
     return write_checkpoint(tmp_path / "small", layers=1)
 
 
@@ -132,15 +130,22 @@ def test_what_is_unchanged_is_not_exported_again(
     assert versions_after() == ["1"]
     assert "made before, of the same by the same recipe" in capsys.readouterr().out
     assert versions_after("--max-length", "40") == ["1", "2"]
+    assert [open_bundle(models / "small" / version).manifest.max_length for version in "12"] == [64, 40]
     edit_weights(folder, lambda tensors: tensors["bert.embeddings.LayerNorm.bias"].add_(0.1))
     assert versions_after("--max-length", "40") == ["1", "2", "3"]
     (models / "small" / "3" / "tokenizer.json").write_bytes(b"{}")
     assert versions_after("--max-length", "40") == ["1", "2", "3", "4"]
 
 
-def poison_quantisation(tensors: dict[str, torch.Tensor]) -> None:
-    """Makes the vector of a word huge that no text holds: float32 does not mind, the table's 8 bits are used up."""
-    tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 1e3
+@pytest.fixture
+def poisoned(folder: Path, few_texts_of_pytorch: None) -> Path:  # noqa: ARG001  as few say it
+    """The vector of a word is huge that no text holds: float32 does not mind, the table's 8 bits are used up."""
+
+    def poison(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["bert.embeddings.word_embeddings.weight"][SPECIAL.index("[MASK]")] = 1e3
+
+    edit_weights(folder, poison)
+    return folder
 
 
 BROKEN = (
@@ -151,34 +156,28 @@ BROKEN = (
 
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
-def test_what_auto_serves_here_is_made_by_default(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_auto_serves_here_is_made_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """INT8 for OpenVINO too where that is installed, so that both libraries run the model; --split cuts it for one."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
-    models = tmp_path / "models"
-    assert main([str(folder), "--out", str(models)]) == 0
-    made = open_bundle(models / "small" / "1").manifest.artifacts
-    assert [(each.precision, each.target) for each in made] == [
+    made = exported(folder)
+    assert [(each.precision, each.target) for each in made.artifacts] == [
         ("fp32", "cpu"),
         ("int8", "cpu"),
         ("int8", "openvino"),
     ]
     monkeypatch.setattr(host, "saturates", lambda: False)
-    assert Chooser(Settings(models=models)).first().engine == "cpu"
+    assert Chooser(Settings(models=made.path.parents[1])).first().engine == "cpu"
     assert default_forms(2) == ("fp32", "int8")
     monkeypatch.setattr("serving.engine.kinds.kind.find_spec", lambda _module: None)
     assert default_forms(1) == ("fp32", "int8")
 
 
-@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_an_artifact_beyond_its_limit_costs_no_other(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model that INT8 damages is written in fp32; one line gives the figure, the limit and what to do."""
-    edit_weights(folder, poison_quantisation)
     models = tmp_path / "models"
-    assert main([str(folder), "--out", str(models), *ORT]) == 3
+    assert main([str(poisoned), "--out", str(models), *ORT]) == 3
     assert re.fullmatch(
         rf"bertserve export: {re.escape(str(models / 'small' / '1'))} is written, but {BROKEN}", capsys.readouterr().err
     )
@@ -187,26 +186,22 @@ def test_an_artifact_beyond_its_limit_costs_no_other(
     assert not (bundle.path / "model.int8.onnx").exists()
 
 
-@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_is_left_out_is_no_failure_of_a_job(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --if-changed a note says it, and the code is that of the next run, which finds the bundle."""
-    edit_weights(folder, poison_quantisation)
     for said in ("note: .* is written, but model.int8.onnx does not answer as PyTorch does", "made before"):
-        assert main([str(folder), "--out", str(tmp_path / "models"), "--if-changed", *ORT]) == 0
+        assert main([str(poisoned), "--out", str(tmp_path / "models"), "--if-changed", *ORT]) == 0
         captured = capsys.readouterr()
         assert re.search(said, captured.out)
         assert captured.err == ""
 
 
-@pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_nothing_is_written_where_no_artifact_keeps_its_limits(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Asked for alone, the artifact that breaks its limit stops the export."""
-    edit_weights(folder, poison_quantisation)
-    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "int8"]) == 1
+    assert main([str(poisoned), "--out", str(tmp_path / "models"), "--precision", "int8"]) == 1
     assert re.fullmatch(rf"bertserve export: {BROKEN}", capsys.readouterr().err)
     assert not (tmp_path / "models").exists()
 
@@ -233,9 +228,8 @@ def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp
     texts = tmp_path / "mine.csv"
     texts.write_text("label,body\n" + "".join(f"0,the server {number}\n" for number in range(20)), encoding="utf-8")
     words = ["--precision", "int8", "--calibration", str(texts), "--calibration-column", "body"]
-    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 0
-    bundle = open_bundle(tmp_path / "models" / "small" / "1")
-    (artifact,) = bundle.manifest.artifacts
+    bundle = exported(folder, *words)
+    (artifact,) = bundle.artifacts
     assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
     assert "ranges fixed by 20 texts (mine.csv)" in terminal.whole(bundle)
     assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
@@ -261,29 +255,23 @@ def test_calibration_text_that_is_of_no_use_stops_the_export(
 
 @pytest.mark.long
 def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ranges of each row's own lie nearer to PyTorch; the manifest says which way was taken."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
-    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8-openvino"]
-    assert main(common) == 0
-    first = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts[0]
+    words = ("--precision", "int8-openvino")
+    (first,) = exported(folder, *words).artifacts
     assert first.quantisation == Quantisation("static", "the package's own texts", 128)
-    assert main([*common, "--limit", f"cosine_mean={first.parity.cosine_mean + 1e-7:.9f}"]) == 0
-    second = open_bundle(tmp_path / "models" / "small" / "2").manifest.artifacts[0]
+    (second,) = exported(folder, *words, "--limit", f"cosine_mean={first.parity.cosine_mean + 1e-7:.9f}").artifacts
     assert second.quantisation == Quantisation("dynamic")
     assert second.parity.cosine_mean > first.parity.cosine_mean
     assert "next, dynamic ones" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("few_texts_of_pytorch")
-def test_what_the_recipe_lets_pass_is_written_down(folder: Path, tmp_path: Path) -> None:
+def test_what_the_recipe_lets_pass_is_written_down(poisoned: Path) -> None:
     """An artifact over its limits is shipped when each of them is waived, and the manifest names them."""
-    edit_weights(folder, poison_quantisation)
-    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "int8"]
     words = [word for name in ("cosine_mean", "int8.cosine_p01", "cosine_min") for word in ("--allow", name)]
-    assert main([*common, *words]) == 0
-    (artifact,) = open_bundle(tmp_path / "models" / "small" / "1").manifest.artifacts
+    (artifact,) = exported(poisoned, "--precision", "int8", *words).artifacts
     assert artifact.waived == ("cosine_mean", "cosine_p01", "cosine_min")
 
 
@@ -306,34 +294,37 @@ def test_a_failure_is_one_line(
     assert not (folder.parent / "models").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["demo"],
-        ["demo", "--out", "x", "--precision", "fp64"],
-        ["demo", "--out", "x", "--max-length", "0"],
-        ["demo", "--out", "x", "--task", "translate"],
-        ["demo", "--out", "x", "--limit", "beauty=1"],
-        ["demo", "--out", "x", "--limit", "cosine_min=most"],
-        ["demo", "--out", "x", "--allow", "invariance_cosine"],
-        ["demo", "--out", "x", "--tensorrt", "sm60"],
-        ["demo", "--out", "x", "--tensorrt", "native"],
-        ["demo", "--out", "x", "--if-changed", "--triton", "y"],
-    ],
-)
-def test_a_wrong_command_line_is_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A command line that is not understood is one line and exit code 2."""
-    assert main(words) == 2
-    assert re.fullmatch(r"bertserve export: .*\n", capsys.readouterr().err)
+WRONG_WORDS = {
+    "": "",
+    "demo": "--out",
+    "demo --out x --precision fp64": "--precision: invalid choice: 'fp64'",
+    "demo --out x --max-length 0": "--max-length",
+    "demo --out x --task translate": "--task: invalid choice: 'translate'",
+    "demo --out x --limit beauty=1": "--limit",
+    "demo --out x --limit cosine_min=most": "--limit",
+    "demo --out x --limit int8-engine.cosine_min=0.9": "alone or behind one of fp32, int8, int8-openvino, fp16",
+    "demo --out x --allow invariance_cosine": "--allow",
+    "demo --out x --tensorrt sm60": "--tensorrt",
+    "demo --out x --tensorrt native": "--cache-dir",
+    "demo --out x --tensorrt-precision int8": "--tensorrt-precision is of TensorRT engines: give --tensorrt too",
+    "demo --out x --tensorrt t4 --tensorrt-precision fp32": "invalid choice: 'fp32' (choose from",
+    "demo --out x --if-changed --triton y": "--triton",
+    # Forms that nothing runs in parts, GPUs by tensors, and numbers of parts that no model has.
+    "folder --out x --split 2 --precision int8-openvino": "--split",
+    "folder --out x --split 2 --tensorrt graph": "--split",
+    "folder --out x --split 2 --split-by tensors --precision fp16": "--split-by tensors",
+    "folder --out x --split 2 --split-by tensors --precision fp32 --tensorrt t4": "--split-by tensors",
+    "folder --out x --split 17": "--split",
+}
 
 
-def test_a_refused_checkpoint_leaves_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights that lack a tensor end the export after it has begun, and nothing of it stays."""
-    edit_weights(folder, lambda tensors: tensors.__delitem__("bert.embeddings.LayerNorm.bias"))
-    assert main([str(folder), "--out", str(tmp_path / "models")]) == 1
-    assert "the weights lack 1 of" in capsys.readouterr().err
-    assert not (tmp_path / "models").exists()
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_a_wrong_command_line_is_explained(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line that is not understood is one line and exit code 2, before anything is made."""
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"bertserve export: .*\n", error)
+    assert WRONG_WORDS[words] in error
 
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
@@ -350,15 +341,12 @@ def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytes
 def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
     checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
-    words = ["--precision", "fp32", "--tensorrt", "t4", "--max-length", "16"]
-    assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words]) == 0
-    manifest = open_bundle(tmp_path / "models" / "words" / "1").manifest
-    assert [(artifact.target, artifact.proven) for artifact in manifest.artifacts] == [("cpu", True), ("sm75", False)]
+    bundle = exported(checkpoint, "--precision", "fp32", "--tensorrt", "t4", "--max-length", "16")
+    assert [(artifact.target, artifact.proven) for artifact in bundle.artifacts] == [("cpu", True), ("sm75", False)]
 
 
 @pytest.fixture(scope="module")
 def demo(models: Path) -> Bundle:
-    """The demo model as `export demo` writes it."""
     return open_bundle(models / NAME / "1")
 
 
@@ -392,17 +380,3 @@ def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     ids = Tokenizer.from_file(str(demo.path / "tokenizer.json")).encode(text).ids
     assert len(ids) == tokens
     np.testing.assert_allclose(embed(demo, "fp32", text), pytorch(get_model_path(), ids), atol=1e-4)
-
-
-@pytest.mark.usefixtures("few_texts_of_pytorch")
-def test_the_checkpoints_own_length_is_the_default(folder: Path, tmp_path: Path) -> None:
-    """Without --max-length the manifest carries the checkpoint's limit; with it, the one asked for."""
-    edit_json(folder / "sentence_bert_config.json", max_seq_length=24)
-    common = [str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]
-    assert main(common) == 0
-    assert main([*common, "--max-length", "40"]) == 0
-    lengths = [
-        json.loads((tmp_path / "models" / "small" / version / "manifest.json").read_text())["max_length"]
-        for version in "12"
-    ]
-    assert lengths == [24, 40]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer
 
 from export.cli.export import main
@@ -17,16 +14,20 @@ from tests.support.checkpoints import (
     SPECIAL,
     edit_json,
     edit_weights,
+    use_fast_tokenizer,
     write_checkpoint,
-    write_json,
     write_task_checkpoint,
 )
-from tests.support.clients import get, post_json
+from tests.support.clients import ask, get, post_json
+from tests.support.exports import exported
 from tests.support.poison import edit_manifest
+from tests.support.references import of_transformers
 from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
 pytestmark = pytest.mark.usefixtures("few_texts_of_pytorch")
 
@@ -38,21 +39,18 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
     """
     folder = write_task_checkpoint(tmp_path / "small", "roberta", "classify")
     edit_json(folder / "config.json", id2label={"0": 1, "1": "fair", "2": 1}, label2id=None)
-    assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+    exported(folder, "--precision", "fp32")
     text = "The server's answer, été."
     with Server(tmp_path / "models") as server:
-        reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())
+        answers = ask(server, "/predict", inputs=text)
         tensor = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
-        v2 = post_json(server.http, "/v2/models/small/infer", json.dumps({"inputs": [tensor]}).encode())
-    assert reply.status == v2.status == 200, (reply.body, v2.body)
+        v2 = ask(server, "/v2/models/small/infer", inputs=[tensor])
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    model = transformers.RobertaForSequenceClassification.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        wanted = model(torch.tensor([ids])).logits[0].softmax(-1).tolist()
+    wanted = of_transformers(folder, "ForSequenceClassification", ids, None).logits[0].softmax(-1).tolist()
     ranked = sorted(zip(wanted, ("1", "fair", "1"), strict=True), key=lambda pair: -pair[0])
-    assert [answer["label"] for answer in reply.json()] == [label for _, label in ranked]
-    assert [answer["score"] for answer in reply.json()] == pytest.approx([score for score, _ in ranked], abs=1e-4)
-    outputs = {output["name"]: output["data"] for output in v2.json()["outputs"]}
+    assert [answer["label"] for answer in answers] == [label for _, label in ranked]
+    assert [answer["score"] for answer in answers] == pytest.approx([score for score, _ in ranked], abs=1e-4)
+    outputs = {output["name"]: output["data"] for output in v2["outputs"]}
     assert outputs["scores"] == pytest.approx(wanted, abs=1e-4)
     assert outputs["label"] == [ranked[0][1]]
 
@@ -62,19 +60,13 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
 def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, precision: str, off: float) -> None:
     """The same checkpoint for `embed_tokens`: RoBERTa's last hidden state, in fp32 and in INT8."""
     folder = write_task_checkpoint(tmp_path / "small", "roberta", "embed")
-    words = ["--task", "embed_tokens", "--precision", precision, "--allow", "cosine_min"]
-    assert main([str(folder), "--out", str(tmp_path / "models"), *words]) == 0
+    exported(folder, "--task", "embed_tokens", "--precision", precision, "--allow", "cosine_min")
     text = "The server's answer, été."
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    with torch.inference_mode():
-        wanted = (
-            transformers.RobertaModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
-        )
+    wanted = of_transformers(folder, "Model", ids, None).last_hidden_state[0].numpy()
     with Server(tmp_path / "models", "--precision", precision) as server:
-        reply = post_json(server.http, "/embed_all", json.dumps({"inputs": text}).encode())
-        assert reply.status == 200, reply.body
-        np.testing.assert_allclose(reply.json()[0], wanted, atol=off)
-        assert "/embed_all" in json.loads(get(server.http, "/openapi.json").body)["paths"]
+        np.testing.assert_allclose(ask(server, "/embed_all", inputs=text)[0], wanted, atol=off)
+        assert "/embed_all" in get(server.http, "/openapi.json").json()["paths"]
 
 
 @pytest.mark.long
@@ -91,7 +83,7 @@ def test_int8_that_answers_otherwise_too_often_is_served_where_it_is_asked_for(
     def served(*options: str) -> tuple[str, str]:
         with Server(models, "--engine", "ort-cpu", *options) as server:
             (line,) = [each for each in server.log.splitlines() if "PyTorch's answer" in each] or [""]
-            return json.loads(get(server.http, "/info").body)["model_dtype"], line
+            return get(server.http, "/info").json()["model_dtype"], line
 
     assert main(words) == 0
     assert re.search(rf"model\.int8\.onnx: served by --precision int8 only: {said}", capsys.readouterr().out)
@@ -118,36 +110,29 @@ def test_a_regression_and_a_default_prompt_are_served_as_the_checkpoint_means_th
     edit_json(scores / "config.json", sentence_transformers=None)
     edit_json(scores / "config.json", problem_type="regression")
     prompted = write_checkpoint(tmp_path / "prompted")
-    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
-    write_json(prompted / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    use_fast_tokenizer(prompted)
     prompts = {"query": "to the server ", "bare": ""}
     edit_json(prompted / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
     for folder in (scores, prompted):
-        assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+        exported(folder, "--precision", "fp32")
     text = "a text that is not in it"
     ids = Tokenizer.from_file(str(scores / "tokenizer.json"))
     ids.no_truncation()
-    with torch.inference_mode():
-        value = transformers.BertForSequenceClassification.from_pretrained(scores).eval()(
-            torch.tensor([ids.encode(text).ids])
-        )
+    value = of_transformers(scores, "ForSequenceClassification", ids.encode(text).ids, None)
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415  slow to import, and for this test alone
 
     wanted = SentenceTransformer(str(prompted), device="cpu").encode([text], normalize_embeddings=False)[0]
     with Server(tmp_path / "models") as server:
-        reply = post_json(server.http, "/predict", json.dumps({"inputs": text}).encode())
-        info = json.loads(get(server.http, "/models/scores/info").body)
+        answers = ask(server, "/predict", inputs=text)
+        info = get(server.http, "/models/scores/info").json()
         bodies: list[dict[str, object]] = [
             {"inputs": text},
             {"inputs": prompts["query"] + text, "prompt_name": "bare"},
             {"inputs": text, "prompt_name": "bare"},
             {"inputs": ids.encode(text).ids},
         ]
-        vectors = [
-            np.array(post_json(server.http, "/embed", json.dumps(body).encode()).json()[0], np.float32)
-            for body in bodies
-        ]
-    assert reply.json() == [{"label": "relevance", "score": pytest.approx(value.logits.item(), abs=1e-4)}]
+        vectors = [np.array(ask(server, "/embed", **body)[0], np.float32) for body in bodies]
+    assert answers == [{"label": "relevance", "score": pytest.approx(value.logits.item(), abs=1e-4)}]
     assert info["model_type"]["classifier"]["problem_type"] == "regression"
     for vector in vectors[:2]:
         np.testing.assert_allclose(vector, wanted, atol=1e-5)
@@ -161,38 +146,32 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(tmp_path: Path) -
     from sentence_transformers import CrossEncoder, SentenceTransformer  # noqa: PLC0415  slow to import
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: PLC0415  likewise
 
-    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     encoder, vectors = write_checkpoint(tmp_path / "encoder", pooling=None), tmp_path / "vectors"
     scores = write_task_checkpoint(tmp_path / "scores", "bert", "rerank")
     edit_json(scores / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **roles}
     for folder in (encoder, scores):
-        write_json(folder / "tokenizer_config.json", settings)
+        use_fast_tokenizer(folder, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
     modules = [Transformer(str(encoder)), Pooling(32, ["mean", "max"]), Dense(64, 24)]
     model = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="dot")
     model.save(str(vectors), create_model_card=False)
     edit_json(vectors / "config.json", matryoshka_dimensions=[8, 16])
     for folder in (vectors, scores):
-        assert main([str(folder), "--out", str(tmp_path / "models"), "--precision", "fp32"]) == 0
+        exported(folder, "--precision", "fp32")
     text, pair = "the text", ("a server", "that is not in it")
     wanted, relevance = model.encode(text), CrossEncoder(str(scores), device="cpu").predict(pair)
     with Server(tmp_path / "models") as server:
-
-        def ask(path: str, **body: object) -> Any:
-            reply = post_json(server.http, path, json.dumps(body).encode())
-            return reply.json() if reply.status == 200 else reply.status
-
-        np.testing.assert_allclose(ask("/embed", inputs=text)[0], wanted, atol=1e-5)
-        np.testing.assert_allclose(ask("/v1/embeddings", input=text)["data"][0]["embedding"], wanted, atol=1e-5)
+        np.testing.assert_allclose(ask(server, "/embed", inputs=text)[0], wanted, atol=1e-5)
+        np.testing.assert_allclose(ask(server, "/v1/embeddings", input=text)["data"][0]["embedding"], wanted, atol=1e-5)
         cut = wanted[:8] / np.linalg.norm(wanted[:8])
-        np.testing.assert_allclose(ask("/embed", inputs=text, normalize=True, dimensions=8)[0], cut, atol=1e-5)
-        assert ask("/embed", inputs=text, dimensions=12) == 422
-        assert ask("/similarity", inputs={"source_sentence": text, "sentences": [text]}) == [pytest.approx(1, abs=1e-5)]
+        np.testing.assert_allclose(ask(server, "/embed", inputs=text, normalize=True, dimensions=8)[0], cut, atol=1e-5)
+        assert post_json(server.http, "/embed", {"inputs": text, "dimensions": 12}).status == 422
+        assert ask(server, "/similarity", inputs={"source_sentence": text, "sentences": [text]}) == [
+            pytest.approx(1, abs=1e-5)
+        ]
         for raw, score in ((None, relevance), (True, relevance), (False, 1 / (1 + np.exp(-relevance)))):
-            ranks = ask("/rerank", query=pair[0], texts=[pair[1]], raw_scores=raw)
+            ranks = ask(server, "/rerank", query=pair[0], texts=[pair[1]], raw_scores=raw)
             assert ranks == [{"index": 0, "score": pytest.approx(score, abs=1e-5)}]
-        config = json.loads(get(server.http, "/v2/models/vectors/config").body)
+        config = get(server.http, "/v2/models/vectors/config").json()
     assert config["parameters"]["similarity"] == {"string_value": "dot"}
     assert config["parameters"]["matryoshka_dimensions"] == {"string_value": "8, 16"}
     assert config["output"][0]["dims"] == [24]

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from export.checkpoint.layouts import tensor_bundle
-from export.checkpoint.reader import Checkpoint, open_checkpoint
 from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import task_model
 from tests.support import tensor_bundles
 from tests.support.checkpoints import edit_json, write_json, write_task_checkpoint
+from tests.support.exports import opened
 from tests.support.fuzzing import sizes
 from tests.support.tensor_bundles import entry, header, masked, table, varint, write_bundle, write_google_bert
 
@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.labels import Asked
     from export.checkpoint.layouts.case import Case
 
 INDEX, DATA = "model.ckpt-7038.index", "model.ckpt-7038.data-00000-of-00001"
-
-
-def opened(folder: Path, task: Asked | None = None, case: Case | None = None) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +148,6 @@ def one_variable(content: bytes = b"\0" * 8, **changes: int | bytes | tuple[int,
 
 
 def index(content: bytes) -> Callable[[Path], None]:
-    """Another index."""
-
     def spoil(folder: Path) -> None:
         (folder / INDEX).write_bytes(content)
 
@@ -163,7 +155,6 @@ def index(content: bytes) -> Callable[[Path], None]:
 
 
 def with_variable(name: str) -> Callable[[Path], None]:
-    """This variable alone."""
     return lambda folder: write_bundle(folder, "model.ckpt-7038", {name: torch.ones(1)})
 
 

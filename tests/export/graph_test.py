@@ -7,45 +7,31 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import torch
-import transformers
 from onnx import numpy_helper
 
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import draft, optimize, task_model
 from export.precision import int8, quantize
 from serving.models.artifact_scan import check_model_file
 from serving.records import DATA_SUFFIX
 from tests.support.checkpoints import write_checkpoint
+from tests.support.exports import fused, ignore, opened
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from export.checkpoint.reader import Checkpoint
     from export.precision.equalise import Cut
 
 TEXTS = ["the server", "a text that is not in it", ("of the", "and to a"), "it"]
 FP32 = {"EmbedLayerNormalization": 1, "Attention": 2, "SkipLayerNormalization": 4, "BiasGelu": 2}
 
 
-def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append)
-
-
-def fused(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Exports and fuses a checkpoint's graph."""
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
-
-
 def cuts(checkpoint: Checkpoint, path: Path) -> dict[str, Cut]:
     """How the graph's activations are cut, by a few texts."""
     spec = model_spec(max_length=checkpoint.max_length)
-    return int8.cuts_of(path, spec, checkpoint.encode(TEXTS), lambda _done, _total: None)
+    return int8.cuts_of(path, spec, checkpoint.encode(TEXTS), ignore)
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,6 @@ class Small:
 
     @property
     def folder(self) -> Path:
-        """Of the checkpoint."""
         return self.checkpoint.source.path
 
 
@@ -68,7 +53,6 @@ def beside(graph: Path) -> Path:
 
 
 def made(folder: Path, **sizes: Any) -> Small:
-    """Writes a checkpoint and its graphs."""
     checkpoint = opened(write_checkpoint(folder / "small", **sizes))
     return Small(checkpoint, folder / "raw.onnx", fused(checkpoint, folder))
 
@@ -77,32 +61,6 @@ def made(folder: Path, **sizes: Any) -> Small:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """The checkpoint that is written where nothing else is asked for."""
     return made(tmp_path_factory.mktemp("graph"))
-
-
-@pytest.mark.parametrize("heads", [2, 4])
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_the_graph_pools_as_pytorch_does(small: Small, tmp_path: Path, pooling: str, heads: int) -> None:
-    """A padded batch through the graph is each text alone through Transformers, pooled by hand."""
-    model = small if (pooling, heads) == ("mean", 4) else made(tmp_path, pooling=pooling, heads=heads)
-    checkpoint, path = model.checkpoint, model.fused
-    texts = checkpoint.vocabulary.encode(TEXTS, 64)
-    longest = max(len(text.ids) for text in texts)
-    tensors = {
-        name: np.zeros((len(texts), longest), np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")
-    }
-    for row, text in enumerate(texts):
-        length = len(text.ids)
-        tensors["input_ids"][row, :length] = text.ids
-        tensors["attention_mask"][row, :length] = 1
-        tensors["token_type_ids"][row, :length] = text.type_ids or 0
-    (pooled,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, tensors)
-    bert = transformers.BertModel.from_pretrained(model.folder).eval()
-    for row, text in enumerate(texts):
-        types = text.type_ids or [0] * len(text.ids)
-        with torch.inference_mode():
-            hidden = bert(torch.tensor([text.ids]), token_type_ids=torch.tensor([types])).last_hidden_state[0].numpy()
-        expected = hidden[0] if pooling == "cls" else hidden.mean(axis=0)
-        np.testing.assert_allclose(pooled[row], expected, atol=1e-5)
 
 
 def test_the_graphs_interface(small: Small) -> None:

@@ -6,19 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
-from export.graph import optimize, task_model
+from export.graph import optimize
 from export.precision import emulation, half
 from export.tasks.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
-from tests.support.graphs import ARCHITECTURES, PRODUCTS, batch, check_ranges, write_fill_mask_graph, write_graph
+from tests.support.exports import fused, opened
+from tests.support.graphs import (
+    ARCHITECTURES,
+    PRODUCTS,
+    batch,
+    check_ranges,
+    run,
+    save_graph,
+    write_fill_mask_graph,
+    write_graph,
+)
 from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
@@ -32,12 +39,6 @@ OVERFLOWING = 1000
 OFTEN = {"BertModel", "BertForMaskedLM", "MegatronBertForSequenceClassification", "DistilBertForQuestionAnswering"}
 """Architectures that differ most."""
 EACH = pytest.mark.parametrize("architecture", in_short(ARCHITECTURES, *OFTEN))
-
-
-def answers(path: Path, inputs: dict[str, NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-    """Runs a graph on the CPU."""
-    found: list[NDArray[np.float32]] = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,10 @@ def halved(path: Path) -> Path:
 
 
 def twin(path: Path) -> Path:
-    """Where the twin of a graph lies."""
     return path.with_suffix(".twin.onnx")
 
 
 def half_of(path: Path) -> Path:
-    """Where the fp16 form of a graph lies."""
     return path.with_suffix(".fp16.onnx")
 
 
@@ -106,16 +105,6 @@ def test_every_product_is_fp16_and_every_island_fp32(model: Callable[..., Path],
 
 
 @EACH
-def test_answers_stay_close(model: Callable[..., Path], architecture: str) -> None:
-    """With real fp16 rounding, each answer points where the fp32 graph's does."""
-    path, inputs = model(architecture), batch()
-    mask = inputs["attention_mask"]
-    exact, rounded = answers(path, inputs), answers(twin(half_of(path)), inputs)
-    for left, right in zip(rows(exact, mask), rows(rounded, mask), strict=True):
-        assert cosine(left, right).min() >= 0.9999
-
-
-@EACH
 def test_weights_that_overflow_plain_fp16_stay_finite(
     model: Callable[..., Path], tmp_path: Path, architecture: str
 ) -> None:
@@ -126,8 +115,8 @@ def test_weights_that_overflow_plain_fp16_stay_finite(
     emulation.emulate(plain, twin(plain))
     inputs = batch()
     mask = inputs["attention_mask"]
-    assert not all(np.isfinite(array).all() for array in answers(twin(plain), inputs))
-    exact, rounded = answers(path, inputs), answers(twin(half_of(path)), inputs)
+    assert not all(np.isfinite(array).all() for array in run(twin(plain), inputs))
+    exact, rounded = run(path, inputs), run(twin(half_of(path)), inputs)
     for left, right in zip(rows(exact, mask), rows(rounded, mask), strict=True):
         assert np.isfinite(right).all()
         assert cosine(left, right).mean() >= 0.999
@@ -144,7 +133,7 @@ def test_a_text_of_padding_alone_stays_finite(model: Callable[..., Path]) -> Non
     path = half_of(model("DistilBertForQuestionAnswering"))
     inputs = batch()
     inputs["attention_mask"][2] = 0
-    assert all(np.isfinite(array).all() for array in answers(twin(path), inputs))
+    assert all(np.isfinite(array).all() for array in run(twin(path), inputs))
     for tensor in onnx.load(path).graph.initializer:
         if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16):
             assert np.abs(numpy_helper.to_array(tensor)).max() <= half.LARGEST, tensor.name
@@ -154,7 +143,7 @@ def test_the_best_words_stay_the_same(tmp_path: Path) -> None:
     """A head that runs at the masks alone: the same words, best first, with close logits, integers kept."""
     path = write_fill_mask_graph(tmp_path / "model.onnx")
     inputs = {**batch(tokens=24), "mask_positions": np.array([[1, 2]] * 6, np.int32)}
-    exact, rounded = answers(path, inputs), answers(twin(halved(path)), inputs)
+    exact, rounded = run(path, inputs), run(twin(halved(path)), inputs)
     np.testing.assert_array_equal(exact[0], rounded[0])
     for left, right in zip(exact[1:], rounded[1:], strict=True):
         np.testing.assert_allclose(left, right, atol=2e-3)
@@ -171,26 +160,20 @@ def test_the_twin_rounds_where_onnx_runtime_does_not(tmp_path: Path) -> None:
         helper.make_node("Cast", ["y16"], ["y"], to=TensorProto.FLOAT),
     ]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy"]
-    tensors = [numpy_helper.from_array(weight, f"w{at}") for at, weight in enumerate(weights)]
-    opset = [helper.make_opsetid("", task_model.OPSET)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "two", values[:1], values[1:], tensors), opset_imports=opset, ir_version=8
-    )
-    onnx.save(model, tmp_path / "two.onnx")
+    save_graph(tmp_path / "two.onnx", nodes, values[:1], values[1:], w0=weights[0], w1=weights[1])
     emulation.emulate(tmp_path / "two.onnx", tmp_path / "twin.onnx")
     x = generator.normal(size=(16, 64)).astype(np.float32)
     expected = x.astype(np.float16).astype(np.float32)
     for weight in weights:
         expected = (expected @ weight.astype(np.float32)).astype(np.float16).astype(np.float32)
-    (rounded,) = answers(tmp_path / "twin.onnx", {"x": x})
-    (unrounded,) = answers(tmp_path / "two.onnx", {"x": x})
+    (rounded,) = run(tmp_path / "twin.onnx", {"x": x})
+    (unrounded,) = run(tmp_path / "two.onnx", {"x": x})
     # A sum in another order falls now and then on the other side of a rounding.
     assert (rounded == expected).mean() > 0.97
     assert (unrounded == expected).mean() < 0.1
 
 
 def spoil(path: Path, name: str, change: Callable[[NDArray[np.float32]], object]) -> None:
-    """Changes a weight of a graph."""
     model = onnx.load(path)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     array = numpy_helper.to_array(tensor).copy()
@@ -217,22 +200,18 @@ def test_a_weight_beyond_fp16_is_divided_or_kept(model: Callable[..., Path], tmp
     shutil.copyfile(model("BertModel"), path)
     full = next(tensor.name for tensor in onnx.load(path).graph.initializer if tensor.name.endswith(name))
     spoil(path, full, lambda array: np.put(array, 7, 1e5))
-    exact, rounded = answers(path, batch())[0], answers(twin(halved(path)), batch())[0]
+    exact, rounded = run(path, batch())[0], run(twin(halved(path)), batch())[0]
     kept = batch()["attention_mask"] == 1
     assert cosine(exact[kept], rounded[kept]).min() >= 0.999
 
 
-def fused(folder: Path, **sizes: Any) -> Path:
-    """The graph of a small checkpoint after the fusions."""
-    checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", **sizes))), None, [].append)
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
+def small_graph(folder: Path, **sizes: Any) -> Path:
+    return fused(opened(write_checkpoint(folder / "small", **sizes)), folder)
 
 
 def test_a_fused_graph_keeps_its_operators(tmp_path: Path) -> None:
     """Fused attention and GELU run in fp16, fused normalisations in FP32, and the answers stay close."""
-    path = fused(tmp_path)
+    path = small_graph(tmp_path)
     made = halved(path)
     assert optimize.operators(made) == optimize.operators(path)
     model = onnx.load(made)
@@ -246,13 +225,13 @@ def test_a_fused_graph_keeps_its_operators(tmp_path: Path) -> None:
     inputs = batch()
     inputs["input_ids"] %= 100
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
-    exact, rounded = answers(path, inputs)[0], answers(twin(made), inputs)[0]
+    exact, rounded = run(path, inputs)[0], run(twin(made), inputs)[0]
     assert cosine(exact, rounded).min() >= 0.9999
 
 
-def test_a_fused_attention_that_could_overflow_is_refused(tmp_path: Path) -> None:
+def test_a_fused_attention_that_could_overflow_is_resmall_graph(tmp_path: Path) -> None:
     """What happens inside a fused operator cannot be divided, so the export stops and names the operator."""
-    path = fused(tmp_path, layers=1)
+    path = small_graph(tmp_path, layers=1)
     spoil(path, "Attention_0_qkv_weight", lambda array: np.multiply(array, 60000, out=array))
     with pytest.raises(ExportError, match="Attention Attention_0: its result can leave fp16's range"):
         half.convert(path, tmp_path / "fp16.onnx")

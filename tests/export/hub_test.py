@@ -34,7 +34,6 @@ MODEL = "somebody/small"
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """With one small checkpoint."""
     with Hub(MODEL, write_checkpoint(tmp_path / "files", layers=1), tmp_path / "client") as running:
         yield running
 
@@ -46,7 +45,6 @@ def export(hub: Hub, *words: str, **variables: str) -> subprocess.CompletedProce
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that it says."""
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     return line

@@ -51,13 +51,11 @@ def models(small_export: Export, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def bundle(models: Path) -> Bundle:
-    """Its bundle."""
     return open_bundle(models / "small" / "1")
 
 
 @pytest.fixture(scope="module")
 def expected(small_export: Export) -> NDArray[np.float32]:
-    """Transformers' vectors of the texts."""
     return vectors(transformers.BertModel.from_pretrained(small_export.checkpoint), IDS)
 
 

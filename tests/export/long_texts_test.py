@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from export.graph import architectures, optimize, task_model
+from export.graph import architectures, task_model
 from serving.records import EncodedText
 from tests.support import own_forms
 from tests.support.checkpoints import HEADS, vocabulary, write_task_checkpoint
-from tests.support.exports import answers_together, opened
+from tests.support.exports import answers_together, fused, ignore, opened
+from tests.support.references import OF_OWN_FORMS, of_transformers
 from tests.support.short_form import but_long
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
+    from numpy.typing import NDArray
+
 
 LENGTHS = (3, 23, 24, 25, 60, 130)
 """Shorter and longer than NomicBERT's trained length, and than the span of DeBERTa's distances."""
@@ -42,41 +42,27 @@ def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Pat
     return folder
 
 
-def deberta(folder: Path, head: str, ids: list[int], _types: list[int] | None) -> Any:
-    """What Transformers answers."""
-    model = getattr(transformers, f"Deberta{head}").from_pretrained(folder).eval()
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([ids]))
+FORMS = ("jina_bert", "bert with distances", "bert with distances of queries", "new", "nomic_bert", "deberta")
 
 
-ANSWERS: dict[str, Callable[..., Any]] = {
-    "jina_bert": own_forms.bert,
-    "bert with distances": own_forms.bert,
-    "bert with distances of queries": own_forms.bert,
-    "new": own_forms.new,
-    "nomic_bert": own_forms.first_nomic_bert,
-    "deberta": deberta,
-}
+def own_answer(folder: Path, model_type: str, ids: list[int]) -> NDArray[np.float32]:
+    form = "nomic_bert in its first form" if model_type == "nomic_bert" else model_type
+    answer = OF_OWN_FORMS.get(form, of_transformers)(folder, "Model", ids, None)
+    found: NDArray[np.float32] = answer.last_hidden_state[0].numpy()
+    return found
 
 
-def fused(checkpoint: Checkpoint, model: task_model.TaskModel, folder: Path) -> Path:
-    """The graph that is served."""
-    task_model.write(model, folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
-
-
-@pytest.mark.parametrize("model_type", but_long(ANSWERS, "bert with distances of queries"))
+@pytest.mark.parametrize("model_type", but_long(FORMS, "bert with distances of queries"))
 def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: str) -> None:
     """One batch of 3 to 130 tokens, padded to the longest, is each text by itself, and so is PyTorch's own answer."""
     folder = write(tmp_path / "small", model_type, "embed_tokens")
     checkpoint = opened(folder, "embed_tokens")
     assert checkpoint.max_length == 256
     model = task_model.load(checkpoint)
-    own = task_model.answers(model, texts(), threads=1, count=lambda _done, _total: None)
-    together = answers_together(checkpoint, fused(checkpoint, model, tmp_path), texts())
+    own = task_model.answers(model, texts(), threads=1, count=ignore)
+    together = answers_together(checkpoint, fused(checkpoint, tmp_path, model), texts())
     for text, (row,), (traced,) in zip(texts(), own, together, strict=True):
-        right = ANSWERS[model_type](folder, "Model", list(text.ids), None).last_hidden_state[0].numpy()
+        right = own_answer(folder, model_type, list(text.ids))
         np.testing.assert_allclose(row, right, atol=2e-5)
         np.testing.assert_allclose(traced, right, atol=2e-5)
 
@@ -88,9 +74,9 @@ def test_8192_tokens_are_taken(tmp_path: Path, model_type: str) -> None:
     folder = write(tmp_path / "small", model_type, "embed_tokens", 8192)
     checkpoint = opened(folder, "embed_tokens")
     ids = np.random.default_rng(3).integers(5, len(vocabulary()), 8192).tolist()
-    path = fused(checkpoint, task_model.load(checkpoint), tmp_path)
+    path = fused(checkpoint, tmp_path)
     ((row,),) = answers_together(checkpoint, path, [EncodedText(array("i", ids))])
-    right = ANSWERS[model_type](folder, "Model", ids, None).last_hidden_state[0].numpy()
+    right = own_answer(folder, model_type, ids)
     # The last bit of a rotation's frequency is 0.0005 of the angle's unit at the last place.
     np.testing.assert_allclose(row, right, atol=1e-3)
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from export.checkpoint import unpickle
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import task_model
 from tests.support.checkpoints import write_json
+from tests.support.exports import opened
 from tests.support.fuzzing import sizes
 from tests.support.megatron import (
     POSITIONS,
@@ -33,17 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.labels import Asked
-    from export.checkpoint.layouts.case import Case
 
 RANK = "iter_2000000/mp_rank_00"
 FILE = f"{RANK}/model_optim_rng.pt"
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-def opened(folder: Path, task: Asked | None = None, case: Case | None = None) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append, task, case)
 
 
 @pytest.mark.usefixtures("reader")
@@ -102,13 +94,10 @@ def test_a_release_without_settings_needs_its_heads_said(tmp_path: Path) -> None
 
 
 def trained(**settings: object) -> Callable[[Path], None]:
-    """The first rank's file with other settings."""
     return lambda folder: save(training_state(0, 2, 3.0, **settings), folder / FILE)
 
 
 def with_model(changes: Callable[[], dict[str, object]]) -> Callable[[Path], None]:
-    """The first rank's file with other tensors."""
-
     def spoil(folder: Path) -> None:
         state = training_state(0, 2, 3.0)
         save(state | {"model": state["model"] | changes()}, folder / FILE)
@@ -117,12 +106,10 @@ def with_model(changes: Callable[[], dict[str, object]]) -> Callable[[Path], Non
 
 
 def write(file: str, content: str) -> Callable[[Path], None]:
-    """Another text in a file."""
     return lambda folder: (folder / file).write_text(content) and None
 
 
 def renamed(old: str, new: str) -> Callable[[Path], None]:
-    """Another name."""
     return lambda folder: (folder / old).rename(folder / new) and None
 
 

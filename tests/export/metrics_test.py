@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.tasks import EXPORTS, metrics
 from export.tasks.answer import best_span
@@ -19,6 +17,7 @@ from export.tasks.decisions import Judge, order_agreement
 from serving.records import EncodedText, Row
 from serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
+from tests.support.exports import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +108,6 @@ def test_the_order_of_scores() -> None:
 
 
 def text(*ids: int) -> EncodedText:
-    """Token ids."""
     return EncodedText(array("i", ids))
 
 
@@ -121,7 +119,6 @@ def judge(task: str, *, multi_label: bool = False) -> Judge:
 
 
 def floats(*values: object) -> np.ndarray:
-    """float32 numbers."""
     return np.array(values, np.float32)
 
 
@@ -199,9 +196,8 @@ def test_what_padding_added_is_cut_off() -> None:
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """The tokenizer of a small checkpoint."""
     folder = write_checkpoint(tmp_path_factory.mktemp("words") / "small")
-    return open_checkpoint(find(str(folder)), None, [].append).vocabulary
+    return opened(folder).vocabulary
 
 
 FILES: list[tuple[str, str, str, list[tuple], dict[str, float]]] = [

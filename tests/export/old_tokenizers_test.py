@@ -86,7 +86,6 @@ def training() -> list[str]:
 
 
 def wordpiece(folder: Path, *, lowercase: bool) -> None:
-    """BERT's vocab.txt."""
     made = BertWordPieceTokenizer(lowercase=lowercase)
     made.train_from_iterator(training(), vocab_size=900, show_progress=False)
     made.save_model(str(folder))
@@ -94,7 +93,6 @@ def wordpiece(folder: Path, *, lowercase: bool) -> None:
 
 
 def byte_level(folder: Path) -> None:
-    """RoBERTa's vocab.json and merges.txt."""
     made = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     made.train_from_iterator(training(), vocab_size=900, special_tokens=special, show_progress=False)
@@ -157,7 +155,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def read(folder: Path) -> vocabulary.Vocabulary:
-    """What an export makes of the folder."""
     return vocabulary.read(Folder(folder), 5000, lowercase=False)
 
 

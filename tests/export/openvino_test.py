@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from onnx import numpy_helper
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import openvino
 from serving.models.artifact_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
 from tests.support.expected import cosines
+from tests.support.exports import opened
+from tests.support.graphs import run, save_graph, some_ids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,28 +32,17 @@ LAYERS = 2
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The graph of a small checkpoint."""
     folder = tmp_path_factory.mktemp("openvino")
-    checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small", layers=LAYERS))), None, [].append)
+    checkpoint = opened(write_checkpoint(folder / "small", layers=LAYERS))
     task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
     return folder / "raw.onnx"
 
 
 @pytest.fixture(scope="module")
 def quantized(raw: Path) -> Path:
-    """Its weights in 8 bits."""
     path = raw.with_name("quantized.onnx")
     openvino.quantize(raw, path, optimize.Shape(LAYERS, heads=4, hidden_size=32), cuts=None)
     return path
-
-
-def answer(path: Path) -> NDArray[np.float32]:
-    """ONNX Runtime's answer to a batch."""
-    ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
-    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    pooled: NDArray[np.float32] = session.run(None, tensors)[0]
-    return pooled
 
 
 def test_every_matrix_of_the_encoder_has_8_bits(raw: Path, quantized: Path) -> None:
@@ -78,7 +65,7 @@ def test_the_graph_is_one_that_bundles_may_hold(quantized: Path) -> None:
 
 def test_the_graph_means_the_same(raw: Path, quantized: Path) -> None:
     """Computed as written, with activations in float32, it differs by the rounding of the weights alone."""
-    assert cosines(answer(quantized), answer(raw)).min() > 0.999
+    assert cosines(run(quantized, some_ids())[0], run(raw, some_ids())[0]).min() > 0.999
 
 
 def test_a_graph_that_lost_matrices_is_refused(raw: Path, tmp_path: Path) -> None:
@@ -93,25 +80,15 @@ def test_a_large_table_is_scaled_row_by_row(tmp_path: Path) -> None:
     make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
     table = np.random.default_rng(0).normal(size=(1 << 15, 32)).astype(np.float32)
     ids = np.array([[0, 7, 32_767], [5, 5, 1]], np.int32)
-    made = onnx.helper.make_graph(
-        [make("Gather", ["table", "ids"], ["rows"]), make("Relu", ["rows"], ["answer"])],
-        "table",
-        [info("ids", onnx.TensorProto.INT32, ["texts", "tokens"])],
-        [info("answer", onnx.TensorProto.FLOAT, ["texts", "tokens", 32])],
-        [numpy_helper.from_array(table, "table")],
-    )
-    onnx.save(
-        onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
-        tmp_path / "raw.onnx",
-    )
-    openvino.quantize(
-        tmp_path / "raw.onnx", tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None
-    )
+    nodes = [make("Gather", ["table", "ids"], ["rows"]), make("Relu", ["rows"], ["answer"])]
+    inputs = [info("ids", onnx.TensorProto.INT32, ["texts", "tokens"])]
+    outputs = [info("answer", onnx.TensorProto.FLOAT, ["texts", "tokens", 32])]
+    raw = save_graph(tmp_path / "raw.onnx", nodes, inputs, outputs, table=table)
+    openvino.quantize(raw, tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None)
     onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
-    session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
     values, scale, zero = openvino.eight_bits(table, 0)
     whole = (values.astype(np.float32) - zero[:, None].astype(np.float32)) * scale[:, None]
-    np.testing.assert_array_equal(session.run(None, {"ids": ids})[0], np.maximum(whole[ids], 0))
+    np.testing.assert_array_equal(run(tmp_path / "out.onnx", {"ids": ids})[0], np.maximum(whole[ids], 0))
     assert "DequantizeLinear" not in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
 
 
@@ -121,15 +98,10 @@ def test_a_weight_with_two_users_is_kept_once(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     nodes = [make("MatMul", ["x", "w"], ["once"]), make("MatMul", ["once", "w"], ["twice"])]
     tensors = [info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in ("x", "twice")]
-    made = onnx.helper.make_graph(nodes, "shared", tensors[:1], tensors[1:], [numpy_helper.from_array(weight, "w")])
-    options = {"opset_imports": [onnx.helper.make_opsetid("", 17)], "ir_version": 8}
-    onnx.save(onnx.helper.make_model(made, **options), tmp_path / "raw.onnx")
-    openvino.quantize(
-        tmp_path / "raw.onnx", tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None
-    )
-    session = ort.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
+    raw = save_graph(tmp_path / "raw.onnx", nodes, tensors[:1], tensors[1:], w=weight)
+    openvino.quantize(raw, tmp_path / "out.onnx", optimize.Shape(0, heads=1, hidden_size=1), cuts=None)
     x = np.ones((1, 4), np.float32)
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weight @ weight, atol=0.1)
+    np.testing.assert_allclose(run(tmp_path / "out.onnx", {"x": x})[0], x @ weight @ weight, atol=0.1)
 
 
 MATRICES = arrays.arrays(

@@ -10,23 +10,19 @@ import pytest
 from onnx import numpy_helper
 
 from export import build
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.graph import draft, optimize, task_model
+from export.graph import draft, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
 from export.recipe import Recipe
 from export.tasks import EXPORTS, decisions
 from export.texts import corpus
 from serving.models.manifest import Accuracy, Invariance, Parity
-from serving.models.verified_dir import digest
 from serving.records import EncodedText
 from tests.support.checkpoints import write_checkpoint
-from tests.support.specs import model_spec
+from tests.support.exports import fused, ignore, opened
 
 
 def text(length: int) -> EncodedText:
-    """A text of so many tokens."""
     return EncodedText(array("i", [2, *range(10, 8 + length), 3]))
 
 
@@ -37,7 +33,6 @@ def parity_of(**figures: float | None) -> Parity:
 
 
 def broken(precision: str, task: str = "embed", **figures: float | None) -> dict[str, str]:
-    """The limits that these figures break."""
     return parity.broken_limits(parity_of(**figures), EXPORTS[task].limits[precision])
 
 
@@ -165,41 +160,30 @@ class Small:
     """A fused graph, texts, and PyTorch's answers to them."""
 
     def __init__(self, folder: Path) -> None:
-        self.checkpoint = open_checkpoint(find(str(write_checkpoint(folder / "small"))), None, [].append)
+        self.checkpoint = opened(write_checkpoint(folder / "small"))
         model = task_model.load(self.checkpoint)
-        task_model.write(model, folder / "raw.onnx")
         self.path = folder / "model.onnx"
-        optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(self.checkpoint))
-        draft.copy(folder / "fused.onnx", self.path)
+        draft.copy(fused(self.checkpoint, folder, model), self.path)
         texts = corpus.read()[:40]
         encoded = self.checkpoint.vocabulary.encode(texts, 64)
-        rows = task_model.answers(model, encoded, threads=2, count=lambda _done, _total: None)
+        rows = task_model.answers(model, encoded, threads=2, count=ignore)
         self.reference = parity.Reference(texts, encoded, rows)
 
     def verdict(self, path: Path) -> parity.Verdict:
         """Compares an artifact under the limits of fp32."""
-        spec = model_spec(
-            path.name,
-            size=32,
-            path=str(path),
-            sha256=digest(path),
-            vocab_size=200,
-            max_length=64,
-            special_ids={"pad": 0},
-        )
+        spec = task_model.spec_of(self.checkpoint, path)
         return parity.verify(
             open_engine(spec, "cpu", 1),
             build.judge_of(self.checkpoint),
             self.reference,
             EXPORTS["embed"].limits["fp32"],
             max_length=64,
-            count=lambda _done, _total: None,
+            count=ignore,
         )
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """A small model and its graph."""
     return Small(tmp_path_factory.mktemp("parity"))
 
 

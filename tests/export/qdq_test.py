@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -22,16 +22,19 @@ from export.graph.draft import Draft
 from export.precision import emulation, half, int8, qdq
 from export.precision.equalise import Cut
 from export.precision.products import Product, find
-from export.tasks.decisions import cosine
 from export.texts import corpus
 from serving.models.artifact_scan import check_model_file
 from serving.models.bundle import open_bundle
 from serving.models.manifest import MANIFEST
 from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
-from tests.support.exports import opened
+from tests.support.expected import cosines
+from tests.support.exports import ignore, opened
+from tests.support.graphs import run, save_graph, some_ids
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 
 LAYERS = 2
@@ -50,26 +53,16 @@ def quantised(folder: Path, checkpoint_folder: Path) -> Path:
     return made
 
 
-def ignore(_done: int, _total: int) -> None:
-    """Takes no notice of progress."""
-
-
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quantised graph of a small checkpoint."""
     folder = tmp_path_factory.mktemp("qdq")
     return quantised(folder, write_checkpoint(folder / "small", layers=LAYERS))
 
 
-def answer(path: Path, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> list[float]:
-    """ONNX Runtime's answer to a batch."""
-    ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
-    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+def answer(path: Path, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> NDArray[Any]:
     options = ort.SessionOptions()
     options.graph_optimization_level = level
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    pooled: list[float] = session.run(None, tensors)[0]
-    return pooled
+    return run(path, some_ids(), sess_options=options)[0]
 
 
 def test_each_product_with_a_matrix_takes_8_bits_around_0(graph: Path) -> None:
@@ -106,9 +99,8 @@ def test_its_twin_answers_much_as_fp32_does(graph: Path) -> None:
     twin = graph.with_name("twin.onnx")
     emulation.emulate(graph, twin)
     exact, found = answer(graph.with_name("raw.onnx")), answer(twin)
-    cosines = [cosine(np.asarray(one), np.asarray(other)) for one, other in zip(exact, found, strict=True)]
-    assert min(cosines) > 0.99
-    assert np.abs(np.asarray(exact) - np.asarray(found)).max() > 1e-4
+    assert cosines(found, exact).min() > 0.99
+    assert np.abs(exact - found).max() > 1e-4
 
 
 def test_onnx_runtime_fuses_nothing_in_the_twin(graph: Path) -> None:
@@ -116,9 +108,9 @@ def test_onnx_runtime_fuses_nothing_in_the_twin(graph: Path) -> None:
     twin = graph.with_name("twin.onnx")
     emulation.emulate(graph, twin)
     plain = answer(twin, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    assert np.abs(np.asarray(plain) - np.asarray(answer(twin))).max() < 2e-3
+    assert np.abs(plain - answer(twin)).max() < 2e-3
     # ONNX Runtime can run the graph itself too, and rounds at other places.
-    assert cosine(np.asarray(plain).ravel(), np.asarray(answer(graph)).ravel()) > 0.999
+    assert cosines(plain.reshape(1, -1), answer(graph).reshape(1, -1))[0] > 0.999
 
 
 def test_a_twin_holds_the_very_8_bit_values(graph: Path) -> None:
@@ -150,19 +142,16 @@ def test_a_range_on_one_side_of_0_keeps_all_8_bits(tmp_path: Path) -> None:
         make("MatMul", ["half", "other"], ["alone"]),
         *(make("Cast", [name], [f"{name} out"], to=onnx.TensorProto.FLOAT) for name in ("sum", "alone")),
     ]
-    tensors = [numpy_helper.from_array(array.astype(np.float16), name) for name, array in names.items()]
     value = onnx.helper.make_tensor_value_info
     ends = [value(name, onnx.TensorProto.FLOAT, ["texts", None]) for name in ("rows", "sum out", "alone out")]
-    whole = onnx.helper.make_graph(nodes, "products", ends[:1], ends[1:], tensors)
-    opset = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(whole, opset_imports=opset, ir_version=8), tmp_path / "half.onnx")
+    halves = {name: array.astype(np.float16) for name, array in names.items()}
+    save_graph(tmp_path / "half.onnx", nodes, ends[:1], ends[1:], **halves)
     cut = Cut(np.ones(8, np.float32), 0.0, float(rows.max()))
     product = Product("rows", ("product", "alone"), ("matrix", "other"))
     shape = optimize.Shape(1, heads=1, hidden_size=8, products=2)
     qdq.quantize(tmp_path / "half.onnx", tmp_path / "made.onnx", shape, {}, [product], {"rows": cut})
     emulation.emulate(tmp_path / "made.onnx", tmp_path / "twin.onnx")
-    session = ort.InferenceSession(tmp_path / "twin.onnx", providers=["CPUExecutionProvider"])
-    found = session.run(None, {"rows": rows})
+    found = run(tmp_path / "twin.onnx", {"rows": rows})
     steps = rows.max() / 255
     for exact, answered in zip((rows @ matrix + bias, rows @ matrix[:, :2]), found, strict=True):
         # Half a step of each of 8 activations, and as much for the weights and fp16.
@@ -238,20 +227,6 @@ def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.
     assert "--allow int8-tensorrt.cosine_min lets it pass; --calibration takes" in said
     manifest = json.loads((tmp_path / "models" / "small" / "1" / MANIFEST).read_text())
     assert [artifact["file"] for artifact in manifest["artifacts"]] == ["model.fp32.onnx"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--tensorrt-precision", "int8"], "--tensorrt-precision is of TensorRT engines: give --tensorrt too"),
-        (["--tensorrt", "t4", "--tensorrt-precision", "fp32"], "invalid choice: 'fp32' (choose from"),
-        (["--limit", "int8-engine.cosine_min=0.9"], "alone or behind one of fp32, int8, int8-openvino, fp16, int8-ten"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A precision without an engine, one that TensorRT has not, and a limit of something that there is not."""
-    assert main(["demo", "--out", "x", *words]) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_a_graph_that_lacks_products_is_refused(graph: Path) -> None:

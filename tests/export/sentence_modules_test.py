@@ -17,15 +17,15 @@ from torch import nn
 
 from export.checkpoint import modules as read_modules
 from export.checkpoint import pooling
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.engines import tensorrt
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
-from serving.records import EmbedOptions
+from serving.engine.batches import Padder
+from serving.records import Batch, EmbedOptions, ModelIndex
 from serving.tasks import embed
-from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_modules
-from tests.support.exports import answers_together
+from tests.support.checkpoints import edit_json, use_fast_tokenizer, write_checkpoint, write_json, write_modules
+from tests.support.expected import cosines
+from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.graphs import check_ranges
 from tests.support.short_form import in_short
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers.base.modules import Module
 
+    from export.checkpoint.reader import Checkpoint
     from serving.models.manifest import Target
 
 pytestmark = pytest.mark.skipif(
@@ -90,8 +91,7 @@ PIPELINES: dict[str, Callable[[], list[Module]]] = {
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT that Sentence Transformers opens too."""
     folder = write_checkpoint(tmp_path_factory.mktemp("modules") / "encoder", pooling=None)
-    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
+    use_fast_tokenizer(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     write_json(folder / "tokenizer.json", {**tokenizer, "truncation": None, "padding": None})
     return folder
@@ -111,40 +111,11 @@ def saved(
     return model
 
 
-def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append)
-
-
-def graphs(checkpoint: Checkpoint, folder: Path) -> tuple[Path, Path]:
-    """Exports a checkpoint's graph: before the fusions, and after them."""
-    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
-    task_model.write(task_model.load(checkpoint), raw)
-    optimize.fuse(raw, fused, optimize.shape_of(checkpoint))
-    return raw, fused
-
-
 def vectors(checkpoint: Checkpoint, path: Path, options: EmbedOptions = AS_IT_IS, target: Target = "cpu") -> np.ndarray:
     """What the server makes of one padded batch."""
     rows = answers_together(checkpoint, path, checkpoint.vocabulary.encode(TEXTS, 64), target)
     assert all(row[0].shape == (checkpoint.dimensions,) for row in rows)
     return embed.finish(rows, options, normalize=checkpoint.sentence.normalize)
-
-
-def batch(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """The texts as the graph takes them."""
-    texts = checkpoint.vocabulary.encode(TEXTS, 64)
-    ids = np.zeros((len(texts), max(len(text.ids) for text in texts)), np.int32)
-    mask = np.zeros_like(ids)
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = text.ids
-        mask[row, : len(text.ids)] = 1
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-
-
-def cosines(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Row by row."""
-    return (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
 
 
 SHORT = {"all-together", "dense-layer-norm-dense", "normalize-dense"}
@@ -158,15 +129,18 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
     torch.manual_seed(3)
     wanted = saved(encoder, tmp_path / "model", PIPELINES[name]()).encode(TEXTS)
     checkpoint = opened(tmp_path / "model")
-    raw, path = graphs(checkpoint, tmp_path)
+    path = fused(checkpoint, tmp_path)
+    raw = path.with_name("raw.onnx")
     np.testing.assert_allclose(vectors(checkpoint, path), wanted, atol=2e-5)
-    check_ranges(raw, tmp_path / "watched.onnx", batch(checkpoint))
     half.convert(path, tmp_path / "fp16.onnx")
     emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
     assert cosines(vectors(checkpoint, tmp_path / "twin.onnx"), wanted).min() > 0.9999
     texts, shape = checkpoint.vocabulary.encode(TEXTS, 64), optimize.shape_of(checkpoint)
+    check_ranges(
+        raw, tmp_path / "watched.onnx", Padder(task_model.spec_of(checkpoint, raw)).tensors(Batch(ModelIndex(0), texts))
+    )
     for graph, target in ((path, "cpu"), (raw, "openvino")):
-        cuts = int8.cuts_of(graph, task_model.spec_of(checkpoint, graph), texts, lambda _done, _total: None)
+        cuts = int8.cuts_of(graph, task_model.spec_of(checkpoint, graph), texts, ignore)
         small = tmp_path / f"{target}.onnx"
         if target == "cpu":
             quantize.quantize(graph, small, shape, cuts, static=True)
@@ -181,8 +155,9 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
 def test_every_module_builds_for_a_t4(encoder: Path, tmp_path: Path, name: str) -> None:
     """TensorRT takes the operators of each."""
     saved(encoder, tmp_path / "model", PIPELINES[name]())
-    half.convert(graphs(opened(tmp_path / "model"), tmp_path)[0], tmp_path / "fp16.onnx")
-    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=16, count=lambda _done, _total: None)
+    fused(opened(tmp_path / "model"), tmp_path)
+    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
+    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=16, count=ignore)
     assert (tmp_path / "engine").stat().st_size > 0
 
 
@@ -201,7 +176,7 @@ def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, t
     wanted = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     checkpoint = opened(folder)
     assert checkpoint.sentence.pooling == ("cls", "mean")
-    np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=2e-5)
+    np.testing.assert_allclose(vectors(checkpoint, fused(checkpoint, tmp_path)), wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", pooling.TRANSFORMER_FILES)
@@ -259,7 +234,7 @@ def test_a_pooling_without_a_mode_is_the_mean(encoder: Path, tmp_path: Path, fla
     wanted = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     checkpoint = opened(folder)
     assert checkpoint.sentence.pooling == ("mean",)
-    np.testing.assert_allclose(vectors(checkpoint, graphs(checkpoint, tmp_path)[1]), wanted, atol=1e-5)
+    np.testing.assert_allclose(vectors(checkpoint, fused(checkpoint, tmp_path)), wanted, atol=1e-5)
 
 
 def test_every_setting_of_sentence_transformers_is_sorted(encoder: Path, tmp_path: Path) -> None:
@@ -287,7 +262,7 @@ def test_truncate_dim_cuts_as_encode_does(encoder: Path, tmp_path: Path) -> None
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     checkpoint = opened(folder)
     assert (checkpoint.dimensions, checkpoint.sentence.similarity) == (20, "dot")
-    path = graphs(checkpoint, tmp_path)[1]
+    path = fused(checkpoint, tmp_path)
     found = vectors(checkpoint, path)
     np.testing.assert_allclose(found, model.encode(TEXTS), atol=2e-5)
     assert np.linalg.norm(found, axis=1).max() < 0.99

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from export.cli import inspect, verify
 from export.cli.export import main as export
 from export.errors import ExportError
-from export.graph import draft, optimize, task_model
+from export.graph import draft
 from export.split import layers, ranks
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
@@ -25,8 +24,9 @@ from serving.models.manifest import REPORT
 from serving.records import PARTIAL
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
-from tests.support.exports import opened
-from tests.support.server import Server, is_running
+from tests.support.exports import fused, opened
+from tests.support.graphs import run
+from tests.support.server import Server, child_pids, is_running
 from tests.support.short_form import in_short
 from tests.support.waiting import wait_for
 
@@ -48,12 +48,9 @@ WORDS = 20_000
 IDS = [[2, 95, 96, 97, 98, 3], [2, 70, 80, 90, 3, 0], [2, 3, 0, 0, 0, 0]]
 
 
-def fused(folder: Path, family: str, task: str, **settings: object) -> Path:
+def graph_of(folder: Path, family: str, task: str, **settings: object) -> Path:
     """A small checkpoint's graph, as the export cuts it."""
-    checkpoint = opened(write_task_checkpoint(folder / "checkpoint", family, task, **settings))
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
+    return fused(opened(write_task_checkpoint(folder / "checkpoint", family, task, **settings)), folder)
 
 
 def cut(graph: Path, parts: int) -> list[Path]:
@@ -67,21 +64,16 @@ def answers(paths: Sequence[Path], ids: Sequence[Sequence[int]] = IDS) -> NDArra
     tensors = {"input_ids": rows, "attention_mask": (rows > 0).astype(np.int32), "token_type_ids": np.zeros_like(rows)}
     found: list[NDArray[np.float32]] = []
     for path in sorted(paths, key=lambda path: ".lookup." not in path.name):
-        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-        found = session.run(None, {value.name: tensors[value.name] for value in session.get_inputs()})
-        tensors |= dict(zip([value.name for value in session.get_outputs()], found, strict=True))
+        found = run(path, tensors)
+        tensors |= dict(zip(outputs_of(path), found, strict=True))
     return found[0]
 
 
-def run(path: Path, tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """What a segment answers."""
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = session.run(None, {value.name: tensors[value.name] for value in session.get_inputs()})
-    return dict(zip([value.name for value in session.get_outputs()], found, strict=True))
+def outputs_of(path: Path) -> list[str]:
+    return [value.name for value in onnx.load(path, load_external_data=False).graph.output]
 
 
 def weights(path: Path) -> int:
-    """Bytes of a graph's constants."""
     tensors = onnx.load(path).graph.initializer
     return sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
 
@@ -96,7 +88,7 @@ def held(files: Sequence[Path], parts: int) -> list[int]:
 def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
     """To the bit, in two parts and in three, and none holds more than its share and a tenth of it."""
     task, settings = FAMILIES[family]
-    graph = fused(tmp_path, family, task, **settings)
+    graph = graph_of(tmp_path, family, task, **settings)
     expected, whole = answers([graph]), weights(graph)
     for count in (2, 3):
         parts = cut(graph, count)
@@ -115,7 +107,7 @@ def test_parts_answer_as_the_whole(tmp_path: Path, family: str) -> None:
 )
 def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Path, family: str, count: int) -> None:
     """To the bit, on both sides of the first piece's end too; layers are spread as if there were no table."""
-    graph = fused(tmp_path, family, "embed", vocab_size=WORDS, num_hidden_layers=count)
+    graph = graph_of(tmp_path, family, "embed", vocab_size=WORDS, num_hidden_layers=count)
     files = cut(graph, count)
     parts, lookups = files[:count], files[count:]
     assert [path.name for path in lookups] == [f"{number}.lookup.onnx" for number in range(1, count)]
@@ -130,7 +122,7 @@ def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Pat
 
 def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
     """Weights that cannot be divided so often are refused, with the share that a part would have to keep."""
-    graph = fused(tmp_path, "bert", "embed")
+    graph = graph_of(tmp_path, "bert", "embed")
     with pytest.raises(ExportError, match=r"cannot be split in 12 by layers: a part would hold more than 9% of"):
         cut(graph, 12)
 
@@ -138,14 +130,16 @@ def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long), "megatron-bert"])
 def test_ranks_add_up_to_the_whole(tmp_path: Path, family: str) -> None:
     """Heads, columns and words of each rank; a rank holds its share of what is large and all of what is small."""
-    graph = fused(tmp_path, family, "embed", vocab_size=4_000)
+    graph = graph_of(tmp_path, family, "embed", vocab_size=4_000)
     expected, ids = answers([graph]), np.array(IDS, np.int32)
     files = ranks.split(graph, 2, lambda rank, step: tmp_path / f"{rank}.{step}.onnx")
     own = [files[: len(files) // 2], files[len(files) // 2 :]]
     given = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32), "token_type_ids": np.zeros_like(ids)}
     tensors: list[dict[str, NDArray[np.float32]]] = [dict(given), dict(given)]
     for step in zip(*own, strict=True):
-        made = [run(path, held) for path, held in zip(step, tensors, strict=True)]
+        made = [
+            dict(zip(outputs_of(path), run(path, held), strict=True)) for path, held in zip(step, tensors, strict=True)
+        ]
         for name in made[0]:
             summed = name.endswith(PARTIAL)
             for held, mine in zip(tensors, made, strict=True):
@@ -158,9 +152,9 @@ def test_ranks_add_up_to_the_whole(tmp_path: Path, family: str) -> None:
 def test_layers_of_other_kinds_have_no_ranks(tmp_path: Path) -> None:
     """The error says what can be split so, and what may do instead; so it does where heads do not divide."""
     with pytest.raises(ExportError, match="--split-by layers may do"):
-        ranks.split(fused(tmp_path / "a", "modernbert", "embed"), 2, lambda *_: tmp_path / "part.onnx")
+        ranks.split(graph_of(tmp_path / "a", "modernbert", "embed"), 2, lambda *_: tmp_path / "part.onnx")
     with pytest.raises(ExportError, match="4 heads of attention cannot be split between 3 ranks"):
-        ranks.split(fused(tmp_path / "b", "bert", "embed"), 3, lambda *_: tmp_path / "part.onnx")
+        ranks.split(graph_of(tmp_path / "b", "bert", "embed"), 3, lambda *_: tmp_path / "part.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -216,19 +210,6 @@ def test_a_part_that_is_not_the_manifests_is_named(repository: Path, tmp_path: P
         open_bundle(path)
 
 
-def test_what_cannot_be_split_is_said_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """Forms that nothing runs in parts, GPUs by tensors, and numbers of parts that no model has."""
-    for options in (
-        ["2", "--precision", "int8-openvino"],
-        ["2", "--tensorrt", "graph"],
-        ["2", "--split-by", "tensors", "--precision", "fp16"],
-        ["2", "--split-by", "tensors", "--precision", "fp32", "--tensorrt", "t4"],
-        ["17"],
-    ):
-        assert export(["folder", "--out", "models", "--split", *options]) == 2, options
-    assert capsys.readouterr().err.count("bertserve export: ") == 5
-
-
 def test_parts_for_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In fp16, proven by a twin of the whole and again by those of the parts; an engine of TensorRT for each part."""
     pytest.importorskip("tensorrt_rtx")
@@ -256,7 +237,7 @@ def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> N
         assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
         engine = server.engine_pid()
         assert engine is not None
-        (part,) = parts_of(engine)
+        (part,) = child_pids(engine)
         with ThreadPoolExecutor(4) as pool:
             replies = [pool.submit(post_json, server.http, "/embed", body) for _ in range(40)]
             os.kill(part, signal.SIGKILL)
@@ -267,15 +248,9 @@ def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> N
         assert post_json(server.http, "/embed", body).json() == expected
         engine = server.engine_pid()
         assert engine is not None
-        (part,) = parts_of(engine)
+        (part,) = child_pids(engine)
         os.kill(engine, signal.SIGKILL)
         wait_for(lambda: not is_running(part), "the end of the part")
-
-
-def parts_of(engine: int) -> list[int]:
-    """The processes that an engine process has started."""
-    with open(f"/proc/{engine}/task/{engine}/children", encoding="utf-8") as file:  # noqa: PTH123
-        return [int(word) for word in file.read().split()]
 
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
@@ -292,7 +267,7 @@ def test_ranks_serve_one_batch_together(tmp_path: Path) -> None:
         assert json.loads(get(server.http, "/status").body)["models"][0]["split_by"] == "tensors"
         engine = server.engine_pid()
         assert engine is not None
-        os.kill(*parts_of(engine), signal.SIGKILL)
+        os.kill(*child_pids(engine), signal.SIGKILL)
         wait_for(lambda: not is_running(engine), "the end of the engine process")
         wait_for(lambda: post_json(server.http, "/embed", body).status == 200, "a new engine", 30)
         np.testing.assert_allclose(post_json(server.http, "/embed", body).json(), expected, atol=1e-5)

@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import pytest
-import torch
 import transformers
 
 from export import build
 from export.checkpoint.families import FAMILIES
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
 from export.proof import parity, reference
 from export.tasks import decisions
-from export.texts import corpus
 from serving.tasks import TASKS
-from tests.support import own_forms
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
-from tests.support.exports import answers_together, opened
+from tests.support.exports import answers_together, fused, ignore, opened
+from tests.support.references import TEXTS, check_answers, encoded, expected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from serving.records import EncodedText
 
-TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
 LENGTH = 64
-
-
-def encoded(checkpoint: Checkpoint) -> list[EncodedText]:
-    """The texts as the task takes them."""
-    texts = checkpoint.vocabulary.encode(TEXTS, checkpoint.max_length)
-    return corpus.with_masks(texts, checkpoint.vocabulary.special_ids) if checkpoint.task == "fill_mask" else texts
-
-
-def fused(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Exports and fuses a checkpoint's graph."""
-    task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
-    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
-    return folder / "fused.onnx"
-
-
-OWN_FORMS: dict[str, Callable[..., Any]] = {
-    "new": own_forms.new,
-    "jina_bert": own_forms.bert,
-    "jina_bert for code": own_forms.bert,
-    "bert with distances": own_forms.bert,
-}
-
-
-def of_transformers(stem: str) -> Callable[..., Any]:
-    """What Transformers answers with a class of this stem."""
-
-    def answer(folder: Path, head: str, ids: list[int], types: list[int] | None) -> Any:
-        model = getattr(transformers, stem + head).from_pretrained(folder).eval()
-        tensors = {"input_ids": torch.tensor([ids])}
-        if types is not None:
-            tensors["token_type_ids"] = torch.tensor([types])
-        with torch.inference_mode():
-            return model(**tensors)
-
-    return answer
-
-
-def expected(folder: Path, task: str, model_type: str, text: EncodedText, mask: int) -> list[np.ndarray]:
-    """What the model answers when Transformers loads it by itself, each text alone."""
-    answer = OWN_FORMS.get(model_type, of_transformers(STEMS[model_type]))(
-        folder, HEADS[task], list(text.ids), None if text.type_ids is None else list(text.type_ids)
-    )
-    if task == "embed":
-        return [answer.last_hidden_state[0].mean(0).numpy()]
-    if task == "embed_tokens":
-        return [answer.last_hidden_state[0].numpy()]
-    if task == "answer":
-        return [answer.start_logits[0].numpy(), answer.end_logits[0].numpy()]
-    if task != "fill_mask":
-        return [answer.logits[0].numpy()]
-    logits = answer.logits[0][[token == mask for token in text.ids]]
-    best = logits.topk(100)
-    return [best.indices.numpy(), best.values.numpy(), logits.logsumexp(-1).numpy()]
-
 
 EVERY = [
     (model_type, task, False)
@@ -128,14 +67,9 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
     checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
     assert checkpoint.task == task
     assert checkpoint.labels.names == (LABELS[task] if task in {"classify", "tag"} else ())
-    path = fused(checkpoint, tmp_path)
-    texts = encoded(checkpoint)
-    for row, text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
-        wanted = expected(folder, task, model_type, text, checkpoint.vocabulary.special_ids.get("mask", -1))
-        assert len(row) == len(wanted)
-        for found, right in zip(row, wanted, strict=True):
-            np.testing.assert_allclose(found, right, atol=2e-5)
-    cuts = int8.cuts_of(path, task_model.spec_of(checkpoint, path), texts, lambda _done, _total: None)
+    path, texts = fused(checkpoint, tmp_path), encoded(checkpoint)
+    check_answers(folder, checkpoint, path, model_type)
+    cuts = int8.cuts_of(path, task_model.spec_of(checkpoint, path), texts, ignore)
     quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
     half.convert(path, tmp_path / "fp16.onnx")
     emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
@@ -161,7 +95,7 @@ def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task
     checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
     raw, shape, texts = tmp_path / "raw.onnx", optimize.shape_of(checkpoint), encoded(checkpoint)
     task_model.write(task_model.load(checkpoint), raw)
-    cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, lambda _done, _total: None)
+    cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, ignore)
     openvino.quantize(raw, tmp_path / "int8.onnx", shape, cuts)
     judge, exact = build.judge_of(checkpoint), answers_together(checkpoint, raw, texts)
     for row, right in zip(answers_together(checkpoint, tmp_path / "int8.onnx", texts, "openvino"), exact, strict=True):
@@ -174,22 +108,27 @@ def test_groups_of_layers_are_stored_once_each(tmp_path: Path) -> None:
     folder = write_task_checkpoint(tmp_path / "small", "albert", "classify", **sizes)
     checkpoint = opened(folder)
     assert (checkpoint.layers, checkpoint.stored_layers) == (12, 4)
-    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
-    for (found,), text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
-        np.testing.assert_allclose(found, expected(folder, "classify", "albert", text, -1)[0], atol=2e-5)
+    path = fused(checkpoint, tmp_path)
+    check_answers(folder, checkpoint, path)
     matrices = [tensor for tensor in onnx.load(path).graph.initializer if list(tensor.dims) == [32, 128]]
     assert len(matrices) == 4
 
 
-def test_debertas_first_head_over_the_vocabulary_is_taken(tmp_path: Path) -> None:
-    """The one that its authors trained (`legacy` false), which multiplies with the word embedding itself."""
-    folder = write_task_checkpoint(tmp_path / "small", "deberta", "fill_mask", legacy=False)
+@pytest.mark.parametrize(
+    ("model_type", "task", "settings"),
+    [
+        # The head that its authors trained, which multiplies with the word embedding itself.
+        ("deberta", "fill_mask", {"legacy": False}),
+        *(("bert", "classify", {"hidden_act": name}) for name in ("relu", "gelu_new", "gelu_pytorch_tanh")),
+    ],
+)
+def test_other_settings_are_computed_as_they_are(
+    tmp_path: Path, model_type: str, task: str, settings: dict[str, object]
+) -> None:
+    """Another head or activation than the family's own answers as in Transformers, fused where there is an operator."""
+    folder = write_task_checkpoint(tmp_path / "small", model_type, task, **settings)
     checkpoint = opened(folder)
-    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
-    mask = checkpoint.vocabulary.special_ids["mask"]
-    for row, text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
-        for found, right in zip(row, expected(folder, "fill_mask", "deberta", text, mask), strict=True):
-            np.testing.assert_allclose(found, right, atol=2e-5)
+    check_answers(folder, checkpoint, fused(checkpoint, tmp_path))
 
 
 def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -199,27 +138,15 @@ def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> No
         opened(folder, "answer")
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh"])
-def test_other_activations_are_computed_as_they_are(tmp_path: Path, activation: str) -> None:
-    """BERT with another activation than its own answers as Transformers does, fused where there is an operator."""
-    folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
-    edit_json(folder / "config.json", hidden_act=activation)
-    checkpoint = opened(folder)
-    texts, path = encoded(checkpoint), fused(checkpoint, tmp_path)
-    for (found,), text in zip(answers_together(checkpoint, path, texts), texts, strict=True):
-        np.testing.assert_allclose(found, expected(folder, "classify", "bert", text, -1)[0], atol=2e-5)
-
-
 def test_pytorchs_own_answers_are_those_of_transformers(tmp_path: Path) -> None:
     """What artifacts are compared with is not made up either; best words come as int32."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
     checkpoint = opened(folder)
     texts = encoded(checkpoint)
-    rows = task_model.answers(task_model.load(checkpoint), texts, threads=2, count=lambda _done, _total: None)
-    mask = checkpoint.vocabulary.special_ids["mask"]
+    rows = task_model.answers(task_model.load(checkpoint), texts, threads=2, count=ignore)
     for row, text in zip(rows, texts, strict=True):
         assert row[0].dtype == np.int32
-        for found, right in zip(row, expected(folder, "fill_mask", "bert", text, mask), strict=True):
+        for found, right in zip(row, expected(folder, checkpoint, text), strict=True):
             np.testing.assert_allclose(found, right, atol=1e-5)
 
 
@@ -228,7 +155,7 @@ def test_robertas_positions_begin_behind_the_padding_id(tmp_path: Path) -> None:
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "classify"))
     assert checkpoint.max_length == 64
     with pytest.raises(ExportError, match="between 4 and 64"):
-        open_checkpoint(checkpoint.source, 65, [].append)
+        opened(checkpoint.source.path, max_length=65)
 
 
 def test_a_byte_level_tokenizer_is_understood(tmp_path: Path) -> None:
@@ -248,11 +175,9 @@ def test_a_byte_level_tokenizer_is_understood(tmp_path: Path) -> None:
 def test_a_task_can_be_asked_for(tmp_path: Path, saved: str, asked: str, expected_task: str) -> None:
     """A checkpoint serves another task where its weights do; heads that are not used are left out."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
-    checkpoint = open_checkpoint(find(str(folder)), None, [].append, asked)
+    checkpoint = opened(folder, asked)
     assert checkpoint.task == expected_task
-    rows = task_model.answers(
-        task_model.load(checkpoint), encoded(checkpoint), threads=1, count=lambda _done, _total: None
-    )
+    rows = task_model.answers(task_model.load(checkpoint), encoded(checkpoint), threads=1, count=ignore)
     assert rows[0][0].shape == ((32,) if asked == "embed" else (1,))
     assert checkpoint.labels.multi_label is (asked == "classify")
 
@@ -262,7 +187,7 @@ def test_a_head_that_was_never_trained_is_refused(tmp_path: Path, saved: str, as
     """Asking for a task whose head is not in the weights is refused; no number is made up."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
     with pytest.raises(ExportError, match="a head that was never trained"):
-        task_model.load(open_checkpoint(find(str(folder)), None, [].append, asked))
+        task_model.load(opened(folder, asked))
 
 
 def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) -> None:
@@ -371,7 +296,7 @@ def test_the_recorded_reference_comes_back_whole(tmp_path: Path, task: str) -> N
     """What PyTorch answered is read back from the bundle's file to the last bit, with its texts."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", task))
     texts, judge = encoded(checkpoint), build.judge_of(checkpoint)
-    rows = task_model.answers(task_model.load(checkpoint), texts, threads=1, count=lambda _done, _total: None)
+    rows = task_model.answers(task_model.load(checkpoint), texts, threads=1, count=ignore)
     path = tmp_path / reference.REFERENCE
     reference.write(path, judge, parity.Reference(TEXTS, texts, rows))
     found = reference.read(path, judge)

@@ -8,7 +8,6 @@ import signal
 from argparse import ArgumentParser
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 import transformers
@@ -29,9 +28,9 @@ from serving.models.node_cache import CacheWriter, open_entry
 from serving.models.verified_dir import digest
 from serving.records import ShapeProfile
 from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
-from tests.support.exports import opened
+from tests.support.exports import ignore, opened
 from tests.support.gpus import without_gpu
-from tests.support.graphs import ARCHITECTURES, write_fill_mask_graph, write_graph
+from tests.support.graphs import ARCHITECTURES, save_graph, write_fill_mask_graph, write_graph
 from tests.support.skips import excused
 from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
 
@@ -41,14 +40,9 @@ OTHERS = ("sm80", "sm86", "sm89")
 
 @pytest.fixture(scope="module")
 def fp16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fp16 graph of a small BERT."""
     folder = tmp_path_factory.mktemp("graphs")
     half.convert(write_graph(folder / "model.onnx", "BertModel"), folder / "fp16.onnx")
     return folder / "fp16.onnx"
-
-
-def ignore(_done: int, _total: int) -> None:
-    """Takes no notice of progress."""
 
 
 @pytest.mark.parametrize(
@@ -132,7 +126,7 @@ def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int
     """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""
     with quiet(), torch.random.fork_rng(devices=[]):
         bert = transformers.BertModel(transformers.BertConfig(attn_implementation="eager"), add_pooling_layer=False)
-    small = open_checkpoint(find(str(write_checkpoint(tmp_path / "small"))), None, [].append)
+    small = opened(write_checkpoint(tmp_path / "small"))
     # What the graph takes and answers is the same at every size.
     task_model.write(task_model.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")
     half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
@@ -168,9 +162,7 @@ def test_a_graph_that_was_fused_is_refused(tmp_path: Path) -> None:
     """Operators of ONNX Runtime's own are refused with which graph to give."""
     x, bias, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "sequence"]) for name in "xby")
     node = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    fused = helper.make_model(helper.make_graph([node], "fused", [x, bias], [y]), opset_imports=opsets, ir_version=8)
-    onnx.save(fused, tmp_path / "fused.onnx")
+    save_graph(tmp_path / "fused.onnx", [node], [x, bias], [y])
     assert "give it the graph before" in refusal(tmp_path / "fused.onnx", tmp_path)
 
 
@@ -183,9 +175,7 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
 def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
     """Only inputs [batch, sequence] have profiles; another one is named."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", 8]) for name in "xy"]
-    relu = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", values[:1], values[1:])
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(relu, opset_imports=opset, ir_version=8), tmp_path / "relu.onnx")
+    save_graph(tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], values[:1], values[1:])
     assert "the input x must be [batch, sequence]" in refusal(tmp_path / "relu.onnx", tmp_path)
 
 
@@ -259,7 +249,6 @@ class StopError(Exception):
 
 
 def children() -> list[int]:
-    """Processes that this one started."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(word) for file in lists for word in file.read_text().split()]
 

@@ -49,7 +49,6 @@ needs_triton = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "
 
 @pytest.fixture(scope="module")
 def bundle(models: Path) -> Bundle:
-    """The demo model's bundle."""
     return open_bundle(models / NAME / "1")
 
 
@@ -73,7 +72,6 @@ def parsed_engine(artifact: Artifact, manifest: Manifest) -> triton_pb.ModelConf
 
 
 def changed(bundle: Bundle, **changes: Any) -> Bundle:
-    """The bundle with another manifest."""
     return dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, **changes))
 
 
@@ -390,7 +388,6 @@ def test_without_vnni_int8_is_not_left_to_triton_s_backend(text_model: ModuleTyp
 
 
 def vectors(client: V2Json | Grpc, texts: list[str]) -> NDArray[np.float32]:
-    """The texts' vectors, in requests of sixteen."""
     return np.concatenate([client.embed(texts[at : at + 16]).vectors for at in range(0, len(texts), 16)])
 
 

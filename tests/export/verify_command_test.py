@@ -109,7 +109,6 @@ def test_no_pytorch_is_needed(exported: Path) -> None:
 
 
 def flip(bundle: Path) -> None:
-    """Changes a byte."""
     data = bytearray((bundle / FP32).read_bytes())
     data[len(data) // 2] ^= 1
     (bundle / FP32).write_bytes(data)
@@ -131,12 +130,10 @@ def edit_reference(change: Callable[[dict[str, Any], dict[str, str]], object]) -
 
 
 def other_text(_tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Claims another first text."""
     metadata["texts"] = json.dumps(["other", *json.loads(metadata["texts"])[1:]])
 
 
 def few_texts(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Keeps the first text alone."""
     length = int(tensors["lengths"][0])
     metadata["texts"] = json.dumps(json.loads(metadata["texts"])[:1])
     kept = {"ids": length, "types": length, "lengths": 1, "output.pooled": 32}
@@ -144,13 +141,11 @@ def few_texts(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
 
 
 def forget_reference(bundle: Path) -> None:
-    """Takes PyTorch's answers out of the bundle."""
     (bundle / "reference.safetensors").unlink()
     edit_manifest(bundle, lambda m: m.update(files=[f for f in m["files"] if f["file"] != "reference.safetensors"]))
 
 
 def edit_fp32(**changes: object) -> Callable[[Path], None]:
-    """Changes what the manifest says of the fp32 artifact."""
     return lambda bundle: edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(changes))
 
 

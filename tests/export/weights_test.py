@@ -3,10 +3,12 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import shutil
 import socket
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +16,9 @@ import torch
 from safetensors import torch as safetensors_torch
 
 from export.checkpoint import unpickle
-from export.checkpoint.reader import Checkpoint, open_checkpoint
-from export.checkpoint.source import find
 from export.graph import task_model
 from tests.support.checkpoints import write_checkpoint, write_json
+from tests.support.exports import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,20 +30,13 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good checkpoint, which nobody changes."""
     return write_checkpoint(tmp_path_factory.mktemp("weights") / "small")
 
 
 @pytest.fixture
 def folder(good: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     shutil.copytree(good, tmp_path / "small")
     return tmp_path / "small"
-
-
-def opened(folder: Path) -> Checkpoint:
-    """Opens a folder."""
-    return open_checkpoint(find(str(folder)), None, [].append)
 
 
 def take_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,16 +60,29 @@ class Calls:
         return socket.create_connection, (("127.0.0.1", 9),)
 
 
+def with_old_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As the first BERT called them."""
+    renamed = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    return {re.sub("|".join(renamed), lambda m: renamed[m[0]], name): tensor for name, tensor in tensors.items()}
+
+
+SHARDS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+    "model.safetensors": (safetensors_torch.save_file, safetensors_torch.save_file),
+    # Of either format of PyTorch.
+    BIN: (partial(torch.save, _use_new_zipfile_serialization=False), torch.save),
+}
+
+
 @pytest.mark.usefixtures("reader")
-def test_pickled_shards_are_the_same_weights(folder: Path, good: Path) -> None:
-    """Two files of either format of PyTorch, in half precision, with their index."""
-    tensors = {name: tensor.half() for name, tensor in take_tensors(folder).items()}
-    files = {"pytorch_model-1.bin": sorted(tensors)[::2], "pytorch_model-2.bin": sorted(tensors)[1::2]}
-    for is_zip, (file, names) in enumerate(files.items()):
-        part = {name: tensors[name] for name in names}
-        torch.save(part, folder / file, _use_new_zipfile_serialization=bool(is_zip))
+@pytest.mark.parametrize("kind", SHARDS)
+def test_shards_in_half_precision_with_old_names_are_the_same_weights(folder: Path, good: Path, kind: str) -> None:
+    """Two files with their index."""
+    tensors = with_old_names({name: tensor.half() for name, tensor in take_tensors(folder).items()})
+    files = {f"0-{kind}": sorted(tensors)[::2], f"1-{kind}": sorted(tensors)[1::2]}
+    for save, (file, names) in zip(SHARDS[kind], files.items(), strict=True):
+        save({name: tensors[name] for name in names}, folder / file)
     index = {name: file for file, names in files.items() for name in names}
-    write_json(folder / f"{BIN}.index.json", {"weight_map": index})
+    write_json(folder / f"{kind}.index.json", {"weight_map": index})
     expected = task_model.load(opened(good)).model.state_dict()
     found = task_model.load(opened(folder)).model.state_dict()
     assert all(torch.equal(found[name], tensor.half().float()) for name, tensor in expected.items())
@@ -111,7 +118,6 @@ print(failed, unpickle.convert(stream, io.BytesIO()))
 
 
 def saved(content: object, *, is_zip: bool = True) -> bytes:
-    """An object as PyTorch saves it."""
     stream = io.BytesIO()
     torch.save(content, stream, _use_new_zipfile_serialization=is_zip)
     return stream.getvalue()

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    """A machine with a GPU."""
     found = discovery.look()
     if found.problem:
         pytest.skip(excused(f"needs an NVIDIA GPU: {found.problem}"))
@@ -61,7 +60,6 @@ def export_demo(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> C
 
 @pytest.fixture(scope="session")
 def bundle(export_demo: Callable[..., Path]) -> Bundle:
-    """The demo model for this GPU, whole."""
     return open_bundle(export_demo() / "minilm" / "1")
 
 

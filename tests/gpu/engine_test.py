@@ -107,7 +107,6 @@ def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bu
 
 @pytest.fixture(scope="session")
 def texts() -> list[EncodedText]:
-    """Texts of every length."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(3, 200, TEXTS)
     return [EncodedText(array("i", [101, *rng.integers(1000, 20000, length - 2).tolist(), 102])) for length in lengths]

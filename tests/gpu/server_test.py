@@ -36,7 +36,6 @@ def server(machine: Machine, bundle: Bundle, proven: Path) -> Iterator[Server]:
 
 
 def embed(server: Server) -> int:
-    """The status of a request."""
     return post_json(server.http, "/embed", json.dumps({"inputs": "What is a T4?"}).encode()).status
 
 

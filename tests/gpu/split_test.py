@@ -27,7 +27,6 @@ COSINE = 0.999
 
 @pytest.fixture(scope="module")
 def models(export_demo: Callable[..., Path]) -> Path:
-    """The demo model in two parts."""
     return export_demo("--split", "2")
 
 

@@ -78,13 +78,11 @@ def _pairs(row: dict[int, int]) -> set[tuple[int, int, int, int]]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Those of the secured server and of its clients."""
     return Certificates(tmp_path_factory.mktemp("certificates"), mutual=True)
 
 
 @pytest.fixture(scope="module")
 def secured(tasks_repository: Path, certificates: Certificates) -> Iterator[Server]:
-    """A server of all tasks that speaks mutual TLS."""
     with Server(tasks_repository, *measured(tasks_repository), tls=certificates) as running:
         yield running
 
@@ -97,7 +95,7 @@ def test_every_option_has_its_values_here() -> None:
     assert set(PROTOCOLS) | set(TASKS) | set(SCENARIOS) <= set(given)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("row", rows(), ids=lambda row: " ".join(filter(None, row)))
 def test_options_work_together(
     tasks_server: Server,
@@ -108,9 +106,13 @@ def test_options_work_together(
     capsys: pytest.CaptureFixture[str],
     row: tuple[str, ...],
 ) -> None:
-    """Each command line measures, leaves a report that can be read again, and ends with its verdict."""
+    """Each command line measures, leaves a report that can be read again, and ends with its verdict.
+
+    With the name of a model alone its task is found out.
+    """
     words = " ".join(filter(None, row)).split()
     task = words[words.index("--model" if "--model" in words else "--task") + 1]
+    protocol = words[words.index("--protocol") + 1] if "--protocol" in words else "http"
     (tmp_path / "own.toml").write_text(OWN)
     (tmp_path / "plain.txt").write_text("the cat sat\nthe dog ran to the door\n")
     (tmp_path / "fields.jsonl").write_text(json.dumps(FIELDS.get(task, {"text": "the cat sat"})) + "\n")
@@ -135,4 +137,5 @@ def test_options_work_together(
     if "--find-capacity" not in words:
         result = Result.read(out / "report.json")
         assert not result.faults
-        assert result.facts["task"] == task
+        assert (result.facts["task"], result.facts["protocol"].partition(":")[0]) == (task, protocol)
+        assert f"{task} over {protocol}: " in capsys.readouterr().out

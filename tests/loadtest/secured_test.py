@@ -36,13 +36,11 @@ REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Those of the server and of its clients."""
     return Certificates(tmp_path_factory.mktemp("certificates"), mutual=True)
 
 
 @pytest.fixture(scope="module")
 def secured(models: Path, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server."""
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys", FIRST)
     with Server(models, *FAKE, "--api-keys-file", str(keys), "--access-log", "true", tls=certificates) as server:
         yield server
@@ -50,7 +48,6 @@ def secured(models: Path, certificates: Certificates, tmp_path_factory: pytest.T
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The server's key, in the environment."""
     monkeypatch.setenv(KEY_VARIABLE, FIRST)
     return FIRST
 

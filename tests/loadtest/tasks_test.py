@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.cli import HELD, IMPOSSIBLE, main
+from loadtest.cli import IMPOSSIBLE, main
 from loadtest.generator.messages import Target
 from loadtest.generator.probe import Probe
 from loadtest.generator.routes import ROUTES
@@ -25,7 +25,6 @@ RERANK = {"query": "Where is it?", "texts": ["In Paris.", "It rains.", "Over the
 
 
 def url(server: Server, protocol: str) -> str:
-    """Where that protocol is spoken."""
     return f"grpc://{server.grpc}" if protocol == "grpc" else f"http://{server.http}"
 
 
@@ -35,28 +34,6 @@ def test_every_task_is_answered_over_every_protocol(tasks_server: Server, protoc
     host, _, port = url(tasks_server, protocol).rpartition("/")[2].rpartition(":")
     with Probe(Target(protocol, host, int(port), task, in_path=True)) as probe:
         assert probe.tokens(task, "some words of a text") > 4
-
-
-@pytest.mark.parametrize(
-    ("protocol", "task"),
-    [
-        ("http", "tag"),
-        pytest.param("cohere-v2", "rerank", marks=pytest.mark.long),
-        pytest.param("v2", "fill_mask", marks=pytest.mark.long),
-        ("grpc", "answer"),
-    ],
-)
-def test_a_model_s_own_task_is_measured(
-    tasks_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], protocol: str, task: str
-) -> None:
-    """With the name of a model alone its task is found out; every reply is an answer, and the report says so."""
-    file = tmp_path / "short.toml"
-    file.write_text("rate = 60\nlengths = { 8 = 1, 16 = 1 }\n[[phases]]\nseconds = 0.5\nfrom = 1\nto = 1\n")
-    words = ["--target", url(tasks_server, protocol), "--protocol", protocol, "--model", task]
-    assert main([*words, "--scenario", str(file), "--slo", "p50=10s,errors=0%", "--out", str(tmp_path)]) == HELD
-    facts = json.loads((tmp_path / "report.json").read_text())["facts"]
-    assert (facts["task"], facts["protocol"].partition(":")[0]) == (task, protocol)
-    assert f"{task} over {protocol}: " in capsys.readouterr().out
 
 
 def test_a_server_of_several_models_is_told_apart(

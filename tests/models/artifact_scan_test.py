@@ -46,7 +46,6 @@ def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
 
 
 def with_node(operator: str, domain: str = "", **attributes: Any) -> onnx.ModelProto:
-    """A model with a node more."""
     return tiny_model(before=[helper.make_node(operator, [], ["x"], domain=domain, **attributes)])
 
 
@@ -62,7 +61,6 @@ def with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
 
 
 def external() -> onnx.TensorProto:
-    """A tensor whose data is elsewhere."""
     tensor = helper.make_tensor("far", TensorProto.FLOAT, [1], [1.0])
     tensor.external_data.add(key="location", value="elsewhere")
     return tensor
@@ -324,7 +322,6 @@ def varint(value: int, size: int = 0) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field that holds bytes."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
@@ -417,7 +414,6 @@ def test_no_encoding_of_a_field_hides_it(
 
 
 def split(message: bytes) -> list[tuple[int, bytes]]:
-    """The fields of a message: key and content."""
     found = []
     at = 0
     while at < len(message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,19 +15,21 @@ from serving.models.bundle import BundleWriter, open_bundle
 from serving.models.manifest import SCHEMA_VERSION, Manifest, problem
 from serving.models.verified_dir import digest
 from serving.tasks import TASKS
-from tests.support.poison import TINY_SIZE, edit_manifest, sign, tiny_model
+from tests.support.models import NAME
+from tests.support.poison import FP32, TINY_SIZE, edit_manifest, tiny_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-MODEL, TOKENIZER = "model.fp32.onnx", "tokenizer.json"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c"]
-LONGEST = 8
+MODEL, TOKENIZER = FP32, "tokenizer.json"
+WORDS = 30_522
+"""Of the demo model's vocabulary."""
 
 
 def small_tokenizer() -> Tokenizer:
-    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106  no secret
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c")
+    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106  no secret
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -35,53 +37,9 @@ def small_tokenizer() -> Tokenizer:
     return made
 
 
-def small_manifest() -> dict[str, Any]:
-    """A manifest that fits; digests and sizes are to be filled in."""
-    unsigned = {"sha256": "0" * 64, "size_bytes": 1}
-    parity = {"texts": 1, "max_abs_difference": 0, "cosine_mean": 1, "cosine_p01": 1, "cosine_min": 1}
-    invariance = {"texts": 1, "max_abs_difference": 0, "cosine_min": 1}
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": "small",
-        "version": 1,
-        "task": "embed",
-        "pooling": "mean",
-        "hidden_size": TINY_SIZE,
-        "vocab_size": len(WORDS),
-        "max_length": LONGEST,
-        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3},
-        "inputs": [{"name": name, "dtype": "int32", "shape": [-1, -1]} for name in names],
-        "outputs": [{"name": "pooled", "dtype": "float32", "shape": [-1, TINY_SIZE]}],
-        "artifacts": [
-            {
-                "file": MODEL,
-                "kind": "onnx",
-                "precision": "fp32",
-                "target": "cpu",
-                **unsigned,
-                "batch_invariant": True,
-                "parity": parity,
-                "invariance": invariance,
-                "operators": {},
-            }
-        ],
-        "files": [{"file": TOKENIZER, **unsigned}],
-        "source": {"name": "nowhere", "architecture": "BertModel", "sha256": "0" * 64},
-        "tools": {},
-        "created": "2026-01-01T00:00:00Z",
-    }
-
-
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    made = tmp_path / "models" / "small" / "1"
-    made.mkdir(parents=True)
-    (made / MODEL).write_bytes(tiny_model().SerializeToString())
-    small_tokenizer().save(str(made / TOKENIZER))
-    (made / "manifest.json").write_text(json.dumps(small_manifest()), encoding="utf-8")
-    sign(made)
-    return made
+def bundle(models: Path, tmp_path: Path) -> Path:
+    return tiny_bundle(models, tmp_path / "models")
 
 
 def refusal(bundle: Path) -> str:
@@ -93,7 +51,7 @@ def refusal(bundle: Path) -> str:
 
 def test_an_honest_bundle_opens(bundle: Path) -> None:
     """The refusals below are of what is wrong with theirs."""
-    assert open_bundle(bundle).manifest.max_length == LONGEST
+    assert open_bundle(bundle).manifest == opened(bundle)
 
 
 def put(name: str, value: object) -> Callable[[dict[str, Any]], object]:
@@ -118,7 +76,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "too-many-words": (put("vocab_size", 2**23 + 1), "vocab_size"),
     "too-short": (put("max_length", 2), "max_length"),
     "too-long": (put("max_length", 2**20 + 1), "max_length"),
-    "special-token-outside": (put("special_ids", {"cls": len(WORDS)}), "special token"),
+    "special-token-outside": (put("special_ids", {"cls": WORDS}), "special token"),
     "negative-special-token": (put("special_ids", {"cls": -1}), "special token"),
     "other-outputs": (lambda m: m["outputs"][0].update(name="logits"), "outputs"),
     "other-output-size": (lambda m: m["outputs"][0].update(shape=[-1, TINY_SIZE + 1]), "outputs"),
@@ -144,7 +102,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "candidates-elsewhere": (put("candidates", 5), "candidates"),
     "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
-    "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3), "mask token"),
+    "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3, special_ids={}), "mask token"),
     "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
     "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
     "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
@@ -189,12 +147,12 @@ def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) ->
 
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_has_its_tensors(task: str, *, segments: bool) -> None:
+def test_every_task_has_its_tensors(bundle: Path, task: str, *, segments: bool) -> None:
     """A manifest of any task passes with that task's inputs and outputs, and with no other task's."""
     labels = ("a", "b") if task in {"classify", "tag"} else ()
     candidates = 3 if task == "fill_mask" else 0
     manifest = msgspec.structs.replace(
-        msgspec.json.decode(msgspec.json.encode(small_manifest()), type=Manifest),
+        opened(bundle),
         task=task,
         pooling="cls" if task == "embed" else None,
         labels=labels,
@@ -203,10 +161,10 @@ def test_every_task_has_its_tensors(task: str, *, segments: bool) -> None:
         inputs=TASKS[task].graph_inputs(segments=segments),
         outputs=TASKS[task].graph_outputs(hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates),
     )
-    assert problem(manifest, "small", "1") is None
+    assert problem(manifest, NAME, "1") is None
     for other in set(TASKS) - {task}:
         outputs = TASKS[other].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=3)
-        assert problem(msgspec.structs.replace(manifest, outputs=outputs), "small", "1") == (
+        assert problem(msgspec.structs.replace(manifest, outputs=outputs), NAME, "1") == (
             "the outputs do not fit the task"
         )
 
@@ -263,17 +221,17 @@ def opened(bundle: Path) -> Manifest:
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bundle: Path) -> None:
     """Added tokens count: the model has no row for their ids."""
-    changed = small_tokenizer()
-    changed.add_tokens(["more"])
+    changed = Tokenizer.from_file(str(bundle / TOKENIZER))
+    changed.add_tokens(["[MORE]"])
     changed.save(str(bundle / TOKENIZER))
-    with pytest.raises(BundleError, match=f"has {len(WORDS) + 1} tokens, the model {len(WORDS)}"):
+    with pytest.raises(BundleError, match=f"has {WORDS + 1} tokens, the model {WORDS}"):
         TextTokenizer.open(bundle, opened(bundle))
 
 
 @pytest.mark.parametrize("longest", [3, 4, 5])
 def test_very_short_models_cut_texts_and_pairs(longest: int) -> None:
     """What is left is special tokens and, if there is room, the first words; the count of what was cut is exact."""
-    small = TextTokenizer(small_tokenizer(), longest, len(WORDS))
+    small = TextTokenizer(small_tokenizer(), longest, 7)
     text, pair = small.encode(["a b c a b c", ("a b c", "b c")], truncate=True)
     assert list(text.ids) == [2, *[4, 5, 6][: longest - 2], 3]
     assert text.truncated == 8 - longest
@@ -284,24 +242,24 @@ def test_very_short_models_cut_texts_and_pairs(longest: int) -> None:
 def test_a_pair_that_is_too_long_is_refused_where_nothing_is_cut() -> None:
     """With its own count, all three special tokens included."""
     with pytest.raises(InvalidRequest, match="input 0 has 9 tokens; the model takes 8"):
-        TextTokenizer(small_tokenizer(), 8, len(WORDS)).encode([("a b c", "a b c")], truncate=False)
+        TextTokenizer(small_tokenizer(), 8, 7).encode([("a b c", "a b c")], truncate=False)
 
 
 def test_what_is_being_written_is_not_seen(bundle: Path, tmp_path: Path) -> None:
     """Until it is published a version has no name that anybody looks for; then it is there whole."""
     out = tmp_path / "out"
-    with BundleWriter(out, "small") as writer:
-        for name in (MODEL, TOKENIZER):
-            (writer.path / name).write_bytes((bundle / name).read_bytes())
-        assert [path.name[0] for path in (out / "small").iterdir()] == ["."]
+    with BundleWriter(out, NAME) as writer:
+        for entry in opened(bundle).entries():
+            shutil.copy(bundle / entry.file, writer.path)
+        assert [path.name[0] for path in (out / NAME).iterdir()] == ["."]
         published = writer.publish(opened(bundle))
-    assert [path.name for path in (out / "small").iterdir()] == ["1"]
+    assert [path.name for path in (out / NAME).iterdir()] == ["1"]
     assert open_bundle(published.path).manifest == opened(bundle)
     assert digest(published.path / MODEL) == digest(bundle / MODEL)
 
 
 def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
-    with BundleWriter(bundle.parents[1], "small") as writer:
+    with BundleWriter(bundle.parents[1], NAME) as writer:
         (writer.path / MODEL).write_bytes(b"half")
         assert writer.version == 2
     assert [path.name for path in bundle.parent.iterdir()] == ["1"]
@@ -310,5 +268,5 @@ def test_a_failed_export_leaves_earlier_versions_alone(bundle: Path) -> None:
 
 def test_leftovers_with_a_name_of_another_form_are_swept_too(bundle: Path) -> None:
     (bundle.parent / ".staging-old").mkdir()
-    with BundleWriter(bundle.parents[1], "small"):
+    with BundleWriter(bundle.parents[1], NAME):
         assert not (bundle.parent / ".staging-old").exists()

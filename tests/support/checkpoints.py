@@ -245,6 +245,11 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
     write_json(folder / "modules.json", listed)
 
 
+def use_fast_tokenizer(folder: Path, **settings: object) -> None:
+    """Has every library load tokenizer.json as it stands: a family's own class makes a tokenizer of its own kind."""
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, **settings})
+
+
 def added_token(identity: int, content: str, **flags: bool) -> dict[str, Any]:
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     return {"id": identity, "content": content, **usual, **flags}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.cli.export import main
-from export.graph import draft, task_model
+from export.graph import draft, optimize, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
 from serving.models.bundle import Bundle, open_bundle
+from serving.models.verified_dir import versions
 from tests.support.checkpoints import write_checkpoint
 
 if TYPE_CHECKING:
@@ -50,8 +51,26 @@ def export_small(folder: Path) -> Export:
     return Export(checkpoint, models, code, out.getvalue(), err.getvalue())
 
 
-def opened(folder: Path, task: str | None = None) -> Checkpoint:
-    return open_checkpoint(find(str(folder)), None, [].append, task)
+def opened(folder: Path, task: str | None = None, max_length: int | None = None, **more: Any) -> Checkpoint:
+    return open_checkpoint(find(str(folder)), max_length, more.pop("notice", [].append), task, **more)
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Takes no notice of progress."""
+
+
+def fused(checkpoint: Checkpoint, folder: Path, model: task_model.TaskModel | None = None) -> Path:
+    """A checkpoint's graph after the fusions; beside it lies `raw.onnx`, as it was before them."""
+    task_model.write(model or task_model.load(checkpoint), folder / "raw.onnx")
+    optimize.fuse(folder / "raw.onnx", folder / "fused.onnx", optimize.shape_of(checkpoint))
+    return folder / "fused.onnx"
+
+
+def exported(folder: Path, *words: str) -> Bundle:
+    """The newest bundle in `models` beside a checkpoint, after an export with these words."""
+    assert main([str(folder), "--out", str(folder.with_name("models")), *words]) == 0
+    made = folder.with_name("models") / folder.name
+    return open_bundle(made / str(versions(made)[-1]))
 
 
 def answers_together(

@@ -17,6 +17,7 @@ from export.progress import quiet
 from tests.support import traced
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -113,6 +114,30 @@ def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
     for row in range(texts):
         mask[row, tokens * (row + 1) // texts :] = 0
     return {"input_ids": np.where(mask == 1, ids, 1).astype(np.int32), "attention_mask": mask}
+
+
+def some_ids(low: int = 5, high: int = 90) -> dict[str, NDArray[np.int32]]:
+    """Eight texts of 20 tokens for a small checkpoint's graph."""
+    ids = np.random.default_rng(0).integers(low, high, (8, 20), np.int32)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def run(path: Path, tensors: Mapping[str, NDArray[Any]], **options: Any) -> list[NDArray[np.float32]]:
+    """What ONNX Runtime answers on the CPU, of the tensors that the graph takes."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"], **options)
+    found: list[NDArray[np.float32]] = session.run(
+        None, {value.name: tensors[value.name] for value in session.get_inputs()}
+    )
+    return found
+
+
+def save_graph(path: Path, nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], **weights: Any) -> Path:
+    """Writes a graph of these nodes and constants for the operators of every test."""
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    opset = [onnx.helper.make_opsetid("", task_model.OPSET)]
+    graph = onnx.helper.make_graph(nodes, "graph", inputs, outputs, tensors)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
 
 
 def _example() -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,17 +30,14 @@ def wide(us: float, *batches: int, tokens: int = 16) -> list[CostPoint]:
 
 
 def device(points: Sequence[CostPoint], narrow_lanes: int = 0, **overhead: float) -> Device:
-    """A device with that overhead and no other."""
     return Device(points=points, narrow_lanes=narrow_lanes, overhead=Overhead(**overhead))
 
 
 def arrivals(*times_ms: float, tokens: int = 16, timeout_s: float = 100.0) -> list[Arrival]:
-    """Requests of one text each."""
     return [Arrival(at / 1e3, (tokens,), timeout_s) for at in times_ms]
 
 
 def simulate(*arguments: Any, **options: Any) -> list[Outcome]:
-    """What became of each arrival."""
     return play(*arguments, **options).outcomes
 
 

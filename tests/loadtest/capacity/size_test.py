@@ -44,7 +44,6 @@ SHEETS = {
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command."""
     code = main(words)
     told = capsys.readouterr()
     return code, told.out, told.err

@@ -19,12 +19,10 @@ RANKED = [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.1}]
 
 
 def reply(body: object, head: bytes = b"") -> Reply:
-    """A whole reply without a fault."""
     return Reply(None, "", head, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def infer_reply(*tensors: tuple[str, str, list[int], bytes]) -> Reply:
-    """A reply of `ModelInfer` with these outputs."""
     outputs = [
         pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
         for name, datatype, shape, _ in tensors
@@ -34,7 +32,6 @@ def infer_reply(*tensors: tuple[str, str, list[int], bytes]) -> Reply:
 
 
 def floats(*values: float) -> bytes:
-    """An FP32 tensor's contents."""
     return struct.pack(f"<{len(values)}f", *values)
 
 

@@ -12,7 +12,6 @@ RATE = 500.0
 
 
 def scenario(*phases: Phase, arrivals: str = "poisson") -> Scenario:
-    """A scenario of these phases."""
     return Scenario("test", "", phases, {8: 1.0}, arrivals=arrivals)
 
 

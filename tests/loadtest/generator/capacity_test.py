@@ -40,7 +40,6 @@ class Queue:
     told: dict[str, str] = field(default_factory=dict)
 
     def facts(self, *_: object) -> dict[str, str]:
-        """What a report needs."""
         return {"target": "http://t", "date": "today", **self.told}
 
     def run(self, _: object, rate: float, seed: int, *__: object, check: bool) -> Result:
@@ -56,7 +55,6 @@ class Queue:
 
 
 def searched(queue: Queue, rate: float) -> Any:
-    """A search from a rate on."""
     scenario = replace(SCENARIOS["steady"].lasting(SECONDS), rate=rate)
     return search(cast("Measurement", queue), scenario, Progress(SECONDS))
 

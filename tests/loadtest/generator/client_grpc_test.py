@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -12,12 +12,14 @@ from loadtest.generator.client import GRPC, Clients
 from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
 from tests.support.grpc_server import SERVICE, grpc_server
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HIDDEN = 4
 VECTOR = [0.5, -0.5, 0.5, -0.5]
 
 
 def reply(vector: list[float]) -> bytes:
-    """A reply as the server writes it."""
     output = pb.ModelInferResponse.InferOutputTensor(name="embedding", datatype="FP32", shape=[1, len(vector)])
     raw = struct.pack(f"<{len(vector)}f", *vector)
     message = pb.ModelInferResponse(model_name="minilm", model_version="1", outputs=[output], raw_output_contents=[raw])
@@ -47,13 +49,6 @@ def test_the_method_is_the_one_that_the_server_offers() -> None:
     assert f"/{SERVICE}/ModelInfer" == METHOD
 
 
-def test_a_right_reply_gives_its_vector() -> None:
-    """The vector is read from the raw contents at the end."""
-    check = ReplyCheck(HIDDEN)
-    check.check_message(reply(VECTOR))
-    assert check.vector(reply(VECTOR)) == VECTOR
-
-
 @pytest.mark.parametrize("wrong", [b"", reply(VECTOR[:3]), reply(VECTOR * 2), reply(VECTOR)[:-1]])
 def test_a_wrong_reply_is_an_error(wrong: bytes) -> None:
     """Another number of components, or no vector at all, is not taken for a reply."""
@@ -62,9 +57,10 @@ def test_a_wrong_reply_is_an_error(wrong: bytes) -> None:
 
 
 def test_every_reply_has_the_first_one_s_size() -> None:
-    """A reply with anything more or less around its vector is not taken either."""
+    """Its vector is read from the raw contents at the end; with anything more around it a reply is not taken."""
     check = ReplyCheck(HIDDEN)
     check.check_message(reply(VECTOR))
+    assert check.vector(reply(VECTOR)) == VECTOR
     with pytest.raises(BenchError, match="wrong reply"):
         check.check_message(b"\x0a\x00" + reply(VECTOR))
 
@@ -88,28 +84,22 @@ def test_replies_are_counted(connections: int) -> None:
     assert sample["client_cpu_us"] > 0
 
 
+def refuse(context: Any) -> bytes:
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
+    return b""
+
+
 @pytest.mark.parametrize("connections", [1, 6])
-def test_a_failing_call_stops_the_measurement(connections: int) -> None:
-    """An error in the middle of a run is reported with what the server said."""
+@pytest.mark.parametrize(
+    ("fail", "sentence"), [(refuse, "too much"), (lambda _: reply(VECTOR[:3]), "wrong reply over gRPC")]
+)
+def test_a_failing_call_stops_the_measurement(connections: int, fail: Callable[[Any], bytes], sentence: str) -> None:
+    """An error or a wrong reply in the middle of a run is reported, with what the server said."""
     calls: list[bytes] = []
 
     def answer(request: bytes, context: Any) -> bytes:
         calls.append(request)
-        if len(calls) > 20:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
-        return reply(VECTOR)
+        return reply(VECTOR) if len(calls) <= 20 else fail(context)
 
-    with grpc_server(answer) as target, pytest.raises(BenchError, match="too much"):
+    with grpc_server(answer) as target, pytest.raises(BenchError, match=sentence):
         opened(target).measure("way", connections, 8, 0.0, 5.0)
-
-
-def test_a_wrong_reply_under_load_stops_the_measurement() -> None:
-    """Replies are checked when many calls are under way, too."""
-    calls: list[bytes] = []
-
-    def answer(request: bytes, _: object) -> bytes:
-        calls.append(request)
-        return reply(VECTOR) if len(calls) <= 20 else reply(VECTOR[:3])
-
-    with grpc_server(answer) as target, pytest.raises(BenchError, match="wrong reply over gRPC"):
-        opened(target).measure("way", 6, 8, 0.0, 5.0)

@@ -25,7 +25,6 @@ CHECK = FORMS["ours"].check(HIDDEN, TOKENS)
 
 
 def reply(status: str = "200 OK", body: bytes = BODY, tokens: int = TOKENS) -> bytes:
-    """A reply as the server writes it."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{head}X-Compute-Tokens: {tokens}\r\n\r\n".encode() + body
 
@@ -82,7 +81,6 @@ def opened(port: int) -> Clients:
 
 
 def read(data: bytes) -> None:
-    """Reads one reply and checks it."""
     wire = HttpWire()
     wire.request(b"", None)
     for found in wire.feed(data):

@@ -40,12 +40,10 @@ CREDIT = 65_535
 
 
 def wire() -> GrpcWire:
-    """A new connection of a client."""
     return GrpcWire("test:1", METHOD)
 
 
 def reply(stream: int, message: bytes = b"answer", tail: bytes = TAIL) -> bytes:
-    """A whole reply."""
     return (
         frame(HEADERS, END_HEADERS, stream, HEAD)
         + frame(DATA, 0, stream, prefixed(message))
@@ -54,7 +52,6 @@ def reply(stream: int, message: bytes = b"answer", tail: bytes = TAIL) -> bytes:
 
 
 def sent(data: bytes) -> list[Frame]:
-    """The frames that a client sent."""
     frames, rest = split(data)
     assert not rest
     return frames

@@ -32,7 +32,6 @@ to = 0.5
 
 
 def written(folder: Path, text: str) -> str:
-    """A file with that text; returns its path."""
     file = folder / "morning.toml"
     file.write_text(text, encoding="utf-8")
     return str(file)

@@ -36,7 +36,6 @@ LOGS = ("mlperf_log_summary.txt", "mlperf_log_detail.txt")
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A file of them."""
     file = tmp_path / "texts.txt"
     file.write_text("".join(f"Text number {index}.\n" for index in range(TEXTS)))
     return file
