@@ -39,8 +39,7 @@ class Status:
     jobs: BatchesApiService | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
-        """The report, ready for JSON; times in milliseconds or microseconds by name. The cost tables take most of the
-        time."""
+        """The report for JSON; times in milliseconds or microseconds by name. The cost tables are slow."""
         load, model_costs = self.dispatcher.load(), self.dispatcher.costs
         others = self.versions.others()
         return {

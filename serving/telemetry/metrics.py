@@ -215,7 +215,7 @@ class Metrics:
         return Histograms(metric, self.registry, buckets).by_labels[()]
 
     def answered(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
-        """Counts an answer; `protocol` is None in a file of `/v1/batches`."""
+        """Counts an answer; the default `protocol` is for lines of batch files."""
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1
         if outcome.priority == BULK:
