@@ -1,4 +1,4 @@
-"""What control groups leave to this process: each limit of its own group and of all around it counts, v1 and v2.
+"""Limits of control groups on this process: each limit of its own group and of all around it, for v1 and v2.
 
 systemd's `CPUQuota=` and nested containers set limits below the root of what is mounted here.
 """
@@ -18,7 +18,7 @@ PROC = Path("/proc/self")
 _MOUNT = re.compile(
     r"^\d+ \d+ \S+ (?P<root>\S+) (?P<at>\S+) .*? - cgroup(?P<v2>2?) \S+ (?P<controllers>\S+)$", re.MULTILINE
 )
-"""A line of `mountinfo`, proc(5): the group that is seen at a folder, and a v1 hierarchy's controllers."""
+"""A line of `mountinfo`, proc(5): the group that is visible at a folder, and a v1 hierarchy's controllers."""
 
 _NO_LIMIT = 1 << 60
 """Version 1 writes no limit as a number beyond any machine."""
@@ -26,7 +26,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class _Memory:
-    """Names of the files and fields that say the same in a version."""
+    """Names of files and fields in each version."""
 
     limit: str
     used: str
@@ -51,14 +51,14 @@ def cpu_quota(proc: Path = PROC) -> float | None:
 
 
 def memory_limit(proc: Path = PROC) -> int | None:
-    """Bytes that the least limit allows; None for no limit."""
+    """The smallest memory limit in bytes; None for no limit."""
     return min((limit for _, _, limit in _limits(proc)), default=None)
 
 
 def memory_left(proc: Path = PROC) -> int | None:
-    """Bytes that can still be taken before a limit is reached; None for no limit.
+    """Bytes that are left before a limit is reached; None for no limit.
 
-    File pages that the kernel would give up count as free.
+    File pages that the kernel can reclaim count as free.
     """
     left = []
     for folder, names, limit in _limits(proc):
@@ -92,7 +92,7 @@ def _groups(controller: str, proc: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _upwards(path: str, root: str) -> Sequence[PurePosixPath]:
-    """A group and those around it, below the one that is mounted; that one alone where the way to it is not seen.
+    """A group and those around it, below the mounted one; only the mounted one if the path to it is not visible.
 
     >>> [str(folder) for folder in _upwards("/pod/container/job", "/pod")]
     ['container/job', 'container', '.']
@@ -106,7 +106,7 @@ def _upwards(path: str, root: str) -> Sequence[PurePosixPath]:
 
 
 def _plain(escaped: str) -> str:
-    """A path as it is: `mountinfo` writes spaces in octal."""
+    """Decodes the octal escapes of `mountinfo`."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
 
 

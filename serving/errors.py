@@ -1,7 +1,8 @@
 """The error tree: every failure a client can see, with its reason, HTTP status and gRPC code (as google.rpc.Code).
 
-Each class states these where they differ from its parent's. A message is made from a template that names the field,
-the limit and the size received; it never repeats received text. Errors that no client sees stand at the end.
+Each class states these if they differ from its parent's. A message is made from a template that names the field, the
+limit
+and the size received; it never repeats received text. Errors that no client sees are at the end.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import ClassVar, Self
 
 
 class BertserveError(Exception):
-    """A failure with an answer: the message goes to the client as it stands.
+    """A failure with an answer: the message is sent to the client unchanged.
 
     Attributes:
-        retry_after_s: When trying again is worth it; None where nobody knows.
+        retry_after_s: When a retry is worthwhile; None if unknown.
     """
 
     reason: ClassVar[str] = "internal"
@@ -28,9 +29,9 @@ class BertserveError(Exception):
         cls.grpc_code = grpc or cls.grpc_code
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, jitter: float = 0.0) -> None:
-        """`jitter`, from 0 to 1, is how much later this client should come, as a share of `retry_after_s`.
+        """`jitter`, from 0 to 1, delays this client further, as a share of `retry_after_s`.
 
-        So those who were refused together do not come back together.
+        So clients that are rejected together do not come back together.
         """
         super().__init__(message)
         self.message = message
@@ -38,10 +39,11 @@ class BertserveError(Exception):
         self._jitter = jitter
 
     def without_traceback(self) -> Self:
-        """Itself without its traceback and what led to it, whose frames hold the whole request.
+        """The error without its traceback and causes, whose frames hold the whole request.
 
-        For whoever catches it and keeps it, if only in a variable: variable, frame, traceback and error would hold one
-        another, and the request with them, until a collection finds them.
+        For code that keeps an error, even in a variable: variable, frame, traceback and error would form a reference
+        cycle with the
+        request, until a collection.
         """
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self
@@ -56,7 +58,7 @@ class InvalidRequest(BertserveError, reason="invalid_request", http=422, grpc="I
     """The request was understood and breaks the schema or a limit.
 
     Attributes:
-        param: The field that is wrong, for errors in OpenAI's shape and by its name; None where it is none of them.
+        param: The invalid field, for OpenAI's error format; None if there is no such field.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -69,34 +71,34 @@ class MalformedRequest(InvalidRequest, reason="malformed_request", http=400):
 
 
 class InvalidCompression(MalformedRequest, reason="invalid_compression", grpc="INTERNAL"):
-    """A message of gRPC that is not compressed as it says; the code is that of gRPC's own table (statuscodes.md)."""
+    """A gRPC message that is not compressed as declared; the code is that of gRPC's own table (statuscodes.md)."""
 
 
 class WrongMessageCount(MalformedRequest, reason="message_count", grpc="UNIMPLEMENTED"):
-    """A call of gRPC without a whole message, or with several, where the method takes one (statuscodes.md)."""
+    """A gRPC call without a whole message, or with several, where the method takes one (statuscodes.md)."""
 
 
 class VersionNotSpoken(MalformedRequest, reason="version_not_spoken", http=505):
-    """A request in a version of HTTP that is not read, or not on this port."""
+    """A request in an unsupported version of HTTP, or one that is not supported on this port."""
 
 
 class EmptyInput(InvalidRequest, reason="empty_input", http=400):
-    """A list of inputs without an element, or an empty text where the route's owner refuses it."""
+    """An empty list of inputs, or an empty text where the route's protocol rejects it."""
 
 
 class WrongTask(InvalidRequest, reason="wrong_task", http=400, grpc="FAILED_PRECONDITION"):
-    """The model exists and does something else."""
+    """The model exists and has another task."""
 
 
 class ModelNotNamed(InvalidRequest, reason="model_not_named", http=400):
     """Several models could answer, none of them is the default, and the request names none.
 
-    The message ends in "name one", and the wire adds how.
+    The message ends in "name one", and the protocol adds how.
     """
 
 
 class ForeignTokenIds(InvalidRequest, reason="foreign_token_ids", http=400):
-    """Token ids that are most likely of another tokenizer than the model's."""
+    """Token ids that are probably of another tokenizer than the model's."""
 
 
 class RouteNotFound(InvalidRequest, reason="not_found", http=404, grpc="UNIMPLEMENTED"):
@@ -108,39 +110,39 @@ class ModelNotFound(InvalidRequest, reason="model_not_found", http=404, grpc="NO
 
 
 class ObjectNotFound(InvalidRequest, reason="object_not_found", http=404, grpc="NOT_FOUND"):
-    """No file or batch of that id, or it is another key's."""
+    """No file or batch of that id, or it belongs to another key."""
 
 
 class Conflict(InvalidRequest, reason="conflict", http=409, grpc="FAILED_PRECONDITION"):
-    """What is there is in a state that does not allow it."""
+    """The state of a resource does not allow the request."""
 
 
 class ServiceNotFound(InvalidRequest, reason="service_not_found", http=404, grpc="NOT_FOUND"):
-    """The health service was asked about a service that is not offered."""
+    """The health service was asked about an unknown service."""
 
 
 class VersionRefused(InvalidRequest, reason="version_refused", http=400, grpc="FAILED_PRECONDITION"):
-    """A version was asked for that must not or cannot be served; what is there serves on."""
+    """A requested version must not or cannot be served; the present one continues to serve."""
 
 
 class Unauthenticated(InvalidRequest, reason="invalid_api_key", http=401, grpc="UNAUTHENTICATED"):
-    """The server has API keys and the request brings none of them; the reason is OpenAI's word for it."""
+    """The server has API keys and the request has none of them; the reason is OpenAI's word for it."""
 
 
 class Forbidden(InvalidRequest, reason="forbidden", http=403, grpc="PERMISSION_DENIED"):
-    """What the operator has not switched on."""
+    """A feature that the operator has not enabled."""
 
 
 class WrongHost(InvalidRequest, reason="wrong_host", http=421, grpc="PERMISSION_DENIED"):
-    """The header Host names what this server is not."""
+    """The header Host has a name that does not belong to this server."""
 
 
 class Unsupported(InvalidRequest, reason="unsupported", http=501, grpc="UNIMPLEMENTED"):
-    """A part of a protocol that this server leaves out."""
+    """An unsupported part of a protocol."""
 
 
 class MethodNotAllowed(InvalidRequest, reason="method_not_allowed", http=405, grpc="UNIMPLEMENTED"):
-    """The path exists for other methods, which `allowed` names as the header Allow does."""
+    """The path exists for other methods, which `allowed` lists as the header Allow does."""
 
     def __init__(self, message: str, *, allowed: str = "") -> None:
         super().__init__(message)
@@ -156,11 +158,11 @@ class BodyTooLarge(InvalidRequest, reason="body_too_large", http=413, grpc="RESO
 
 
 class ClientGone(InvalidRequest, reason="client_gone", http=499, grpc="CANCELLED"):
-    """The client left before its answer; nobody sees the status, the metrics count it."""
+    """The client disconnected before its answer; nobody sees the status, the metrics count it."""
 
 
 class UnsupportedMediaType(InvalidRequest, reason="unsupported_media_type", http=415, grpc="UNIMPLEMENTED"):
-    """A Content-Type or Content-Encoding that the route does not read."""
+    """A Content-Type or Content-Encoding that the route does not support."""
 
 
 class HeadersTooLarge(InvalidRequest, reason="headers_too_large", http=431, grpc="RESOURCE_EXHAUSTED"):
@@ -168,23 +170,23 @@ class HeadersTooLarge(InvalidRequest, reason="headers_too_large", http=431, grpc
 
 
 class Overloaded(BertserveError, reason="overloaded", http=429, grpc="RESOURCE_EXHAUSTED"):
-    """Refused before any work: the queue holds as much as it may."""
+    """Rejected before any work: the queue is full, or the answer would be late."""
 
 
 class BulkOverloaded(Overloaded, reason="bulk_overloaded"):
-    """The same of bulk work, which has a queue of its own: no other request is kept out."""
+    """The same for bulk work, which has its own queue and rejects no other requests."""
 
 
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
-    """The deadline passed before an answer was there."""
+    """The deadline passed before there was an answer."""
 
 
 class StorageFull(BertserveError, reason="storage_full", http=507, grpc="RESOURCE_EXHAUSTED"):
-    """No room for a file: the disk is full, or all files together have as much as they may."""
+    """No room for a file: the disk is full, or all files together have reached their limit."""
 
 
 class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):
-    """Not now: another replica, or this one a little later, will answer.
+    """Temporarily unavailable: another replica, or this one a little later, will answer.
 
     Attributes:
         begun: Whether an engine may have computed some of the request.
@@ -196,7 +198,7 @@ class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILA
 
 
 class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
-    """All connections together, or this one alone, would hold more bytes than they may (`buffer_limit_mb`)."""
+    """All connections together, or this one alone, would exceed their byte budget (`buffer_limit_mb`)."""
 
     def __init__(
         self, message: str = "the server holds as many bytes of requests as it may (--buffer-limit-mb); try again"
@@ -216,21 +218,21 @@ class EngineLost(Unavailable, reason="engine_lost"):
 
 
 class VersionNotLoaded(Unavailable):
-    """A version was asked for and could not be loaded now, for a reason that passes; what is there serves on."""
+    """A requested version could not be loaded now, for a temporary reason; the present one continues to serve."""
 
 
 class InternalError(BertserveError):
-    """Our bug; the log has the details, the client gets a bare sentence."""
+    """A bug of the server; the log has the details, the client gets a generic sentence."""
 
     def __init__(self, message: str = "internal error; the server's log has the details under this request id") -> None:
         super().__init__(message)
 
 
 class EngineFault(InternalError, reason="engine_fault"):
-    """The engine raised on this input and lives on, or the input ended two engine processes.
+    """The engine raised on this input and lives on, or the input crashed two engine processes.
 
     Attributes:
-        news: Whether it is the first to tell of an input that ended two.
+        news: Whether it is the first report of an input that crashed two.
     """
 
     def __init__(self, message: str, *, news: bool = False) -> None:
@@ -239,11 +241,11 @@ class EngineFault(InternalError, reason="engine_fault"):
 
 
 class NonFiniteOutput(InternalError, reason="non_finite_output"):
-    """The engine answered NaN or infinity; such numbers are never sent."""
+    """The engine returned NaN or infinity; such numbers are never sent."""
 
 
 class Limit(int):
-    """What a setting allows at most, with the `flag` that raises it."""
+    """The value of a limit, with the `flag` that raises it."""
 
     flag: str
 
@@ -254,12 +256,12 @@ class Limit(int):
 
 
 def setting_of(most: int) -> str:
-    """For the end of a message about a limit: the setting that it comes from, where one does."""
+    """The end of a message about a limit: its setting, if there is one."""
     return f" ({most.flag})" if isinstance(most, Limit) else ""
 
 
 def empty_input(field: str, index: int, count: int) -> EmptyInput:
-    """The error for one of `count` inputs, as text-embeddings-inference words it."""
+    """The error for one of `count` inputs, in the words of text-embeddings-inference."""
     return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""), param=field)
 
 
@@ -269,7 +271,7 @@ def too_many_inputs(count: int, most: int) -> InvalidRequest:
 
 
 def reasons(root: type[BertserveError] = BertserveError) -> list[str]:
-    """The reasons of an error and of all kinds of it."""
+    """The reasons of an error and of its subclasses."""
     kinds = [root]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -281,7 +283,7 @@ class BundleError(Exception):
 
 
 class EngineFailed(Exception):
-    """An engine refused its load; starting it again would not help, unless it only lacked memory (`passing`)."""
+    """An engine rejected its load; restarting it would not help, unless it only lacked memory (`passing`)."""
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
         super().__init__(message)
@@ -289,15 +291,15 @@ class EngineFailed(Exception):
 
 
 class CredentialsError(ValueError):
-    """A file of keys or certificates that cannot be used; the message repeats nothing that stands in it."""
+    """A file of keys or certificates that cannot be used; the message repeats nothing of its content."""
 
 
 class StartupError(Exception):
     """The server cannot start; the message is the one line that the operator reads.
 
     Attributes:
-        exit_code: 2 for settings that are wrong, 1 for a world that does not fit them.
-        as_json: Whether the settings ask for a log in JSON, where they are wrong and nothing else knows.
+        exit_code: 2 for invalid settings, 1 for an environment that does not fit them.
+        as_json: Whether the settings ask for a JSON log, if they are invalid and nothing else knows.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1, as_json: bool = False) -> None:

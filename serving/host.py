@@ -1,6 +1,6 @@
-"""What this machine has: CPUs that may be used, its processor, its GPU, and versions of installed libraries.
+"""Facts about this machine: usable CPUs, processor, GPU, and versions of installed libraries.
 
-Containers are taken into account: affinity and quota count, not the CPUs that the machine has in all.
+In containers, affinity and quota count, not the CPUs of the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 _KERNELS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve", "bf16")
-"""Instructions that libraries choose their matrix kernels by, and so the last bits of an answer."""
+"""Instruction sets by which libraries choose their matrix kernels, and so the last bits of an answer."""
 
 _BY_FLOATS = {"avx512_bf16", "bf16"}
-"""Of them what does not multiply 8-bit integers."""
+"""Those of them that do not multiply 8-bit integers."""
 
 _EXACT_SUMS = {"avx512_vnni", "avx_vnni"}
 """x86 instructions that add 8-bit products in 32 bits."""
@@ -32,7 +32,7 @@ _X86 = {"x86_64", "amd64", "i686"}
 
 
 def command(rest: str) -> str:
-    """A command of bertserve to type next, begun as this process's was: `serve` is `.venv/bin/bertserve serve`.
+    """A command of bertserve to type next, in the way this process was started: `.venv/bin/bertserve serve`.
 
     >>> command("serve --models models")
     'bertserve serve --models models'
@@ -43,7 +43,7 @@ def command(rest: str) -> str:
 
 
 def installing(extras: str, module: Path = Path(__file__)) -> str:
-    """The command that brings what an extra of bertserve needs: of a checkout its own files, else the package.
+    """The command that installs an extra of bertserve: from a checkout its own files, otherwise the package.
 
     In a virtual environment that is not activated, `pip` alone would be another one's.
     """
@@ -61,9 +61,9 @@ def _from_here(path: Path) -> str:
 
 
 def available_cpus(proc: Path = cgroups.PROC) -> int:
-    """CPUs to run threads on: the size of the affinity mask, capped by the quota of control groups.
+    """Number of threads to run: the size of the affinity mask, capped by the quota of control groups.
 
-    A quota of 1.5 CPUs counts as 1: a second thread would spend half of each period throttled. At least 1.
+    A quota of 1.5 CPUs counts as 1: a second thread would be throttled for half of each period. At least 1.
     """
     allowed = len(os.sched_getaffinity(0))
     quota = cgroups.cpu_quota(proc)
@@ -80,14 +80,14 @@ def instructions(cpuinfo: Path = _CPUINFO) -> list[str]:
 
 
 def integer_kernels(cpuinfo: Path = _CPUINFO, machine: str = os.uname().machine) -> tuple[str, ...]:
-    """The architecture and the instructions that libraries choose their kernels for 8-bit products by."""
+    """The architecture and instruction sets by which libraries choose their kernels for 8-bit products."""
     return (machine, *(name for name in instructions(cpuinfo) if name not in _BY_FLOATS))
 
 
 def saturates(cpuinfo: Path = _CPUINFO, machine: str = os.uname().machine) -> bool:
-    """Whether the usual instructions for 8-bit products may lose some of a sum here: x86 without VNNI.
+    """Whether the default instructions for 8-bit products may saturate here: x86 without VNNI.
 
-    They add two products of u8 and s8 in 16 bits (`vpmaddubsw`). Arm's instructions do not.
+    They add two products of u8 and s8 in 16 bits (`vpmaddubsw`). Arm's instructions do not saturate.
     """
     return machine.lower() in _X86 and _EXACT_SUMS.isdisjoint(instructions(cpuinfo))
 
@@ -103,13 +103,13 @@ def cpu(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def gpu(folder: Path = _GPUS) -> str:
-    """The first GPU, as its driver names it without being started; empty where there is none."""
+    """The name of the first GPU from its driver's files, without starting it; empty if there is none."""
     names = [_value("Model", file) for file in sorted(folder.glob("*/information"))]
     return next(filter(None, names), "")
 
 
 def installed(*distributions: str) -> dict[str, str]:
-    """The first of some distributions that is installed, with its version; empty where none is."""
+    """The first of some distributions that is installed, with its version; empty if none is."""
     for name in distributions:
         with suppress(importlib.metadata.PackageNotFoundError):
             return {name: importlib.metadata.version(name)}

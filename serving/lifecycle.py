@@ -1,14 +1,15 @@
-"""The states of the server, and who may follow whom.
+"""The states of the server and their transitions.
 
     STARTING ─► WARMING ─► READY ⇄ DEGRADED
                    ▲         │        │
-                   └─────────┴────────┘   the engine died and is being started again: requests wait for it
+                   └─────────┴────────┘   the engine crashed and restarts: requests wait for it
     any of these ─► DRAINING ─► STOPPED   SIGTERM, SIGINT
     any of these ─► FAILED                no engine will come any more
 
-STARTING: ports are open, nothing is loaded. WARMING: the engine loads and warms up. READY and DEGRADED
-take requests; DEGRADED runs on a fallback or unproven engine. DRAINING goes through the lame duck to the drain: then
-no connection is taken any more, and no request but those that were sent before their client could know.
+STARTING: ports are open, nothing is loaded. WARMING: the engine loads and warms up. READY and DEGRADED accept requests;
+DEGRADED runs a fallback or unproven engine. DRAINING goes through the lame duck to the drain: then no connection is
+accepted,
+and only requests that were sent before their client could know.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ _NEXT: dict[State, frozenset[State]] = {
 _RETRY_AFTER_S = 1.0
 
 REPLY_GRACE_S = 1.0
-"""After the drain limit, for the last refusals to reach their clients."""
+"""Time after the drain limit for the last rejections to reach their clients."""
 
 TRACES_GRACE_S = 2.0
-"""At the end, for the last traces to reach their collector."""
+"""Time at the end for the last traces to reach their collector."""
 
 _ENGINE_GRACE_S = 1.0
 """More than an engine process takes to end."""
 
 
 def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
-    """The most time from SIGTERM to the exit; nobody should kill the server sooner."""
+    """Maximum time from SIGTERM to the exit; do not kill the server sooner."""
     return lame_duck_s + drain_s + REPLY_GRACE_S + TRACES_GRACE_S + _ENGINE_GRACE_S
 
 
@@ -63,7 +64,7 @@ class Lifecycle:
     """The server's state.
 
     Attributes:
-        accepting: Whether requests are taken.
+        accepting: Whether requests are accepted.
         closing: Whether clients are asked to close their connections.
         failure: The first reason of a failure.
     """
@@ -79,10 +80,10 @@ class Lifecycle:
         self._listeners.append(listener)
 
     def to(self, state: State) -> bool:
-        """Moves on; returns False and stays where the table does not allow it (a late event after the end)."""
+        """Changes the state; returns False if the transition is not allowed (a late event after the end)."""
         if state not in _NEXT[self.state]:
             return False
-        # DRAINING still serves what READY or DEGRADED served, and what comes while the engine restarts waits for it.
+        # DRAINING still serves like READY or DEGRADED, and requests wait while the engine restarts.
         kept = state in {State.WARMING, State.DRAINING} and self.accepting
         self.accepting = state in {State.READY, State.DEGRADED} or kept
         self.state = state
@@ -96,7 +97,7 @@ class Lifecycle:
         self.to(State.FAILED)
 
     def accept_no_more(self) -> None:
-        """From now on every request is refused: the time to drain is over."""
+        """Rejects every request from now on: the time to drain is over."""
         self.accepting = False
 
     @property
@@ -106,9 +107,9 @@ class Lifecycle:
 
     @property
     def live(self) -> bool:
-        """Whether the process does its work; False asks for a restart."""
+        """Whether the process works; False asks for a restart."""
         return self.state not in {State.FAILED, State.STOPPED}
 
     def refusal(self) -> NotReady:
-        """What a request gets while none is taken."""
+        """The error of a request while none is accepted."""
         return NotReady(f"the server is {self.state}; try again", retry_after_s=_RETRY_AFTER_S)

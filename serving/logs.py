@@ -1,13 +1,18 @@
 """The log: a bounded queue, and one thread that writes it.
 
-Neither the event loop nor an engine's lane ever waits for the reader of the log. A pipe that nobody reads, one that
-is closed and a disk that is full cost lines, which are counted, and nothing else. A message that comes again and
-again is shown a few times and then once a second, with how many were hidden meanwhile. The standard library's
-QueueHandler formats in the caller's thread; its QueueListener writes for every line and counts no lost ones.
+Neither the event loop nor an engine's lane waits for the reader of the log. If the pipe is not read or closed, or the
+disk is
+full, lines are lost and counted. A message that repeats is shown a few times and then once a second, with the number of
+hidden
+ones. The standard library's QueueHandler formats in the caller's thread; its QueueListener writes for every line and
+counts no
+lost ones.
 
-No text of the users' gets into a line: messages are templates with names and numbers in them, and of a foreign
-exception only the kind and the place in the code are shown, because its message may repeat its input. What may come
-from outside all the same, such as the name of a field or of a file, is `escaped`.
+No user text gets into a line: messages are templates with names and numbers. Of other libraries' exceptions only type
+and place
+are shown, because their messages may repeat input. What may still come from outside, such as the name of a field or a
+file, is
+`escaped`.
 """
 
 from __future__ import annotations
@@ -33,10 +38,10 @@ if TYPE_CHECKING:
 Format = Literal["text", "json"]
 
 MOST_LINES = 10_000
-"""Lines that wait to be written; further ones are lost."""
+"""Maximum lines that wait to be written; further ones are lost."""
 
 _PAUSE_S = 0.01
-"""Between two writes, so that lines that come fast are written together instead of waking the thread for each."""
+"""Pause between two writes, so that fast lines are written together without waking the thread for each."""
 
 _BURST = 20
 _PER_S = 1.0
@@ -45,16 +50,16 @@ _MOST_KEYS = 1000
 _NOWHERE, _STDOUT, _STDERR = -1, 1, 2
 
 _SAFE = (BertserveError, StartupError, OSError)
-"""Exceptions whose messages hold nothing that a client sent."""
+"""Exceptions whose messages contain no client input."""
 
 
 def fields(**values: object) -> dict[str, Any]:
-    """For a logging call's `extra`: values that a line shows behind its message, or in JSON as members."""
+    """For a logging call's `extra`: values that a line shows behind its message, or as JSON members."""
     return {"fields": values}
 
 
 def members(**values: object) -> dict[str, Any]:
-    """For `extra` too: what the message tells in words, for programs; a line of text does not say it twice."""
+    """For `extra` too: what the message says in words, for programs; a line of text does not repeat it."""
     return {"members": values}
 
 
@@ -64,10 +69,11 @@ def tell(say: Callable[..., None], message: str, /, **values: object) -> None:
 
 
 def escaped(text: str) -> str:
-    """A text as one line of harmless characters: whatever cannot be printed stands as JSON would escape it.
+    """A text as one line of harmless characters: unprintable ones are escaped as in JSON.
 
-    That is every line's end and control character, of Unicode too, marks that turn the direction of writing, and halves
-    of surrogate pairs.
+    These are line ends and control characters, including those of Unicode, marks that change the writing direction, and
+    halves of
+    surrogate pairs.
     """
     if text.isprintable():
         return text
@@ -83,7 +89,7 @@ class RateLimit:
         self._kinds: dict[Hashable, list[float]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
-        """How many messages of this kind were hidden since the last one shown; None if this one is hidden too."""
+        """Number of hidden messages of this kind since the last one shown; None if this one is hidden too."""
         now = self._clock()
         state = self._kinds.get(kind)
         if state is None:
@@ -104,8 +110,8 @@ class LogWriter(logging.Handler):
     """Queues lines and writes them from a thread of its own; at most `most_lines` wait.
 
     Attributes:
-        lost: Lines that could not be written or found no room.
-        limit: What bounds messages that repeat.
+        lost: Number of lines that could not be written or queued.
+        limit: Limits repeated messages.
     """
 
     def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MOST_LINES) -> None:
@@ -133,7 +139,7 @@ class LogWriter(logging.Handler):
         self._put(text.encode())
 
     def flush(self, limit_s: float = 1.0) -> None:
-        """Waits until what is queued is written, at most for the limit."""
+        """Waits until the queue is written, at most for the limit."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(limit_s)
@@ -156,7 +162,7 @@ class LogWriter(logging.Handler):
                 self._write(self._descriptor, lines)
                 lines = []
                 if isinstance(item, bytes):
-                    # As below: what is not there may be something else by now.
+                    # As below: a missing descriptor may belong to something else by now.
                     self._write(_STDOUT if sys.stdout is not None else _NOWHERE, [item])
                 else:
                     item.set()
@@ -180,7 +186,7 @@ class LogWriter(logging.Handler):
 
 
 def start(form: Format, level: str) -> LogWriter:
-    """Sends the log of this process to standard error; returns what writes it."""
+    """Sends the log of this process to standard error; returns its writer."""
     # A process that was started without standard error may have opened something else under its number.
     writer = LogWriter(form, descriptor=_STDERR if sys.stderr is not None else _NOWHERE)
     logging.root.handlers = [writer]
@@ -190,7 +196,7 @@ def start(form: Format, level: str) -> LogWriter:
 
 
 def line(record: logging.LogRecord, form: Format) -> bytes:
-    """A record as one line; in JSON all of it, as text with the traceback below it."""
+    """A record as one line: JSON with all of it, or text with the traceback below it."""
     extra: Mapping[str, object] = getattr(record, "fields", {})
     if hidden := getattr(record, "hidden", 0):
         extra = {**extra, "hidden": hidden}
@@ -210,7 +216,7 @@ def line(record: logging.LogRecord, form: Format) -> bytes:
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """An exception and its causes, the first one first: where in the code, which kind, and messages that are safe."""
+    """An exception and its causes, the first one first: place in the code, type, and messages that are safe."""
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if behind is not None:
         yield from _traceback(behind)

@@ -1,4 +1,4 @@
-"""Work whose result nobody awaits: what it raises is logged, and what would wait for it for ever is ended."""
+"""Background work: its exceptions are logged, and what would wait for it forever is ended."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger("bertserve")
 
 
 def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None) -> asyncio.Task[T]:
-    """Begins a task. `failed` is called where it raises; a listed error is told by whoever raises it, not logged."""
+    """Starts a task. `failed` is called if it raises; a listed error is reported by whoever raises it, not logged."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(partial(_ended, failed))
     return task
 
 
 async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Does work that has no end of its own; where it raises, it is begun again."""
+    """Runs an endless task; restarts it if it raises."""
     while True:
         try:
             await work()
@@ -39,7 +39,7 @@ async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether the current task is cancelled, and not only what it waits for."""
+    """Whether the current task is cancelled, and not only what it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -57,7 +57,7 @@ def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
 
 
 def guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
-    """Calls what a timer or the event loop calls. Where it raises, that is logged, and `failed` ends its owner."""
+    """Wraps a callback of a timer or the event loop: an exception is logged, and `failed` ends its owner."""
     try:
         work(*arguments)
     except Exception:  # noqa: BLE001  the boundary of what nobody awaits

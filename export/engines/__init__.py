@@ -1,1 +1,1 @@
-"""TensorRT engines: for GPUs elsewhere, and for the one at hand."""
+"""Builds TensorRT engines: for other GPUs, and for the local one."""

@@ -1,4 +1,4 @@
-"""Whether memory and disk suffice for a step that would otherwise be killed, or fail, in the middle."""
+"""Checks memory and disk before a step that would otherwise be killed or fail halfway."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> None:
-    """Looks before the step starts.
+    """Checks before the step starts.
 
     Args:
-        step: What needs the room, to begin the sentence with.
+        step: The step, to begin the sentence with.
         memory_bytes: The memory that it will need.
         folder: Where it will write.
         disk_bytes: How much it will write.
@@ -39,7 +39,7 @@ def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> Non
 
 
 def available_memory(proc: Path = cgroups.PROC, meminfo: Path = _MEMINFO) -> int:
-    """Bytes that can still be taken: the machine's, capped by what the limits of control groups leave."""
+    """Available memory in bytes: the machine's, within the limits of control groups."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
     except OSError:

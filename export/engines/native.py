@@ -1,4 +1,4 @@
-"""Engines for the GPU at hand, which go into the node's cache and not into the bundle."""
+"""Engines for the local GPU, which go into the node's cache and not into the bundle."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from serving.records import EngineBuild
 
 TIMINGS = "tensorrt.timings"
-"""What TensorRT measured of its kernels on this GPU: the next build takes it from there."""
+"""TensorRT's measurements of its kernels on this GPU, for the next build."""
 
 _GIB = 1 << 30
 _GPU_BYTES, _GPU_FACTOR = tensorrt.WORKSPACE_BYTES, 3
-"""Of a GPU's memory, for a build on it: scratch memory, and weights more than once. Estimated, not measured."""
+"""GPU memory for a build: scratch memory, and weights more than once. Estimated, not measured."""
 
 
 def build(
@@ -39,19 +39,19 @@ def build(
 ) -> Outcome:
     """Builds an engine of a bundle, compares it with PyTorch's answers, and puts both into the node's cache.
 
-    Where nothing here can run the engine, which is for a GPU elsewhere then, it goes there without a proof.
+    An engine for a GPU elsewhere is stored without a proof.
 
     Args:
-        bundle: Opened.
-        cache: The node's cache. It stays as it was if this fails.
-        target: One of `tensorrt.TARGETS`; None for the GPU at hand, by the TensorRT that is installed.
-        precision: Of the engine; None for fp16 where the bundle brings that graph, and else for the one that it brings.
+        bundle: An opened bundle.
+        cache: The node's cache, which does not change if this fails.
+        target: One of `tensorrt.TARGETS`; None for the local GPU and the installed TensorRT.
+        precision: Of the engine; None for fp16 if the bundle has that graph, otherwise for the one that it has.
         threads: Cores to use for the comparison.
         progress: Told of every stage.
 
     Raises:
-        ExportError: There can be no engine, or it does not answer as PyTorch does.
-        CacheError: It cannot lie there.
+        ExportError: No engine can be built, or its answers differ from PyTorch's.
+        CacheError: It cannot be stored there.
     """
     chosen_precision, graph = _graph(bundle, precision)
     with progress.stage("looking for a GPU"):
@@ -80,10 +80,10 @@ def build(
 
 
 def _graph(bundle: Bundle, precision: Precision | None) -> tuple[Precision, Path]:
-    """What to build an engine of.
+    """The graph to build an engine from.
 
     Raises:
-        ExportError: The bundle does not bring it.
+        ExportError: The bundle does not have it.
     """
     graphs = bundle.engine_graphs
     if not graphs:
@@ -100,23 +100,23 @@ def _graph(bundle: Bundle, precision: Precision | None) -> tuple[Precision, Path
 
 
 def _quantisation(bundle: Bundle) -> Quantisation:
-    """How the ranges of a bundle's engine graph were found: one text serves all INT8 forms of an export."""
+    """How the ranges of a bundle's engine graph were found: all INT8 forms of an export share the calibration."""
     known = (artifact.quantisation for artifact in bundle.manifest.artifacts)
     return next((one for one in known if one is not None and one.activations == "static"), Quantisation("static"))
 
 
 def name_of(engine: EngineBuild, precision: Precision) -> str:
-    """The file of an engine in the node's cache; a bundle's own, of another flavour, may be for the same GPU."""
+    """The engine's file name in the node's cache; a bundle's own engine of another flavor may be for the same GPU."""
     return f"native.{form_of(engine, precision)}"
 
 
 def form_of(engine: EngineBuild, precision: Precision) -> str:
-    """What an engine's file is called, whoever it is for."""
+    """The name of an engine's file without target."""
     return f"{tensorrt.target_of(engine.compute_capability)}.{precision}.engine"
 
 
 def recall_timings(cache: Path, before: Path, folder: Path) -> None:
-    """Copies what an earlier build measured, of this bundle or of another version, where there is such a one.
+    """Copies the measurements of an earlier build of this bundle or of another version, if there is one.
 
     Args:
         cache: The node's cache.
@@ -132,11 +132,11 @@ def recall_timings(cache: Path, before: Path, folder: Path) -> None:
 
 
 def _own_target(graph_bytes: int) -> str:
-    """What to build for the GPU at hand: with the enterprise library on it, else with TensorRT for RTX for its kind.
+    """The target for the local GPU: with the enterprise library that GPU, otherwise its kind with TensorRT for RTX.
 
     Raises:
         ExportError: There is no GPU or no TensorRT for it.
-        NoRoomError: Too little of the GPU is free.
+        NoRoomError: The GPU lacks free memory.
     """
     machine = discovery.look()
     if machine.problem:

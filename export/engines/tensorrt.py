@@ -1,9 +1,9 @@
-"""TensorRT engines: ahead of time for a GPU that is not here, or on the GPU itself.
+"""TensorRT engines: ahead of time for another GPU, or on the local GPU.
 
-Two flavours of one API. TensorRT for RTX builds for a named target with no GPU present and compiles its
-kernels at load time; the enterprise library times its kernels on the GPU at hand. Both take the fp16 graph
-before the fusions of ONNX Runtime (see `half`), or that graph with explicit quantisation (see `qdq`), and fuse by
-themselves.
+Two flavors of one API. TensorRT for RTX builds for a named target without a GPU and compiles its kernels at load time;
+the
+enterprise library times its kernels on the local GPU. Both take the fp16 graph before the fusions of ONNX Runtime (see
+`half`), or that graph with explicit quantization (see `qdq`), and fuse themselves.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "sm89": "SM89", "sm120": "SM120"}
-"""Targets of the builds ahead of time; the T4 is one of them by its name."""
+"""Targets of builds ahead of time."""
 TARGETS = (*CAPABILITIES, NATIVE)
-"""What an engine can be built for."""
+"""Targets of engines."""
 GRAPH = "graph"
-"""No engine, but what each node builds its own of later, without PyTorch."""
+"""No engine, but the graph from which each node builds its own later, without PyTorch."""
 
 MAX_BATCH = 32
 _OPTIMAL_BATCH = 4
@@ -52,10 +52,11 @@ _DISK_BYTES, _DISK_FACTOR = 64 * _MIB, 1.2
 
 
 def profiles(max_length: int) -> tuple[ShapeProfile, ...]:
-    """One optimization profile a sequence bucket, up to the bucket that holds the longest text.
+    """One optimization profile per sequence bucket, up to the bucket of the longest text.
 
-    The sequence length is fixed in each: an engine for 16 tokens was measured a third faster than one for 16
-    to 128. Batches have 1 to `MAX_BATCH` texts.
+    The sequence length is fixed in each: an engine for 16 tokens was measured a third faster than one for 16 to 128.
+    Batches
+    have 1 to `MAX_BATCH` texts.
     """
     last = min(bucket_for(max_length), max_length)
     lengths = [*takewhile(lambda bucket: bucket < last, BUCKETS), last]
@@ -71,16 +72,17 @@ def build(
     count: Callable[[int, int], None],
     timing_cache: Path | None = None,
 ) -> Done:
-    """Builds an engine in a process of its own, and leaves no file if it fails.
+    """Builds an engine in a separate process, and leaves no file if it fails.
 
     Args:
-        graph: Before ONNX Runtime's fusions, in fp16 or quantised; with inputs [batch, sequence], or [batch, masks]
-            (up to `tensorrt_builder.MAX_MASKS`).
+        graph: Before ONNX Runtime's fusions, in fp16 or quantized; with inputs [batch, sequence], or [batch, masks] (up
+            to
+            `tensorrt_builder.MAX_MASKS`).
         engine: The file to write.
         target: One of `TARGETS`.
         max_length: Tokens of the longest text.
-        count: Told how many percent of 100 are done.
-        timing_cache: For `native`: what earlier builds on this GPU measured; read if it is there, and written.
+        count: Called with the percentage and 100.
+        timing_cache: For `native`: measurements of earlier builds on this GPU; read if it exists, and written.
 
     Raises:
         ExportError: The engine cannot be built: why, and what to do.
@@ -114,7 +116,7 @@ def build(
 
 
 def artifact(build: EngineBuild, file: Path, precision: Precision = "fp16") -> Artifact:
-    """The manifest's entry of an engine whose answers nobody has compared with PyTorch's yet."""
+    """The manifest's entry of an engine that was not compared with PyTorch yet."""
     return Artifact(
         file=file.name,
         kind="tensorrt",
@@ -131,13 +133,13 @@ def artifact(build: EngineBuild, file: Path, precision: Precision = "fp16") -> A
 
 
 def graph_bytes(graph: Path) -> int:
-    """The size of a graph with its weights, inside or beside it."""
+    """The size of a graph with its weights."""
     beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
     return graph.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 
 def target_of(compute_capability: str) -> Target:
-    """A compute capability as targets name it: `7.5` is `sm75`.
+    """The target of a compute capability: `7.5` is `sm75`.
 
     Raises:
         ExportError: There is no such target.
@@ -168,7 +170,7 @@ def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
 
 
 def _last_answer(process: subprocess.Popen[bytes], count: Callable[[int, int], None]) -> Done | Failed | None:
-    """What the process says in the end; None if it dies without a word."""
+    """The last answer of the process; None if it dies without one."""
     for line in process.stdout or ():
         answer: Answer = msgspec.json.decode(line, type=Answer)
         if not isinstance(answer, Step):

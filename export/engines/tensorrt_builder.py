@@ -1,8 +1,8 @@
 """The process that runs TensorRT's builder: `python -m export.engines.tensorrt_builder REQUEST`.
 
-The builder is native code that takes gigabytes and may crash, so it has a process of its own: its memory goes
-back to the system, its death is one sentence, and an interrupt stops it at once. It answers on its standard
-output, one JSON object a line.
+The builder is native code that takes gigabytes and may crash. In a separate process its memory is released, its crash
+is one
+sentence, and an interrupt stops it at once. It prints one JSON object per line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 MAX_MASKS = 16
-"""Masks of a text that a fill-mask engine takes: each costs the logits of a whole vocabulary."""
+"""Maximum masks of a text in a fill-mask engine: each costs the logits of a whole vocabulary."""
 
 _DRIVER = "libcuda.so.1"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -40,7 +40,7 @@ _LEAST_CAPABILITY = (7, 5)
 def shapes_of(profile: ShapeProfile, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
     """The three shapes of an input with these free dimensions; None if it can have none.
 
-    What one part of a model sends to the next has dimensions named by their places: texts first, then tokens.
+    Dimensions between parts of a model are named by their position: texts first, then tokens.
     """
     if dimensions == ["batch", "sequence"]:
         return profile.min, profile.opt, profile.max
@@ -60,11 +60,11 @@ class Build(msgspec.Struct, frozen=True):
         flavour: The library.
         graph: The fp16 ONNX file.
         engine: Where to write.
-        capability: `SM75` and so on, for a GPU that is not here; None for the one that is.
+        capability: `SM75` and so on, for another GPU; None for the local one.
         profiles: In the order of the sequence buckets.
         workspace_bytes: Largest scratch memory on the GPU.
         threads: Threads of the builder.
-        timing_cache: What earlier builds on this GPU measured, read and written; None for no such file.
+        timing_cache: Measurements of earlier builds on this GPU, read and written; None for no such file.
     """
 
     flavour: Literal["rtx", "enterprise"]
@@ -78,7 +78,7 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """How far the build is."""
+    """The progress of the build."""
 
     percent: int
 
@@ -90,11 +90,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The engine is there.
+    """The engine is built.
 
     Attributes:
-        engine: What it is tied to.
-        peak_memory_bytes: The most memory that the process had.
+        engine: What it depends on.
+        peak_memory_bytes: The peak memory of the process.
     """
 
     engine: EngineBuild
@@ -112,13 +112,13 @@ def run(order: Build, report: Callable[[Answer], None]) -> Done:
     """Builds an engine.
 
     Args:
-        order: Which one.
-        report: Told of steps; an `OSError` of it stops the build.
+        order: The order.
+        report: Called with steps; an `OSError` of it stops the build.
 
     Raises:
         BuilderError: It cannot be built.
     """
-    # Asked before TensorRT is, which says less clearly that there is no GPU.
+    # Checked before TensorRT, whose message about a missing GPU is less clear.
     target = order.capability
     capability = f"{target[2:-1]}.{target[-1]}" if target else _own_capability()
     try:
@@ -129,13 +129,13 @@ def run(order: Build, report: Callable[[Answer], None]) -> Done:
     try:
         _Builder(library, logger).build(order, report)
     except (TypeError, RuntimeError, MemoryError) as error:
-        # Where a native constructor answers null, pybind11 raises TypeError.
+        # If a native constructor returns null, pybind11 raises TypeError.
         raise BuilderError(tensorrt_library.reason([*logger.errors, str(error)])) from error
     return Done(EngineBuild(order.flavour, library.__version__, capability, order.profiles), _peak_memory_bytes())
 
 
 class _Builder:
-    """One flavour's builder; its objects end with the process."""
+    """The builder of one flavor; its objects end with the process."""
 
     def __init__(self, library: Native, logger: Native) -> None:
         self._library = library
@@ -179,7 +179,7 @@ class _Builder:
         return network
 
     def _aim(self, config: Native, capability: str) -> None:
-        """Sets the GPU that is not here: only TensorRT for RTX has these calls."""
+        """Sets the target GPU: only TensorRT for RTX has these calls."""
         known = self._library.ComputeCapability.__members__
         if capability not in known:
             raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not build for {capability.lower()}")
@@ -188,7 +188,7 @@ class _Builder:
             raise BuilderError(tensorrt_library.reason(self._logger.errors))
 
     def _read_timings(self, config: Native, file: Path) -> None:
-        """A cache of another GPU or version is no error: TensorRT measures again, and the file is written anew."""
+        """A cache of another GPU or version is no error: TensorRT measures again, and the file is rewritten."""
         known = file.read_bytes() if file.exists() else b""
         if not known or not config.set_timing_cache(config.create_timing_cache(known), False):
             config.set_timing_cache(config.create_timing_cache(b""), False)
@@ -253,7 +253,7 @@ def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
 
 
 def _own_capability() -> str:
-    """The compute capability of the first GPU, asked of the driver."""
+    """The compute capability of the first GPU, from the driver."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -273,7 +273,7 @@ def _own_capability() -> str:
 
 
 def _peak_memory_bytes() -> int:
-    """Linux's own count for this program; `getrusage` would count what ran before it in the process."""
+    """Linux's own count for this program; `getrusage` would include what ran before it in the process."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     return int(match[1]) * 1024 if match else 0
 
@@ -288,7 +288,7 @@ def main(argv: list[str]) -> None:
     """Carries out one order, given as JSON, and answers in lines of JSON."""
     # An interrupt is for the export, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What a library prints must not stand between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

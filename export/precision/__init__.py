@@ -1,1 +1,1 @@
-"""The fp16 and INT8 forms of a graph."""
+"""Converts graphs to fp16 and INT8."""

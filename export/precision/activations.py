@@ -1,4 +1,4 @@
-"""Runs a graph on text to see what its matrices are multiplied with."""
+"""Runs a graph on text and records the activations of its matrix products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, ModelSpec
 
 _ROWS = 256
-"""Tokens whose activations are kept whole: BERT-base's are 65 MB."""
+"""Tokens whose activations are kept: 65 MB for BERT-base."""
 
 
 def observe(
@@ -34,15 +34,15 @@ def observe(
     threads: int,
     count: Callable[[int, int], None],
 ) -> list[Seen]:
-    """What was seen of each product's activations over the texts, each alone.
+    """Records the activations of each product over the texts, each alone.
 
     Args:
         path: A fp32 graph; a copy with more outputs is written beside it.
-        products: Of that graph.
+        products: The products of that graph.
         texts: Calibration text.
-        spec: What the graph takes.
+        spec: The inputs of the graph.
         threads: Cores to use.
-        count: Told how many of how many texts are done.
+        count: Called with the number of finished texts and of all.
     """
     names = [product.activations for product in products]
     session = _session(_probe(path, names), threads)

@@ -1,4 +1,4 @@
-"""The texts that activations are looked at on, for INT8 with fixed ranges."""
+"""Calibration texts for INT8 with static ranges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAST_TEXTS = 16
 MOST_TEXTS = 128
-"""More change nothing that was measured, and cost time."""
+"""More texts change no measured figure, and cost time."""
 
 OWN = "the package's own texts"
 
@@ -28,7 +28,7 @@ class Calibration:
     """Calibration text.
 
     Attributes:
-        source: Where it is from: a file's name, or `OWN`.
+        source: A file's name, or `OWN`.
         texts: At most `MOST_TEXTS`.
     """
 
@@ -37,7 +37,7 @@ class Calibration:
 
 
 def own() -> Calibration:
-    """Every second of the package's own texts: the comparison with PyTorch shows what the others lose."""
+    """Every second of the package's own texts; the others are for the comparison with PyTorch."""
     return Calibration(OWN, corpus.read()[::2])
 
 
@@ -45,12 +45,13 @@ def read(path: Path, column: str | None) -> Calibration:
     """Reads a file of texts.
 
     Args:
-        path: One text a line; or, by its suffix, `.jsonl` with an object of `text` and perhaps `pair` a line, or
-            `.csv` or `.tsv` with texts in a column.
+        path: One text per line. By suffix: `.jsonl` with an object with `text` and optionally `pair` per line, or
+            `.csv` or
+            `.tsv` with texts in a column.
         column: The column's number from 1 on, or its name in the first row; None for the first column.
 
     Raises:
-        ExportError: It cannot be read as that, or holds too few texts.
+        ExportError: It cannot be read like this, or holds too few texts.
     """
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -61,7 +62,7 @@ def read(path: Path, column: str | None) -> Calibration:
     texts = list(dict.fromkeys(_texts(path, content, column)))
     if len(texts) < LEAST_TEXTS:
         raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {LEAST_TEXTS}")
-    # From the whole file, evenly: it may be sorted.
+    # Evenly from the whole file, which may be sorted.
     chosen = [texts[index * len(texts) // MOST_TEXTS] for index in range(MOST_TEXTS)]
     return Calibration(path.name, chosen if len(texts) > MOST_TEXTS else texts)
 

@@ -1,4 +1,4 @@
-"""fp16 arithmetic on a CPU, so that an fp16 graph can be proven where there is no GPU."""
+"""fp16 arithmetic on a CPU, to prove fp16 graphs without a GPU."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _QUANTISES = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def emulate(source: Path, target: Path) -> None:
-    """Writes a twin of an fp16 graph whose answers on a CPU are those of fp16 arithmetic.
+    """Writes a twin of an fp16 graph that computes fp16 arithmetic on a CPU.
 
-    ONNX Runtime's CPU provider has no fp16 kernels for most operators. It computes in FP32 and drops the casts
-    in between, so that nothing is rounded and nothing overflows but the weights. The twin says each of these
-    steps: every operator computes in FP32, as tensor cores accumulate, and its result is cast to fp16.
+    ONNX Runtime's CPU provider has no fp16 kernels for most operators: it computes in FP32 and drops the casts in
+    between, so
+    nothing is rounded and nothing overflows except the weights. In the twin, every operator computes in FP32, as tensor
+    cores
+    accumulate, and its result is cast to fp16.
 
-    Of a quantised graph (see `qdq`) the activations pass through the same 8-bit values. They and the matrices, as
-    their 8-bit values say, are multiplied in FP32, which holds each of the products of two such values. The matrices
-    are written out, so that ONNX Runtime finds nothing that it would fuse into 8-bit products of its own, whose
-    intermediate results saturate on CPUs without VNNI.
+    In a quantized graph (see `qdq`) activations pass through the same 8-bit values. They and the dequantized matrices
+    are
+    multiplied in FP32, which holds each product of two such values exactly. The matrices are written out, so that ONNX
+    Runtime
+    does not fuse them into 8-bit products, whose intermediate results saturate on CPUs without VNNI.
 
     Args:
-        source: The fp16 graph, or the quantised one.
+        source: The fp16 graph, or the quantized one.
         target: Where to write.
     """
     draft = Draft(source, target)

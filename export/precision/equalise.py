@@ -1,11 +1,13 @@
-"""How activations of 8 bits are cut: one range for a whole tensor, after its channels were made alike.
+"""Quantization of activations: equalized channels with one range for the whole tensor.
 
-A few channels of a transformer's activations are ten times as large as the others, and would leave them a
-handful of steps. So each channel is divided by a factor of its own and its row of the matrix multiplied by it,
-which changes no product (SmoothQuant, arXiv 2211.10438). Then such a row outgrows the others of the matrix, whose
-steps its columns share. Where the activations are made for this product alone, the channel is repeated and its row
-divided among the repetitions (outlier channel splitting, arXiv 1901.09504). Which factors, and how much of the range is
-worth keeping, is decided product by product: by how far the product in 8 bits lies from the exact one on real text.
+A few channels of a transformer's activations are ten times as large as the others, and would leave them a handful of
+steps.
+So each channel is divided by a factor and its row of the matrix multiplied by it, which changes no product
+(SmoothQuant,
+arXiv 2211.10438). This enlarges rows of the matrix, whose columns share their steps. If the activations are made for
+this
+product alone, the channel is repeated and its row divided among the repetitions (outlier channel splitting, arXiv
+1901.09504). Factors and clipping are chosen for each product by the error of its 8-bit result on real text.
 """
 
 from __future__ import annotations
@@ -25,28 +27,28 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 _SHARES = (0.65, 0.8, 1.0)
-"""How much of a channel's size moves into the matrix."""
+"""Exponents of a channel's size in its factor."""
 _USUAL = (50, 80, 95)
-"""Percentiles of the channels' sizes; only channels that are larger are made smaller."""
+"""Percentiles of the channels' sizes; only larger channels are scaled down."""
 _KEPT = (0.85, 0.7, 0.55)
-"""Shares of the range to keep, beside all of it; what lies outside is cut off."""
+"""Shares of the range to keep, beside all of it; values outside are clipped."""
 _QUIETEST = np.float32(0.25)
-"""What a channel's size is taken for at least, in shares of the median."""
+"""Minimum size of a channel, in shares of the median."""
 _LEVELS = 255
 _LARGEST = 127
 _LEAST = np.float32(1e-6)
 _MOST_ADDED = 16
-"""Channels that repetitions may add: the feed-forward part grows by a hundredth or less."""
+"""Maximum number of added channels: the feed-forward part grows by at most a hundredth."""
 _HALVINGS = 30
 
 
 @dataclass(slots=True, frozen=True)
 class Seen:
-    """What was seen of a product's activations.
+    """Statistics of a product's activations.
 
     Attributes:
-        low: The least number of each channel, float32 [channels].
-        high: The largest.
+        low: Minimum of each channel, float32 [channels].
+        high: Maximum of each channel.
         rows: Activations of some tokens, float32 [tokens, channels].
     """
 
@@ -57,13 +59,13 @@ class Seen:
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """How activations become 8 bits: divided by their channel's factor, then in equal steps from `low` to `high`.
+    """Quantization parameters of activations: a factor per channel, and equal steps in a range.
 
     Attributes:
         factors: float32 [channels].
         low: At most 0, so that 0 stays exactly 0.
         high: More than 0.
-        repeats: How often each channel is there, int64 [channels]; None: once.
+        repeats: Repetitions of each channel, int64 [channels]; None: once.
     """
 
     factors: Floats
@@ -77,7 +79,7 @@ class Cut:
         return self.factors if self.repeats is None else np.repeat(self.factors, self.repeats)
 
     def rows(self, matrix: Floats) -> Floats:
-        """What a matrix becomes: its rows times the factors, divided among their repetitions."""
+        """The matrix for scaled activations: its rows times the factors, divided among their repetitions."""
         rows: Floats = matrix * self.factors[:, None]
         if self.repeats is not None:
             rows = np.repeat(rows / self.repeats.astype(np.float32)[:, None], self.repeats, axis=0)
@@ -85,33 +87,33 @@ class Cut:
 
     @property
     def scale(self) -> np.float32:
-        """A step."""
+        """The size of a step."""
         return np.float32((self.high - self.low) / _LEVELS)
 
     @property
     def zero(self) -> np.uint8:
-        """The step that means 0."""
+        """The zero point."""
         return np.uint8(np.clip(np.rint(-self.low / self.scale), 0, _LEVELS))
 
     @property
     def is_even(self) -> bool:
-        """Whether the channels stay as they are."""
+        """Whether the channels are unchanged."""
         return bool((self.factors == 1).all())
 
     def rounded(self, rows: Floats) -> Floats:
-        """What 8 bits keep of activations: divided by their factors, and in whole steps within the range."""
+        """Activations after scaling and rounding to 8 bits."""
         steps = np.clip(np.rint(rows / self.factors / self.scale) + self.zero, 0, _LEVELS)
         result: Floats = (steps - np.float32(self.zero)) * self.scale
         return result
 
 
 def choose(seen: Seen, matrix: Floats, *, may_repeat: bool = False) -> Cut:
-    """The cut with which a product lies closest to the exact one.
+    """The parameters with the smallest error of the product.
 
     Args:
         seen: Its activations on real text.
         matrix: float32 [channels, columns].
-        may_repeat: Whether channels can be there more than once.
+        may_repeat: Whether channels may be repeated.
     """
     exact = seen.rows @ matrix
 
@@ -133,7 +135,7 @@ def choose(seen: Seen, matrix: Floats, *, may_repeat: bool = False) -> Cut:
 
 
 def _repeats(rows: Floats) -> Counts:
-    """How often each row of a matrix is there, so that none has a number above a level that is as low as may be."""
+    """Repetitions of each row of a matrix that minimize its largest number."""
     sizes = np.maximum(np.abs(rows).max(axis=1), _LEAST)
     low, high = float(np.median(sizes)), float(sizes.max())
     for _ in range(_HALVINGS):
@@ -151,15 +153,15 @@ def _times(sizes: Floats, level: float) -> Counts:
 
 
 def _factors(seen: Seen, matrix: Floats) -> Iterator[Floats]:
-    """Ways to make the channels alike; the first leaves them."""
+    """Candidates for the factors; the first changes nothing."""
     sizes = np.maximum(np.maximum(np.abs(seen.low), np.abs(seen.high)), _LEAST)
-    # A channel that is quiet on this text may not be on another, and must not be cut off there.
+    # A channel that is quiet on this text may be loud on another, and must not be clipped there.
     sizes = np.maximum(sizes, np.median(sizes) * _QUIETEST)
     weights = np.maximum(np.abs(matrix).max(axis=1), _LEAST)
     yield np.ones_like(sizes)
     for share in _SHARES:
         factors = sizes**share / weights ** (1 - share)
-        # Only their ratios matter; around 1 they keep numbers of any size apart from overflow.
+        # Only their ratios matter; around 1 they avoid overflow.
         yield (factors / np.exp(np.log(factors).mean())).astype(np.float32)
     for percentile in _USUAL:
         yield np.maximum(sizes / np.float32(np.percentile(sizes, percentile)), 1)

@@ -1,12 +1,14 @@
-"""fp32 → fp16 with FP32 islands: no input, however unlucky, can overflow.
+"""Converts fp32 to fp16 with FP32 islands, such that no input can overflow.
 
-Matrix products run in fp16, and so does what stands between two of them: bias, activation, the splitting into
-heads. Everything else is FP32: normalisations with the residual additions before them, softmax with its scale
-and mask, pooling. The islands are found by structure, so a new architecture needs no new names. No product is
-in an island, since TensorRT has no FP32 product for the T4 (compute capability 7.5).
+Matrix products run in fp16, and so do the operators between two of them: bias, activation, splitting into heads.
+Everything
+else is FP32: normalizations with the residual additions before them, softmax with its scale and mask, pooling. The
+islands
+are found by structure, so a new architecture needs no new names. No product is in an island, since TensorRT has no FP32
+product for the T4 (compute capability 7.5).
 
-A product whose result could leave fp16's range (see `ranges`) is stored divided by a power of two, which costs
-no precision: the division is folded into its weights and undone in the next island.
+A product whose result could exceed fp16's range (see `ranges`) is stored divided by a power of two, which costs no
+precision: the division is folded into its weights and undone in the next island.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ LARGEST = 65504.0
 """fp16's largest number."""
 
 _ROOM = 4.0
-"""How far below `LARGEST` the bound of a product is kept: a bias may follow, and rounding."""
+"""Headroom of a product's bound below `LARGEST`, for a bias and rounding."""
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
-"""What commutes with a scale by a power of two."""
+"""Operators that commute with a scale by a power of two."""
 _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
-"""What may run in fp16 between two products."""
+"""Operators that may run in fp16 between two products."""
 
 
 def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mapping[str, int]:
@@ -51,16 +53,16 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mappi
     Inputs stay as they are, outputs stay float32.
 
     Args:
-        source: The graph, as exported (for TensorRT, which fuses by itself) or after the fusions (for ONNX
-            Runtime's CUDA provider).
+        source: The graph, as exported (for TensorRT, which fuses itself) or after the fusions (for ONNX Runtime's CUDA
+            provider).
         target: Where to write.
         shared_layers: Whether layers share their weights.
 
     Returns:
-        Of tensors of the fp16 graph: as which power of two their values are to be multiplied with.
+        For tensors of the fp16 graph, the power of two that their values must be multiplied with.
 
     Raises:
-        ExportError: A weight lies outside of what fp16 can hold, or the graph cannot be kept in range.
+        ExportError: A weight exceeds fp16's range, or the graph cannot be kept in range.
     """
     draft = Draft(source, target)
     draft.lift_constants()
@@ -85,14 +87,14 @@ class _Conversion:
         self._planned = self._plan()
         self._least_exponents = self._demands()
         self._exponents: dict[str, int] = {}
-        """The fp16 tensors: as which power of two their values are to be multiplied with."""
+        """For fp16 tensors, the power of two that their values must be multiplied with."""
         self._nodes: list[NodeProto] = []
         self._made: set[str] = set()
         self._names: dict[tuple[str, bool], str] = {}
-        """Under which name a tensor is found in fp16 (true) and in FP32 (false)."""
+        """The name of a tensor in fp16 (true) and in FP32 (false)."""
 
     def run(self) -> Mapping[str, int]:
-        """Replaces the nodes and the float initialisers; returns the tensors' exponents."""
+        """Replaces the nodes and the float initializers; returns the tensors' exponents."""
         for node in self._graph.node:
             exponent = self._exponent(node) if node.output[0] in self._planned else None
             if exponent is None:
@@ -105,7 +107,7 @@ class _Conversion:
         return self._exponents
 
     def _plan(self) -> set[str]:
-        """First outputs of the nodes to run in fp16: products, tables, and what only stands between products."""
+        """First outputs of the nodes to run in fp16: products, tables, and operators between products."""
         consumers = _consumers(self._graph)
         after: set[str] = set()
         for node in self._graph.node:
@@ -129,7 +131,7 @@ class _Conversion:
         return node.op_type == "Gather" and node.input[0] in self._constants
 
     def _demands(self) -> dict[str, int]:
-        """Scores multiply two activations, so what they are to be divided by is asked of the queries' weights."""
+        """Scores multiply two activations, so the queries' weights carry their division."""
         demands: dict[str, int] = {}
         for node in self._graph.node:
             if node.op_type == "MatMul" and self._floats.issuperset(node.input):
@@ -138,18 +140,18 @@ class _Conversion:
         return demands
 
     def _origin(self, name: str) -> str:
-        """The tensor that this one is made of by linear steps in fp16, where its exponent can be chosen."""
+        """The fp16 tensor from which this one follows by linear steps, and whose exponent can be chosen."""
         while name in self._planned and not _is_product(node := self._producers[name]):
             name = next(source for source in node.input if source in self._floats)
         return name
 
     def _needed(self, name: str) -> int:
-        """By which power of two the tensor has to be divided to fit."""
+        """The power of two by which the tensor must be divided to fit."""
         peak = self._ranges[name].peak if name in self._ranges else 0
         return max(0, math.ceil(math.log2(peak * _ROOM / LARGEST))) if peak > 0 else 0
 
     def _exponent(self, node: NodeProto) -> int | None:
-        """The exponent of the node's fp16 result; None where it has to be computed in FP32."""
+        """The exponent of the node's fp16 result; None if it must be computed in FP32."""
         name = node.output[0]
         exponents = [self._exponent_given(source) for source in node.input if source in self._floats]
         if node.op_type in _PRODUCTS and len(exponents) == 1:
@@ -168,13 +170,13 @@ class _Conversion:
         return max(self._needed(name), self._least_exponents.get(name, 0)) if exponent is None else exponent
 
     def _keep(self, node: NodeProto) -> None:
-        """Takes a node over as it is, with its inputs in FP32."""
+        """Keeps a node, with its inputs in FP32."""
         factor = self._factor_to_absorb(node)
         inputs = [self._single(name) if factor is None else self._absorbed(name, factor) for name in node.input]
         self._nodes.append(nodes.copy(node, inputs))
 
     def _factor_to_absorb(self, node: NodeProto) -> float | None:
-        """What divided scores need when their own scale follows: it can undo the division as well."""
+        """The scale behind divided scores, which can undo the division."""
         divided = [name for name in node.input if self._exponents.get(name)]
         scales = [name for name in node.input if name in self._constants and self._constants[name].size == 1]
         return 2.0 ** self._exponents[divided[0]] if node.op_type == "Mul" and divided and scales else None
@@ -185,7 +187,7 @@ class _Conversion:
         return self._make(f"{name}:times {factor:g}", self._constants[name] * np.float32(factor))
 
     def _halve(self, node: NodeProto, exponent: int) -> None:
-        """Takes a node over with fp16 inputs and outputs."""
+        """Converts a node to fp16 inputs and outputs."""
         inputs = [
             self._half_constant(name, self._constant_exponent(node, position, exponent))
             if name in self._constants
@@ -202,13 +204,12 @@ class _Conversion:
                 self._restore(half, name)
 
     def _constant_exponent(self, node: NodeProto, position: int, exponent: int) -> int:
-        """By which power of two a constant is divided so that the result is."""
+        """The power of two by which a constant is divided, so that the result is."""
         if node.op_type in _PRODUCTS and position == 1:
             return exponent - self._exponent_given(node.input[0])
         return exponent if node.op_type in ("Add", "Sub", "Gemm") else 0
 
     def _half(self, name: str) -> str:
-        """The tensor in fp16."""
         if name not in self._floats or name in self._exponents:
             return name
         if (name, True) not in self._names:
@@ -219,7 +220,6 @@ class _Conversion:
         return self._names[name, True]
 
     def _single(self, name: str) -> str:
-        """The tensor in FP32."""
         if name in self._constants and name not in self._made:
             self._made.add(name)
             if self._constants[name].size == 1:  # it may be another number now
@@ -269,7 +269,7 @@ def _is_product(node: NodeProto) -> bool:
 
 
 def _carried(node: NodeProto, exponents: list[int]) -> int | None:
-    """The exponent that a node's result has when its inputs have these; None if fp16 cannot carry it."""
+    """The exponent of a node's result for inputs with these exponents; None if fp16 cannot hold it."""
     if node.op_type in _PRODUCTS or node.op_type == "Mul":
         return sum(exponents)
     if node.op_type in _LINEAR and len(set(exponents)) == 1 and not (node.op_type == "Div" and len(exponents) > 1):
@@ -278,17 +278,18 @@ def _carried(node: NodeProto, exponents: list[int]) -> int | None:
 
 
 def float_constants(draft: Draft) -> dict[str, Array]:
-    """The float32 initialisers.
+    """The float32 initializers.
 
-    A scalar beyond fp16's range is a mask's -inf or -3.4e38. It becomes fp16's lowest number: e to the power
-    of that is 0 all the same, and finite in whatever type a runtime adds it.
+    A scalar beyond fp16's range is the -inf or -3.4e38 of a mask. It becomes fp16's lowest number: its exponential is 0
+    as well,
+    and it stays finite in whatever type a runtime adds it.
     """
     arrays = {name: draft[name] for name in draft.of_type(TensorProto.FLOAT)}
     return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}
 
 
 def _consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
-    """Who reads a tensor's values; its shape may be read by anyone."""
+    """The nodes that read a tensor's values; other nodes may read its shape."""
     consumers: dict[str, list[NodeProto]] = defaultdict(list)
     for node in graph.node:
         if node.op_type not in ("Shape", "Size"):

@@ -1,4 +1,4 @@
-"""The INT8 artifacts of one export: looks at activations on calibration text, and quantises by what was seen."""
+"""The INT8 artifacts of one export: records activations on calibration text, and quantizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMS = frozenset({"int8", "int8-openvino"})
 
 Way = Literal["static", "dynamic"]
 WAYS: tuple[Way, ...] = ("static", "dynamic")
-"""The faster way first; an artifact is made the next way where it does not keep its limits."""
+"""The faster way first; the next one is used if an artifact breaks its limits."""
 
 
 class Int8:
@@ -55,13 +55,13 @@ class Int8:
 
         Args:
             form: One of `FORMS`.
-            path: Where to.
-            way: How activations become 8 bits.
+            path: Where to write.
+            way: Static or dynamic ranges.
             fused: The graph after the fusions.
-            raw: The graph before.
+            raw: The graph before the fusions.
 
         Raises:
-            ExportError: Some matrix was not quantised.
+            ExportError: Some matrix was not quantized.
         """
         shape = optimize.shape_of(self._checkpoint)
         if form == "int8":
@@ -71,28 +71,27 @@ class Int8:
             openvino.quantize(raw, path, shape, cuts)
 
     def make_for_tensorrt(self, path: Path, raw: Path, halved: Path, exponents: Mapping[str, int]) -> None:
-        """Writes the quantised graph that TensorRT builds an engine of.
+        """Writes the quantized graph for TensorRT.
 
         Args:
-            path: Where to.
+            path: Where to write.
             raw: The graph before the fusions.
-            halved: What `half` made of it.
-            exponents: What `half` said of it.
+            halved: The fp16 graph made by `half`.
+            exponents: The exponents from `half`.
 
         Raises:
-            ExportError: Some matrix was not quantised.
+            ExportError: Some matrix was not quantized.
         """
         cuts, products = self._cuts_of(raw), find(Draft(raw, raw).graph)
         qdq.quantize(halved, path, optimize.shape_of(self._checkpoint), exponents, products, cuts)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
-        """What the manifest says of an artifact."""
         if form != "int8" and way == "dynamic":
             return Quantisation(way)
         return Quantisation(way, self._calibration.source, len(self._calibration.texts))
 
     def _cuts_of(self, path: Path) -> dict[str, Cut]:
-        """How a graph's activations are cut; decided once."""
+        """The quantization parameters of a graph, computed once."""
         if path not in self._cuts:
             texts = self._checkpoint.encode(corpus.for_task(self._calibration.texts, self._checkpoint.task))
             self._cuts[path] = cuts_of(path, spec_of(self._checkpoint, path), texts, self._progress.count)
@@ -102,13 +101,13 @@ class Int8:
 def cuts_of(
     path: Path, spec: ModelSpec, texts: Sequence[EncodedText], count: Callable[[int, int], None]
 ) -> dict[str, Cut]:
-    """How the activations of a graph's products are cut, by their names.
+    """The quantization parameters of a graph's products, by name.
 
     Args:
         path: A fp32 graph.
-        spec: What it takes.
+        spec: Its inputs.
         texts: Calibration text.
-        count: Told how many of how many texts are done.
+        count: Called with the number of finished texts and of all.
     """
     draft = Draft(path, path)
     products = find(draft.graph)

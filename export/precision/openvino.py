@@ -1,9 +1,12 @@
-"""INT8 for OpenVINO: weights of 8 bits in a plain ONNX graph; activations by ranges seen on text, or while running.
+"""INT8 for OpenVINO: 8-bit weights in a plain ONNX graph; static or dynamic activations.
 
 The graph keeps its standard operators; each large weight becomes 8-bit integers behind a `DequantizeLinear`, which
-OpenVINO recognises. Static, the activations pass through a `QuantizeLinear` and a `DequantizeLinear` before each
-product, and it multiplies in INT8 at once. Dynamic, it gives every row of activations scales of its own: nearer to
-fp32, and slower by a fifth to a third. Either way an answer does not depend on its neighbours in the batch.
+OpenVINO
+recognizes. Static: activations pass through a `QuantizeLinear` and a `DequantizeLinear` before each product, which runs
+in
+INT8. Dynamic: OpenVINO gives every row of activations its own scale: closer to fp32, and slower by a fifth to a third.
+Both
+ways, an answer does not depend on its neighbors in the batch.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ if TYPE_CHECKING:
 
 _LEVELS = 255
 _LARGE_TABLE = 1 << 20
-"""Numbers of a table of which every compiled graph would otherwise hold a copy in float32: a vocabulary's."""
+"""Minimum numbers of a large table (a vocabulary's), of which every compiled graph would hold a float32 copy."""
 _COLUMNS, _ROWS = 1, 0
 _AXES = {("MatMul", 1): _COLUMNS, ("Gather", 0): _ROWS}
-"""Where an operator takes a weight, and which way the weight is cut: one scale for each index of that axis.
+"""The weight input of an operator, and the axis of its scales.
 
-A product is cut by its outputs, a table by its tokens.
+A product has one scale per output, a table one per token.
 """
 
 
 def require_library() -> None:
-    """Makes sure that OpenVINO is there, to prove its artifacts with.
+    """Makes sure that OpenVINO is available to prove its artifacts.
 
     Raises:
         ExportError: It is not installed.
@@ -52,14 +55,13 @@ def require_library() -> None:
 
 
 def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None) -> None:
-    """Quantises a fp32 graph.
+    """Quantizes a fp32 graph.
 
     Args:
-        raw: The graph as exported, not fused: OpenVINO reads standard operators of any architecture and fuses
-            them itself.
+        raw: The graph as exported, not fused: OpenVINO reads standard operators and fuses them itself.
         quantized: Where to write.
-        shape: What the graph is made of.
-        cuts: How the activations of each product are cut, by their names; None leaves that to the running engine.
+        shape: The structure of the graph.
+        cuts: The quantization parameters of each product by name; None for dynamic ranges.
 
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
@@ -75,7 +77,7 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
             f"{expected} expected; the installed torch and transformers do not fit together"
         )
     for name, axis in axes.items():
-        # Beside activations with a range only the tables are left: the last matrices stay exact.
+        # With static activations only the tables are left: the last matrices stay exact.
         if cuts is None or axis == _ROWS:
             _replace(draft, name, axis)
     if shape.shared_layers:
@@ -84,7 +86,7 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
 
 
 def _cut_products(draft: Draft, cuts: Mapping[str, Cut]) -> int:
-    """Puts 8-bit values before and into every product that is not a decision; how many they are."""
+    """Quantizes every product except the last matrices; returns their number."""
     graph = draft.graph
     by_output = {name: product for product in find(graph) for name in product.outputs}
     nodes: list[onnx.NodeProto] = []
@@ -127,7 +129,7 @@ def _matrix(draft: Draft, name: str, matrix: NDArray[np.float32]) -> onnx.NodePr
 
 
 def _weights(graph: onnx.GraphProto) -> dict[str, int]:
-    """Names of the matrices to quantise, and the axis of their scales."""
+    """Names of the matrices to quantize, and the axis of their scales."""
     names = matrices(graph)
     return {
         name: _AXES[node.op_type, position]
@@ -138,7 +140,7 @@ def _weights(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _replace(draft: Draft, name: str, axis: int) -> None:
-    """Puts 8-bit values and what scales them in the place of a weight."""
+    """Replaces a weight by 8-bit values and a scale."""
     graph = draft.graph
     values, scale, zero = eight_bits(draft[name], axis)
     del draft[name]
@@ -161,7 +163,7 @@ def _replace(draft: Draft, name: str, axis: int) -> None:
 
 
 def _looked_up(node: onnx.NodeProto, parts: list[str]) -> list[onnx.NodeProto]:
-    """Rows of a large table, scaled once they are found: OpenVINO would hold a scaled table in float32."""
+    """Rows of a large table, scaled after lookup: OpenVINO would hold a scaled table in float32."""
     make, ids, rows = onnx.helper.make_node, node.input[1], node.output[0]
     names = [f"{rows}.{part}" for part in ("values", "scale", "zero")]
     return [
@@ -177,8 +179,9 @@ def eight_bits(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     """A matrix as values, scales and zero points: `weight ≈ (values - zero) * scale`.
 
-    The range of each row or column is cut into 255 steps from its least to its largest number. It always
-    holds 0, as ONNX asks for, so that 0 stays exactly 0.
+    The range of each row or column has 255 steps from its minimum to its maximum. It always holds 0, as ONNX requires,
+    so that 0
+    stays exactly 0.
 
     Args:
         weight: float32 [rows, columns].

@@ -1,4 +1,4 @@
-"""The matrices of a graph that are worth 8 bits, by what they are multiplied with."""
+"""The matrix products of a graph to quantize."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _PRODUCTS = frozenset({"Attention", "MatMul"})
 """Operators that multiply their first input with their second."""
 
 _ACTIVATIONS = frozenset({"BiasGelu", "FastGelu"})
-"""Operators that make a channel of a channel, with a bias fused into them."""
+"""Activation operators that work on each channel, with a fused bias."""
 
 _DECISIONS = ("/classifier/", "/qa_outputs/")
-"""Parts of the names of the last matrices: a few columns, which cost nothing and decide everything.
+"""Parts of the names of the last matrices, which have a few columns, cost nothing and stay in fp32.
 
-So are those of a `Gemm`, which works on one vector of each text.
+So do those of a `Gemm`, which works on one vector of each text.
 """
 
 
 @dataclass(slots=True, frozen=True)
 class Product:
-    """Everything that one tensor of activations is multiplied with: it is quantised once for all of them.
+    """All products of one tensor of activations, which is quantized once for them.
 
     Attributes:
         activations: The tensor's name.
         outputs: The operators' outputs, in the graph's order.
         weights: Their matrices' names.
-        source: The product whose output, with a bias and behind an activation function, these activations are, if
-            nothing else takes either: a channel can then be there more than once. Empty: there is none.
+        source: The product whose output, with bias and activation, is this tensor, if nothing else reads either: then
+            channels may be repeated. Otherwise empty.
     """
 
     activations: str
@@ -43,7 +43,7 @@ class Product:
 
 
 def find(graph: onnx.GraphProto) -> list[Product]:
-    """The products of a graph with its matrices, but for those that make the decision."""
+    """The products of a graph to quantize."""
     weights = matrices(graph)
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

@@ -1,15 +1,7 @@
-"""INT8 for TensorRT: explicit quantisation in the fp16 graph, by the ranges of our other INT8 forms.
+"""INT8 for TensorRT: explicit quantization in the fp16 graph, with the ranges of the other INT8 forms.
 
-What each product with a matrix takes passes through a `QuantizeLinear` and a `DequantizeLinear`; the matrix is stored
-as 8-bit values behind a `DequantizeLinear` with a scale for each column. TensorRT, strongly typed, fuses them into
-products of 8 bits. Everything else stays as `half` made it: both products of attention in fp16, which TensorRT fuses
-with the softmax between them, and normalisations in FP32.
-
-TensorRT takes zero points of 0 alone, and behind a GELU half of a range around 0 would be lost. So activations whose
-range does not lie around 0 are shifted there, and the bias behind the product undoes it.
-
-Source: NVIDIA TensorRT documentation, "Working with Quantized Types", "Explicit Quantization" and "Q/DQ placement
-recommendations".
+The input of each product with a matrix passes through a `QuantizeLinear` and a `DequantizeLinear`; the matrix is stored
+as
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _OPSET, _IR_VERSION = 19, 9
-"""The first in which a `QuantizeLinear` takes fp16."""
+"""The first versions in which a `QuantizeLinear` takes fp16."""
 _COLUMNS = 1
 _LARGEST = 127
 _MIDDLE = 128
@@ -51,15 +43,15 @@ def quantize(
     products: Sequence[Product],
     cuts: Mapping[str, Cut],
 ) -> None:
-    """Quantises an fp16 graph.
+    """Quantizes an fp16 graph.
 
     Args:
-        halved: What `half` made of the graph before ONNX Runtime's fusions.
+        halved: The fp16 form of the graph before ONNX Runtime's fusions.
         quantized: Where to write.
-        shape: What the graph is made of.
-        exponents: By which powers of two its tensors are divided, as `half.convert` says.
-        products: Of the graph that it was made of.
-        cuts: How their activations are cut, by their names.
+        shape: The structure of the graph.
+        exponents: The powers of two by which its tensors are divided, from `half.convert`.
+        products: The products of the original graph.
+        cuts: The quantization parameters by name.
 
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
@@ -89,7 +81,7 @@ class _Quantiser:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
         self._seen: dict[str, tuple[Floats, float]] = {}
-        """By the tensors that are cut: what their channels are multiplied with before, and what is added."""
+        """By quantized tensor: the factor of its channels and the offset."""
         self.count = 0
 
     def run(self) -> None:
@@ -101,7 +93,7 @@ class _Quantiser:
         self._draft.drop_unused()
 
     def _quantised(self, node: onnx.NodeProto, cut: Cut) -> list[onnx.NodeProto]:
-        """A product whose inputs are 8-bit values, with the operators that make them so."""
+        """A product of 8-bit values, with the operators that make them."""
         activations, matrix = node.input
         before = [] if activations in self._seen else self._activations(activations, cut)
         factors, shift = self._seen[activations]
@@ -117,12 +109,12 @@ class _Quantiser:
         return [*before, made, node, *(self._shift_back(node, added.astype(np.float16)) if shift else [])]
 
     def _activations(self, name: str, cut: Cut) -> list[onnx.NodeProto]:
-        """Moves activations into the range of signed values, and turns them into such."""
+        """Shifts activations into the signed range, and quantizes them."""
         make, part = onnx.helper.make_node, f"{name}.cut"
         scale, zero, values = f"{part}.scale", f"{part}.zero", f"{part}.values"
         self._draft[scale] = step = np.float16(cut.scale * 2.0 ** -self._exponents.get(name, 0))
         self._draft[zero] = np.int8(0)
-        # As fp16 has them, so that the matrix and what is added behind undo just that.
+        # As fp16 holds them, so that the matrix and the bias undo exactly that.
         factors = (1 / cut.factors).astype(np.float16)
         shift = np.float16((int(cut.zero) - _MIDDLE) * float(step))
         self._seen[name] = factors.astype(np.float32), float(shift)
@@ -140,7 +132,7 @@ class _Quantiser:
         return nodes
 
     def _shift_back(self, node: onnx.NodeProto, added: NDArray[np.float16]) -> list[onnx.NodeProto]:
-        """Adds to a product what the shift of its activations took from it: to its bias, where it has one."""
+        """Adds the shift of a product's activations to its bias, or behind it."""
         name, users = node.output[0], self._users.get(node.output[0], [])
         bias = f"{name}.bias"
         if len(users) == 1 and users[0].op_type == "Add":

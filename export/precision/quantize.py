@@ -1,7 +1,8 @@
-"""INT8 for ONNX Runtime: weights of 8 bits per channel; activations by ranges seen on real text, or while running.
+"""INT8 for ONNX Runtime: weights of 8 bits per channel; static or dynamic activations.
 
-A range that stands fixed belongs to no batch: a text's answer does not depend on its neighbours, and no pass over
-the activations looks for it. Where calibration text cannot tell the ranges, they are found while running.
+With static ranges, a text's answer does not depend on its neighbors in the batch, and no pass over the activations
+computes
+them. If calibration text cannot determine the ranges, they are dynamic.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _LEVELS = 255
 _BLOCK = 1 << 22
 """Numbers of a table that are rounded at a time."""
 _PARTS = 3
-"""The fused matrix of attention holds the queries', the keys' and the values' side by side."""
+"""The fused matrix of attention holds queries, keys and values side by side."""
 
 
 def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut], *, static: bool) -> None:
-    """Quantises a fused fp32 graph, but for the matrices that make the decision.
+    """Quantizes a fused fp32 graph, except the last matrices.
 
     Args:
-        fused: The graph after the fusions; before them attention would not be quantised as one operator.
+        fused: The graph after the fusions; before them attention would not be quantized as one operator.
         quantized: Where to write.
-        shape: What the graph is made of.
-        cuts: How the activations of each product are cut, by their names.
-        static: Whether their ranges stand fixed; else they are found anew for each batch.
+        shape: The structure of the graph.
+        cuts: The quantization parameters of each product by name.
+        static: Whether ranges are static.
 
     Raises:
-        ExportError: Some matrix was not quantised.
+        ExportError: Some matrix was not quantized.
     """
     draft = Draft(fused, quantized)
     _Quantiser(draft, cuts, static=static).run()
@@ -70,7 +71,7 @@ class _Quantiser:
         self._floats = set(draft.of_type(onnx.TensorProto.FLOAT))
         self._products = find(draft.graph)
         self._multiplied = {name for product in self._products for name in product.outputs}
-        # How often each column of a product is there, by the product's output.
+        # Repetitions of each column of a product, by the product's output.
         self._repeats = {
             product.source: repeats
             for product in self._products
@@ -80,7 +81,7 @@ class _Quantiser:
         self._cut: dict[str, str] = {}
 
     def run(self) -> None:
-        """Puts a quantised operator in the place of every product and of every look-up in a table."""
+        """Replaces every product and table lookup by a quantized operator."""
         for product in self._products:
             attention = self._attention.get(product.activations)
             if attention is not None:
@@ -101,7 +102,7 @@ class _Quantiser:
         self._draft.drop_unused()
 
     def _divide_values(self, attention: onnx.NodeProto, cut: Cut) -> None:
-        """Divides what attention answers at no cost: it is a mean of the values, which its last columns make."""
+        """Scales the result of attention for free: it is a mean of the values, which the last columns compute."""
         for name in attention.input[1:3]:
             array = self._draft[name].copy()
             array[..., array.shape[-1] // _PARTS * (_PARTS - 1) :] /= cut.factors
@@ -111,7 +112,7 @@ class _Quantiser:
         name, cut = node.input[0], self._cuts[node.input[0]]
         made = [] if name in self._cut else self._activations(name, cut)
         values, step, zero = (f"{self._cut[name]}.{part}" for part in ("values", "step", "zero"))
-        # By the product and not by the matrix: one that has two uses is multiplied by the factors of each.
+        # By product, not by matrix: one with two uses is multiplied by the factors of each.
         matrix, scale = (f"{node.output[0]}.{part}" for part in ("matrix", "scale"))
         rows = cut.rows(self._draft[node.input[1]])
         if node.output[0] in self._repeats:
@@ -120,7 +121,7 @@ class _Quantiser:
         inputs = [values, matrix, step, scale, zero]
         operator = "MatMulIntegerToFloat"
         if node.op_type == "Attention":
-            # Bias and mask of the attention stand among them.
+            # Bias and mask of the attention are among them.
             bias, mask = node.input[2:4]
             inputs, operator = [*inputs[:2], bias, *inputs[2:4], mask, zero], "QAttention"
         quantised = onnx.helper.make_node(operator, inputs, list(node.output), node.name, domain="com.microsoft")
@@ -128,7 +129,7 @@ class _Quantiser:
         return [*made, quantised]
 
     def _activations(self, name: str, cut: Cut) -> list[onnx.NodeProto]:
-        """Divides activations by their factors and cuts them; the values, the step and the zero have names."""
+        """Scales and quantizes activations; returns the names of values, scale and zero point."""
         part = self._cut[name] = f"{name}.cut"
         nodes = []
         if name not in self._attention and not cut.is_even:
@@ -143,20 +144,20 @@ class _Quantiser:
         return [*nodes, onnx.helper.make_node("QuantizeLinear", [name, step, zero], [f"{part}.values"])]
 
     def _with_repeated_bias(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The function between two products, of the first one's columns with their repetitions."""
+        """The function between two products, for the first one's columns with their repetitions."""
         bias = f"{node.output[0]}.bias"
         self._draft[bias] = np.repeat(self._draft[node.input[1]], self._repeats[node.input[0]])
         return copy(node, [node.input[0], bias])
 
     def _looked_up(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Looks 8-bit values up; only what is found is turned into numbers."""
+        """Looks up 8-bit values and dequantizes the rows found."""
         values, scale, zero = self._table(node.input[0])
         found = copy(node, [values, *node.input[1:]])
         found.output[0] = f"{node.output[0]}.values"
         return [found, onnx.helper.make_node("DequantizeLinear", [found.output[0], scale, zero], [node.output[0]])]
 
     def _embedding(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The fused embedding with its tables, and the scale and bias of its normalisation, in 8 bits."""
+        """The fused embedding with tables, scale and bias of its normalization in 8 bits."""
         ids, (mask,) = list(node.input[:2]), node.input[7:8] or [""]
         values, scales, zeros = zip(
             *(self._table(name) if name else ("", "", "") for name in node.input[2:7]), strict=True
@@ -167,7 +168,7 @@ class _Quantiser:
         return made
 
     def _table(self, name: str) -> tuple[str, str, str]:
-        """Names of a table's 8-bit values, their scale and their zero; one range for the whole table, which holds 0."""
+        """Names of a table's 8-bit values, scale and zero point; one range for the whole table, which holds 0."""
         values, scale, zero = f"{name}.values", f"{name}.scale", f"{name}.zero"
         if values not in self._draft:
             table = self._draft[name]

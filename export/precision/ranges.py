@@ -1,9 +1,10 @@
-"""How large a transformer's activations can become, whatever its input: proven from the weights alone.
+"""Bounds on a transformer's activations for any input, proven from the weights alone.
 
-A layer normalisation divides by the standard deviation, so its result has a length of at most √hidden before
-scale and bias, and everything that follows, up to the next normalisation, is bounded by the weights it is
-multiplied with (Cauchy and Schwarz). The bounds hold for every partial sum too, in whatever order and
-precision the products are accumulated.
+A layer normalization divides by the standard deviation, so its result has a length of at most √hidden before scale and
+bias.
+Everything up to the next normalization is bounded by the weights it is multiplied with (Cauchy-Schwarz). The bounds
+hold for
+every partial sum too, in whatever order and precision the products are accumulated.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ MOVES = frozenset(
     }
     | {"Transpose", "Unsqueeze"}
 )
-"""Operators that put numbers elsewhere and change none."""
+"""Operators that move numbers and change none."""
 
 
 @dataclass(slots=True, frozen=True)
 class Range:
-    """What no element of a tensor exceeds.
+    """Bounds of a tensor.
 
     Attributes:
         peak: Largest magnitude of an element.
         norm: Largest length of a token's vector.
-        spread: Length of the vector of the largest magnitudes of each component: `norm` for a vector whose
-            components may come from different tokens, as attention mixes them.
+        spread: Length of the vector of the largest magnitudes of each component: `norm` for a vector whose components
+            may
+            come from different tokens, as attention mixes them.
         is_mixture: Whether rows are weights of a mean: not negative, with a sum of 1.
         is_turned: Whether a token's components lie along the last axis but one.
     """
@@ -73,7 +75,7 @@ _ENDS = 2
 
 
 def of_constant(array: Array) -> Range:
-    """The range of a weight or of a scalar, which may be repeated any number of times."""
+    """The range of a weight or of a scalar, which may be repeated."""
     size = np.abs(array)
     peak = float(size.max(initial=0))
     if array.ndim == 0 or array.shape[-1] == 1:
@@ -102,7 +104,7 @@ def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Ran
 
 
 def _averaged(node: NodeProto, producers: Mapping[str, NodeProto]) -> str | None:
-    """What a division averages: Σ(x · w) / Σ w. Weights are cast from integers, and so a mask or positions times it."""
+    """The input of a division that computes a mean: Σ(x · w) / Σ w, with weights cast from integers."""
     sums = [producers.get(name) for name in node.input] if node.op_type == "Div" else []
     if not sums or any(one is None or one.op_type != "ReduceSum" for one in sums):
         return None
@@ -115,7 +117,7 @@ def _averaged(node: NodeProto, producers: Mapping[str, NodeProto]) -> str | None
 
 def _constant(constants: Mapping[str, Array], name: str) -> Range:
     array = constants.get(name)
-    # A matrix is looked at where it is used: as a table, or by its columns.
+    # A matrix is bounded where it is used: as a table, or by its columns.
     return UNKNOWN if array is None or (array.ndim > 1 and array.size > array.shape[-1]) else of_constant(array)
 
 
@@ -145,12 +147,12 @@ def _product(node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -
     if weight is not None:
         is_turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         axis = 1 if is_turned else 0
-        # A length may be unknown, and infinite; `fmin` passes over what 0 times it is.
+        # A length may be unknown, and infinite; `fmin` skips the NaN of 0 times it.
         with np.errstate(invalid="ignore"):
             lengths = np.linalg.norm(weight, axis=axis) * left.norm
             columns = np.fmin(lengths, np.linalg.norm(weight, ord=1, axis=axis) * left.peak)
         spread = float(np.linalg.norm(columns))
-        # A fused attention has its bias here too; what it mixes of its values is no larger than they are.
+        # A fused attention has its bias here too; its mean of values is no larger than they are.
         return _sum([Range(float(columns.max()), spread, spread), *inputs[2:3]])
     if left.is_mixture and not right.is_turned:
         return replace(right, norm=right.spread)
@@ -219,7 +221,7 @@ def _mixture(_node: NodeProto, _inputs: list[Range], _arrays: list[Array | None]
 
 
 _SCALE_OF = {"LayerNormalization": 1, "SkipLayerNormalization": 2, "EmbedLayerNormalization": 5}
-"""Where a normalisation's scale stands among its inputs; its bias follows it."""
+"""The position of a normalization's scale among its inputs; its bias follows it."""
 
 _RULES: dict[str, Callable[[NodeProto, list[Range], list[Array | None]], Range]] = {
     **dict.fromkeys(_SCALE_OF, _normalised),

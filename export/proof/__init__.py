@@ -1,1 +1,1 @@
-"""An artifact beside PyTorch: its numbers, its decisions, the task's own metric."""
+"""Compares artifacts with PyTorch: numbers, decisions, and the task's metric."""

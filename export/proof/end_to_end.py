@@ -1,7 +1,8 @@
-"""The end-to-end check of an export: the server's answers to texts beside those of the checkpoint's reference library.
+"""The end-to-end check of an export: the server's answers to texts, compared with those of the reference library.
 
 The bundle's answers pass through the server's tokenizer, prompts, truncation, batches and tasks. A setting of the
-checkpoint that the export ignored makes a difference here. A comparison that begins with token ids cannot see it.
+checkpoint
+that the export ignored makes a difference here. A comparison that begins with token ids cannot see it.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ _BATCH = 8
 _SHORT = 48
 _MOST_SHORT = 800
 _LONG = 600
-"""Tokens of a text that counts as short, of all those, and of the longest one whose numbers are compared.
+"""Tokens of a short text, of all of those, and of the longest text whose numbers are compared.
 
-The tokens of every text are compared; equal tokens make equal numbers, so few texts are enough for those.
+The tokens of every text are compared; equal tokens give equal numbers, so few texts are enough for those.
 """
 _MOST_LONG = 2
 _SHOWN_TOKENS = 8
 _SHOWN_NUMBERS = 3
 _UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
-"""What stands for the artifact where a request's way does not look at it."""
+"""Stands for the artifact where a request's path does not read it."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Question:
-    """Texts that were asked in one way, as a server reads them, and what the library answered to each."""
+    """Texts for one form of request, as a server reads them, with the library's answers."""
 
     form: Form
     texts: Sequence[Text]
@@ -69,21 +70,21 @@ class _Question:
 
 
 class EndToEndProof:
-    """Texts, with what a library answers to them.
+    """Texts with a library's answers.
 
     Attributes:
-        name: The library's, with its version.
-        texts: How many texts' tokens were compared.
-        obstacle: Why the library's numbers say nothing; empty where they do.
+        name: The library with its version.
+        texts: Number of texts whose tokens were compared.
+        obstacle: Why the library's numbers are useless; otherwise empty.
     """
 
     def __init__(self, library: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
-        """Compares the tokens of all texts, and asks the library for its answers to some.
+        """Compares the tokens of all texts, and computes the library's answers to some.
 
         Args:
             library: The library with the checkpoint's folder.
-            folder: Where the bundle's tokenizer lies.
-            manifest: The bundle's, in which artifacts and files may still be missing.
+            folder: The folder of the bundle's tokenizer.
+            manifest: The bundle's manifest, in which artifacts and files may still be missing.
             probes: The texts.
 
         Raises:
@@ -108,7 +109,7 @@ class EndToEndProof:
         usual, *others = library.forms()
         with as_not_loaded(f"{library.name} makes no tokens of a text"):
             asked = {text: library.encode(text) for probe in probes if (text := library.asked(probe)) is not None}
-        # A tokenizer's class may add special tokens of which the model has no rows: it fails on them.
+        # A tokenizer's class may add special tokens without rows in the model, which then fails.
         most = self._manifest.vocab_size
         asked = {text: there for text, there in asked.items() if all(max(ids) < most for ids, _ in there)}
         texts, sizes = list(asked), []
@@ -137,12 +138,12 @@ class EndToEndProof:
 
         Args:
             engine: Runs it as its only model.
-            limits: What to keep.
-            exact: Whether every number is held to a limit, as those of fp32 are.
+            limits: The limits to keep.
+            exact: Whether every number has a limit, as for fp32.
             batched: Whether it may be batched.
 
         Returns:
-            The figures, None where the library's say nothing; the limits that are broken, each with a sentence.
+            The figures, None if the library's are useless; the broken limits, each with a sentence.
 
         Raises:
             ExportError: The answers differ in what no precision changes, or the engine failed.
@@ -199,12 +200,11 @@ class EndToEndProof:
         return self._blind((ids, [0] * len(ids) if text.type_ids is None else list(text.type_ids)))
 
     def _blind(self, tokens: Tokens) -> Tokens:
-        """The tokens as the graph sees them: it may know no segments."""
+        """The tokens as the graph sees them: it may have no token types."""
         ids, types = tokens
         return (ids, types if any(spec.name == TYPES for spec in self._manifest.inputs) else [0] * len(ids))
 
     def _words(self, text: Text) -> str:
-        """The tokens of a text, for a message."""
         _, (tokens, *_) = self._read(self._questions[0].form, [text])
         return self._named(list(tokens.ids), 0)
 
@@ -235,7 +235,7 @@ class _DifferentError(Exception):
 
 
 class _Found:
-    """What a comparison has seen so far."""
+    """The running result of a comparison."""
 
     def __init__(self, name: str, *, directed: bool) -> None:
         self._name, self._directed = name, directed
@@ -300,7 +300,7 @@ class _Found:
                 f"{self._decisions - self._same} of {self._decisions} decisions are not those of {self._name}: "
                 f"{self._other}"
             )
-        # These texts are strange on purpose, so the least cosine of INT8 says little of others.
+        # These texts are unusual on purpose, so the smallest cosine of INT8 says little about others.
         if figures.cosine_mean is not None and figures.cosine_mean < limits.cosine_mean:
             broken["cosine_mean"] = (
                 f"mean cosine to {self._name}, {figures.cosine_mean:.4f}, at least {limits.cosine_mean:g} needed, "
@@ -319,7 +319,7 @@ def _key(text: EncodedText) -> bytes:
 
 
 def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
-    """Short texts of all kinds, in an order that is always the same, and some long ones."""
+    """Short texts of all kinds in a fixed order, and some long ones."""
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
     short, tokens = [], 0
     for index in order:
@@ -331,7 +331,7 @@ def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
 
 
 def _setting(library: Library, content: bytes, manifest: Manifest) -> str:
-    """Where the two sides differ in what they read, as the end of a sentence; empty where that cannot be told."""
+    """The setting that explains a difference, as the end of a sentence; empty if unknown."""
     apart = []
     if library.longest != manifest.max_length:
         apart.append(f"the longest input ({manifest.max_length} tokens here, {library.longest} there)")

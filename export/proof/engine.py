@@ -1,4 +1,4 @@
-"""The engines that prove artifacts: the very ones that will serve them."""
+"""Engines that prove artifacts: the same as for serving."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from serving.records import ModelSpec
 
 MOST_TOKENS = 4096
-"""Of a batch while a GPU is compared: 32 texts of 128 tokens."""
+"""Tokens of a batch on a GPU: 32 texts of 128 tokens."""
 
 
 def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     """An engine in this process that runs one artifact.
 
     Args:
-        spec: The artifact. Say `batch_invariant` in it, so that one wide lane takes padding and batches.
-        target: What the artifact is made for.
+        spec: The artifact. Set `batch_invariant`, so that one wide lane takes padding and batches.
+        target: The target of the artifact.
         threads: Cores to use.
 
     Raises:
-        BundleError: The artifact does not load, or is not what the specification says.
+        BundleError: The artifact does not load, or differs from the specification.
     """
     engine = engine_for(target)
     load = Load(engine.name, [spec], threads, max_batch_tokens=MOST_TOKENS)
@@ -48,7 +48,7 @@ def _machine() -> discovery.Machine:
 
 
 def gpu_obstacle(artifact: Artifact) -> str | None:
-    """Why no GPU here can run an artifact that is for one; None where one can."""
+    """Why no GPU here can run an artifact for GPUs; None if one can."""
     machine = _machine()
     if machine.problem:
         return machine.problem

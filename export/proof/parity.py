@@ -1,4 +1,4 @@
-"""Compares an artifact with PyTorch, and with itself padded and batched, on the engine that will serve it."""
+"""Compares an artifact with PyTorch, and with itself padded and batched, on the serving engine."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     Plan = list[tuple[list[int], list[EncodedText]]]
 
 _SAMPLE = 16
-"""Texts that a node repeats: as many as take about a second with the start of what runs them."""
+"""Texts that a node repeats, in about a second including the start of the process."""
 _BATCH = 8
 _SHORT = 16
-"""Tokens that texts are cut to before they are put into company."""
+"""Tokens to which texts are truncated for mixed batches."""
 _POINTS = 800
 
 
 @dataclass(slots=True, frozen=True)
 class Reference:
-    """What PyTorch answered.
+    """PyTorch's answers.
 
     Attributes:
-        texts: As people read them.
+        texts: The texts.
         encoded: The same as token ids.
         rows: The raw answers, each text alone, in the form of `decisions`.
     """
@@ -65,12 +65,12 @@ class Reference:
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
-    """An artifact's answers beside PyTorch's, each text alone.
+    """An artifact's answers compared with PyTorch's, each text alone.
 
     Attributes:
-        differences: Largest difference of any number of a text, float64 [texts]; NaN where one is not a number.
-        cosines: float64 [texts]; None where a text's numbers have no direction.
-        points: Some of PyTorch's numbers with the artifact's beside them, float64 [n, 2].
+        differences: Largest difference of any number of a text, float64 [texts]; NaN if one is not a number.
+        cosines: float64 [texts]; None if a text's numbers have no direction.
+        points: Some of PyTorch's numbers with the artifact's, float64 [n, 2].
     """
 
     differences: NDArray[np.float64]
@@ -78,22 +78,22 @@ class Comparison:
     points: NDArray[np.float64]
 
     def worst_first(self) -> NDArray[np.int64]:
-        """The texts, those farthest from PyTorch first; what is not a number is farthest."""
+        """The texts in order of their difference, largest first; NaN counts as largest."""
         distances = self.differences if self.cosines is None else -self.cosines
         return np.argsort(-np.nan_to_num(distances, nan=np.inf), kind="stable")
 
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """What the comparison found.
+    """The result of a comparison.
 
     Attributes:
         comparison: Text by text.
-        parity: Each text alone, beside PyTorch alone.
-        sample: The same of the texts of the sample alone.
-        invariance: Each text alone, beside itself padded in a mixed batch; long texts cut short, some whole.
+        parity: Each text alone, against PyTorch alone.
+        sample: The same for the texts of the sample.
+        invariance: Each text alone, against itself padded in a mixed batch; long texts truncated, some whole.
         batch_invariant: Whether the differences of `invariance` keep the limits.
-        broken: The limits that were broken, by name, each with a sentence.
+        broken: The broken limits by name, each with a sentence.
     """
 
     comparison: Comparison
@@ -110,12 +110,12 @@ def verify(
     """Runs an artifact over the texts: each alone, and padded to its sequence bucket in a mixed batch.
 
     Args:
-        engine: Runs the artifact as its only model, whose first lane takes padding and batches.
-        judge: How its answers are read.
+        engine: Runs the artifact as its only model; its first lane takes padding and batches.
+        judge: Reads its answers.
         reference: The texts and PyTorch's answers.
-        limits: What to keep.
-        max_length: The model's longest input in tokens.
-        count: Told how many of how many batches are done.
+        limits: The limits to keep.
+        max_length: The model's maximum input in tokens.
+        count: Called with the number of finished batches and of all.
 
     Raises:
         ExportError: The engine failed on a batch.
@@ -136,18 +136,18 @@ def verify(
 
 
 def sample_parity(judge: Judge, rows: Sequence[Row], reference: Reference) -> Parity:
-    """How the answers to the texts of a sample compare; the reference is the whole one."""
+    """Compares the answers to the texts of a sample; the reference is the whole one."""
     sample = reference.sample()
     return _parity(judge, _compare(judge, rows, sample.rows), rows, sample)
 
 
 def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
-    """What the figures over all texts would be where those of the sample have become others.
+    """The figures over all texts that follow from the figures of the sample on this machine.
 
     Args:
-        proven: Over all texts, where the artifact was proven.
-        before: Of the sample, there; None in bundles of earlier versions. Then only the worst text counts.
-        now: Of the sample, here.
+        proven: Over all texts, on the machine of the proof.
+        before: Of the sample, on that machine; None in bundles of earlier versions. Then only the worst text counts.
+        now: Of the sample, on this machine.
     """
     before = before or now
 
@@ -155,7 +155,7 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
         figures = [getattr(parity, name) for parity in (proven, before, now)]
         return None if None in figures else figures[0] - figures[1] + figures[2]
 
-    # A figure that is not a number stays none.
+    # NaN stays NaN.
     differences, cosines = (proven.max_abs_difference, now.max_abs_difference), (proven.cosine_min, now.cosine_min)
     return Parity(
         texts=proven.texts,
@@ -169,7 +169,7 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
 
 
 def beside(before: Parity | None, now: Parity) -> str:
-    """The figure that tells most of a sample here, and where the artifact was proven."""
+    """The most telling figure of a sample here, and on the machine of the proof."""
     names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that are PyTorch's"}
     name, words = next(
         ((name, words) for name, words in names.items() if getattr(now, name) is not None),
@@ -195,12 +195,12 @@ def _alone(texts: Sequence[object]) -> Plan:
 
 @dataclass(slots=True, frozen=True)
 class _Probes:
-    """The texts that are put into company.
+    """Texts for mixed batches.
 
     Attributes:
-        texts: All texts, the long ones cut short; then some as they are.
-        cut: Which of them were cut.
-        whole: Which texts those at the end are.
+        texts: All texts, the long ones truncated; then some whole ones.
+        cut: The truncated ones.
+        whole: The texts at the end.
     """
 
     texts: Sequence[EncodedText]
@@ -208,7 +208,7 @@ class _Probes:
     whole: Sequence[int]
 
     def rows(self, alone: Sequence[Row], cut: Sequence[Row]) -> list[Row]:
-        """Their answers alone, from those of the texts and those of what was cut."""
+        """Their answers alone, from those of the texts and of the truncated ones."""
         shortened = dict(zip(self.cut, cut, strict=True))
         return [
             *(shortened.get(index, row) for index, row in enumerate(alone)),
@@ -217,11 +217,11 @@ class _Probes:
 
 
 def _probes(texts: Sequence[EncodedText], max_length: int) -> _Probes:
-    """Every text, cut to `_SHORT`, and of each longer bucket the longest text as it is.
+    """Every text, truncated to `_SHORT`, and the longest whole text of each longer bucket.
 
-    Company of many long texts takes longer than all else together and tells no more: of the demo model's INT8 the
-    least cosine is 0.947 this way, and 0.942 with every text whole, padded and mixed over all lengths, in eight times
-    the tokens.
+    Batches of many long texts take longer than all else together and tell no more. The smallest cosine of the demo
+    model's INT8
+    is 0.947 this way, and 0.942 with every text whole, padded and mixed over all lengths, in eight times the tokens.
     """
     short = [_cut(text) if len(text.ids) > _SHORT else text for text in texts]
     by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
@@ -240,7 +240,7 @@ def _cut(text: EncodedText) -> EncodedText:
 
 
 def _in_company(texts: Sequence[EncodedText], max_length: int) -> Plan:
-    """Texts of the same bucket together, of all its lengths, with a neighbour that is as long as the bucket."""
+    """Texts of a bucket with mixed lengths together, with one as long as the bucket."""
     buckets = defaultdict(list)
     for index in sorted(range(len(texts)), key=lambda index: len(texts[index].ids)):
         buckets[min(bucket_for(len(texts[index].ids)), max_length)].append(index)
@@ -253,7 +253,7 @@ def _in_company(texts: Sequence[EncodedText], max_length: int) -> Plan:
 
 
 def text_of_length(texts: Sequence[EncodedText], length: int) -> EncodedText:
-    """A text of exactly `length` tokens, 2 at least, made of the tokens of all the others."""
+    """A text of exactly `length` tokens (at least 2), made of the tokens of all the others."""
     first, last = texts[0].ids[0], texts[0].ids[-1]
     inner = cycle([token for text in texts for token in text.ids[1:-1]] or [first])
     return EncodedText(array("i", [first, *islice(inner, length - 2), last]))
@@ -322,7 +322,7 @@ def _invariance(judge: Judge, alone: Sequence[Row], together: Sequence[Row], tex
 
 
 def _differences(actual: Sequence[Numbers], expected: Sequence[Numbers]) -> NDArray[np.float64]:
-    """The largest difference of each text; NaN where a number is not one."""
+    """The largest difference of each text; NaN if a number is NaN."""
     return np.array([np.abs(one - other).max(initial=0) for one, other in zip(actual, expected, strict=True)])
 
 
@@ -339,7 +339,7 @@ def _is_invariant(invariance: Invariance, limits: Limits) -> bool:
 
 
 def broken_limits(parity: Parity, limits: Limits) -> dict[str, str]:
-    """The limits that are broken; a figure that is not a number keeps none."""
+    """The broken limits; NaN breaks all of them."""
     broken = {}
     if not parity.max_abs_difference <= limits.max_abs_difference:
         broken["max_abs_difference"] = (
@@ -361,7 +361,7 @@ _AT_LEAST = {
 
 
 def broken_accuracy(figures: Sequence[Accuracy], limits: Limits) -> dict[str, str]:
-    """The limit on the task's own metric, where it is broken."""
+    """The limit on the task's metric, if broken."""
     for figure in figures:
         if not figure.pytorch - figure.artifact <= limits.metric_loss:
             return {

@@ -1,8 +1,8 @@
-"""PyTorch's answers as a file of the bundle, so that an artifact can be proven again where there is no PyTorch.
+"""PyTorch's answers as a file of the bundle, to prove artifacts without PyTorch.
 
-Format: safetensors. `ids` and `types`, int32, hold the tokens of all texts one after another, `lengths` how many
-each text has; `output.<name>` one output's numbers of all texts. The texts as people read them stand in the
-metadata under `texts`, as JSON.
+Format: safetensors. `ids` and `types`, int32, hold the tokens of all texts one after another, `lengths` the number of
+each;
+`output.<name>` the numbers of one output for all texts. The texts are in the metadata under `texts`, as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write(path: Path, judge: Judge, reference: Reference) -> None:
     """Writes the answers.
 
     Args:
-        path: Where to.
+        path: Where to write.
         judge: Knows the outputs.
         reference: Texts and answers.
     """

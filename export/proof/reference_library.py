@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 _LONGEST_REASON = 200
 _DROPPED = frozenset({"alibi", "relative_key", "relative_key_query"})
-"""Positions that Transformers' BERT takes for absolute ones, without a word."""
+"""Kinds of positions that Transformers' BERT silently treats as absolute."""
 
 
 class NotLoadedError(Exception):
-    """No library answers for this folder; the sentence says why."""
+    """No library can load this folder; the sentence says why."""
 
 
 def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
-    """Loads a checkpoint's folder with its reference library; nothing is asked of the hub.
+    """Loads a checkpoint's folder with its reference library, offline.
 
     Args:
         checkpoint: The checkpoint.
-        cut: Whether a person asked for its longest input, in place of what the folder says.
+        cut: Whether the user set the maximum length.
 
     Raises:
-        NotLoadedError: The library cannot load it without code of its own, or has no such model.
-        ExportError: A pickle in it is not what weights are.
+        NotLoadedError: The library needs code of the checkpoint, or has no such model.
+        ExportError: A pickle in it holds other content than weights.
     """
     if checkpoint.sentence.encoder.imported is not None:
         raise NotLoadedError("no library loads a folder of this layout")
@@ -51,14 +51,14 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
     failure = as_not_loaded(f"{kind.title} cannot load the folder")
     with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
         library = kind(checkpoint, folder)
-    # Where a folder names no limit, its model has one: with fewer positions than RoBERTa's table has rows.
+    # Without a limit in the folder, RoBERTa's position table would be exceeded.
     library.longest = checkpoint.max_length if cut else min(library.longest, checkpoint.positions)
     return library
 
 
 @contextmanager
 def as_not_loaded(sentence: str) -> Iterator[None]:
-    """Turns whatever a library raises into a `NotLoadedError` that begins with a sentence."""
+    """Turns any exception of a library into a `NotLoadedError` that begins with a sentence."""
     try:
         yield
     except Exception as error:
@@ -80,9 +80,9 @@ def _no_bars() -> Iterator[None]:
 
 @contextmanager
 def _without_pickles(checkpoint: Checkpoint) -> Iterator[Path]:
-    """The folder for a library to load: the checkpoint's or, where weights are pickled, one with safetensors instead.
+    """The folder for a library; with safetensors in place of pickled weights.
 
-    Pickles are read in a process of its own alone, see `export.checkpoint.unpickle`.
+    Pickles are only read in a separate process, see `export.checkpoint.unpickle`.
     """
     source = checkpoint.source.path
     files = [path for pattern in ("*", "*/*") for path in source.glob(pattern) if path.is_file()]

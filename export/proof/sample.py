@@ -1,7 +1,8 @@
-"""What `serving/rollout/processor_check.py` starts: compares proven artifacts with PyTorch on a few texts.
+"""Compares proven artifacts with PyTorch on a few texts; started by `serving/rollout/processor_check.py`.
 
-`python -m export.proof.sample BUNDLE THREADS FILE...` answers with a line of JSON: an object that has for each file
-whether it may be served, and what was found.
+`python -m export.proof.sample BUNDLE THREADS FILE...` prints a line of JSON: for each file whether it may be served,
+and the
+finding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from serving.models.bundle import open_bundle
 
 
 def main(path: str, threads: str, *files: str) -> int:
-    """Answers on standard output and returns 0; 1 after a line on standard error where nothing could be compared."""
+    """Prints the result and returns 0; returns 1 after a line on standard error if nothing could be compared."""
     try:
         bundle = open_bundle(Path(path))
         artifacts = [artifact for artifact in bundle.artifacts if artifact.file in files]

@@ -1,4 +1,4 @@
-"""Repeats an export's proof where the bundle lies, without PyTorch: its answers are in the bundle."""
+"""Repeats an export's proof from the bundle, without PyTorch."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """What became of an artifact."""
+    """The result for an artifact."""
 
     KEPT = "kept"
     """It was proven before and keeps its limits here."""
 
     PROVEN = "proven"
-    """Nobody had run it before; it keeps its limits."""
+    """It was not proven before and keeps its limits."""
 
     BROKEN = "broken"
-    """It breaks a limit, or cannot be run by what should run it."""
+    """It breaks a limit, or cannot be run by its engine."""
 
     UNCHECKED = "unchecked"
     """This machine cannot run it."""
@@ -58,12 +58,12 @@ class State(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What was found of one artifact.
+    """The finding for one artifact.
 
     Attributes:
-        artifact: With the figures of this machine; as the manifest has it where it was not run.
-        state: What became of it.
-        sentence: For a person, to follow the file's name.
+        artifact: With the figures of this machine; as in the manifest if it was not run.
+        state: The result.
+        sentence: For a person, after the file's name.
     """
 
     artifact: Artifact
@@ -81,14 +81,14 @@ def verify(
     """Compares every artifact that this machine can run with PyTorch's answers in the bundle.
 
     Args:
-        bundle: An opened bundle: its digests, its containment and its operators have been checked.
-        references: Files of labelled text that the export was given too, to repeat the task's own metric.
+        bundle: An opened bundle, whose digests, files and operators were checked.
+        references: Files of labeled text that the export had too, to repeat the task's metric.
         threads: Cores to use.
         progress: Told of every stage.
-        artifacts: Those of its artifacts that matter; None for all.
+        artifacts: The artifacts to check; None for all.
 
     Raises:
-        ExportError: The bundle does not hold what can be compared with, or a reference does not fit.
+        ExportError: The bundle lacks what is compared with, or a reference does not fit.
     """
     return _Verification(bundle, references, threads, progress).run(
         bundle.artifacts if artifacts is None else artifacts
@@ -96,26 +96,27 @@ def verify(
 
 
 def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, progress: Progress) -> list[Outcome]:
-    """Compares proven artifacts with PyTorch's answers to a few of the texts; the arguments are those of `verify`.
+    """Compares proven artifacts with PyTorch's answers to a few texts; the arguments are those of `verify`.
 
-    An outcome is `KEPT` or `BROKEN`: by limits that the figures of the proof would break if they moved as those of the
-    sample did.
+    An outcome is `KEPT` or `BROKEN`: the figures of the proof are changed as those of the sample changed, and then
+    compared with
+    the limits.
 
     Raises:
-        ExportError: The bundle does not hold what can be compared with.
+        ExportError: The bundle lacks what is compared with.
     """
     verification = _Verification(bundle, [], threads, progress)
     return [verification.repeated(artifact) for artifact in artifacts]
 
 
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
-    """Puts what was proven into the node's cache, and takes out of it what turned out to be wrong.
+    """Puts proofs into the node's cache, and removes artifacts that turned out to be wrong.
 
     Returns:
-        The directory of the cache that holds it now.
+        The cache directory that holds it now.
 
     Raises:
-        CacheError: It cannot lie there.
+        CacheError: It cannot be stored there.
     """
     judged = [outcome for outcome in outcomes if outcome.state is not State.UNCHECKED]
     proofs = {o.artifact.file: None if o.state is State.BROKEN else Proof.of(o.artifact) for o in judged}
@@ -145,7 +146,7 @@ class _Verification:
         return [self._outcome(artifact) for artifact in artifacts]
 
     def repeated(self, artifact: Artifact) -> Outcome:
-        """What `repeat_sample` finds of an artifact."""
+        """The result of `repeat_sample` for an artifact."""
         judge, reference, proven = self._judge, self._yardstick.reference, artifact.parity
         if proven is None:
             raise ExportError(f"nobody has compared {artifact.file} with PyTorch")
@@ -163,7 +164,7 @@ class _Verification:
         return Outcome(here, State.KEPT, parity.beside(artifact.sample, now))
 
     def _answers(self) -> parity.Reference:
-        """PyTorch's answers; they are to texts, so the tokenizer has to give the very ids that PyTorch was given."""
+        """PyTorch's answers. The tokenizer must give the token ids that PyTorch had."""
         path, manifest = self._bundle.path, self._manifest
         if reference.REFERENCE not in {entry.file for entry in manifest.files}:
             raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
@@ -232,7 +233,7 @@ class _Verification:
 
     def _engine(self, artifact: Artifact) -> Engine:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
-        # Where the GPU is that it is for, that is what proves it.
+        # On its own kind of GPU, that GPU proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
             spec = msgspec.structs.replace(
                 self._spec(path, artifact.sha256, artifact.data),
@@ -243,7 +244,7 @@ class _Verification:
                 lookups=artifact.lookups,
             )
             return open_engine(spec, artifact.target, self._threads)
-        # As in the export: a CPU would not round as a GPU does. Brings the library onnx.
+        # As in the export: a CPU would not round as a GPU does. Imports the library onnx.
         from export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
@@ -266,7 +267,7 @@ class _Verification:
             path=str(path),
             sha256=sha256,
             data_sha256="" if data is None else data.sha256,
-            # So that one wide lane takes padding and batches.
+            # One wide lane takes padding and batches.
             batch_invariant=True,
             vocab_size=manifest.vocab_size,
             max_length=manifest.max_length,
@@ -277,7 +278,7 @@ class _Verification:
 
 
 def _obstacle(artifact: Artifact) -> str | None:
-    """Why this machine cannot run an artifact; None where it can."""
+    """Why this machine cannot run an artifact; None if it can."""
     if artifact.engine is not None:
         obstacle = gpu_obstacle(artifact)
         capability = artifact.engine.compute_capability
@@ -291,7 +292,7 @@ def _obstacle(artifact: Artifact) -> str | None:
 
 
 def _pytorch_scores(manifest: Manifest, examples: Examples) -> dict[str, float]:
-    """What PyTorch scored on that file at the export, by metric."""
+    """PyTorch's scores on that file at the export, by metric."""
     return {
         figure.metric: figure.pytorch
         for artifact in manifest.artifacts

@@ -1,4 +1,4 @@
-"""What every artifact of a model is compared with: PyTorch's answers, and its scores on labelled text."""
+"""The reference for every artifact of a model: PyTorch's answers, and its scores on labeled text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Labelled:
-    """Labelled text, and PyTorch's score of each metric on it."""
+    """Labeled text, and PyTorch's score of each metric on it."""
 
     examples: Examples
     pytorch: Mapping[str, float]
@@ -28,13 +28,13 @@ class Labelled:
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """How an artifact compares.
+    """The comparison of an artifact.
 
     Attributes:
         verdict: Its raw answers.
-        accuracy: The task's own metric on each labelled text.
-        broken: The limits that were broken, by name, each with a sentence.
-        end_to_end: Its answers from the text on; None where those were not compared.
+        accuracy: The task's metric on each labeled text.
+        broken: The broken limits by name, each with a sentence.
+        end_to_end: Its answers from the text on; None if those were not compared.
     """
 
     verdict: parity.Verdict
@@ -48,11 +48,11 @@ class Yardstick:
     """PyTorch's side of the comparison.
 
     Attributes:
-        judge: How answers are read.
+        judge: Reads answers.
         reference: Texts and answers.
-        labelled: Labelled texts and scores.
-        max_length: The model's longest input in tokens.
-        end_to_end_proof: The reference library's answers to texts; None where it is not asked.
+        labelled: Labeled texts and scores.
+        max_length: The model's maximum input in tokens.
+        end_to_end_proof: The reference library's answers to texts; None if it is not used.
     """
 
     judge: Judge

@@ -1,1 +1,1 @@
-"""Texts in files, answers in files: the Batches API of a server, and jobs on Ray without one."""
+"""Bulk work on files: the server's Batches API, and jobs on Ray without a server."""

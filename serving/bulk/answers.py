@@ -1,4 +1,4 @@
-"""Answers as columns of Arrow: the name and type of each task's column."""
+"""Answers as Arrow columns: the name and type of each task's column."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AnswerColumn:
     """The column of one task's answers.
 
     Attributes:
-        name: `embedding`, `labels` or whatever the task answers.
-        type: Of its values.
+        name: `embedding`, `labels` and so on.
+        type: The type of its values.
         nested: Whether an answer is a list.
-        width: Dimensions of a vector; None where no vectors are answered.
+        width: Size of a vector; None if answers are not vectors.
     """
 
     def __init__(self, task: Task[Any, Any], options: TaskOptions[Any], manifest: Manifest) -> None:
@@ -39,7 +39,7 @@ class AnswerColumn:
         self.type = _type(kind)
 
     def array(self, answers: Sequence[Any]) -> pa.Array:
-        """Answers as Arrow holds them; None becomes null."""
+        """Answers as an Arrow array; None becomes null."""
         missing = pa.array([answer is None for answer in answers], pa.bool_())
         if self.width is None:
             return pa.array([None if answer is None else plain(answer) for answer in answers], self.type)
@@ -55,7 +55,7 @@ class AnswerColumn:
 
 
 def plain(answer: Any) -> Any:  # noqa: ANN401  any task's answer
-    """An answer of lists, dicts, strings and numbers alone; vectors stay NumPy's."""
+    """An answer of lists, dicts, strings and numbers; vectors stay NumPy arrays."""
     return answer if isinstance(answer, np.ndarray) else msgspec.to_builtins(answer)
 
 

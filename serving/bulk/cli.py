@@ -1,4 +1,4 @@
-"""`bertserve batch`: files of texts to files of answers."""
+"""`bertserve batch`: answers files of texts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
 _PART_ROWS, _PART_ROWS_OF_TOKENS = 2048, 128
 
 _WHOLE_RATE = 10.0
-"""Of rows a second; slower rates are told in two digits."""
+"""Rates in rows per second from which they are shown as whole numbers; slower ones have two digits."""
 
 _REDRAW_S = 10.0
-"""Between lines of progress where no terminal shows them."""
+"""Interval of progress lines without a terminal."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
     0 every row is answered, 1 failed, 2 not understood, 3 some rows are rejected, 130 or 143 interrupted.
     """
-    # Set before the tokenizers are imported: their thread pool would compete with the engine for its cores.
+    # Set before tokenizers is imported: its thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         return _run(_parser().parse_args(argv))
@@ -173,7 +173,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """A line that says how far a job is; on a terminal it is drawn again, elsewhere a new one comes now and then."""
+    """A progress line; redrawn on a terminal, repeated at intervals elsewhere."""
 
     def __init__(self, inputs: list[InputFile], finished: list[PartEntry]) -> None:
         self._inputs = inputs
@@ -195,7 +195,7 @@ class _Progress:
         self._reached.setdefault(entry.file, {})[entry.part] = entry.progress
 
     def _share(self) -> float:
-        """The part of all bytes that is done, from 0 to 1."""
+        """The finished share of all bytes, from 0 to 1."""
         total = sum(file.size_bytes for file in self._inputs)
         done = 0.0
         for index, reached in self._reached.items():
@@ -222,7 +222,7 @@ class _Progress:
         sys.stderr.flush()
 
     def report(self, manifest: RayJobManifest, out: Path) -> None:
-        """Says what was done, and where it lies."""
+        """Prints the result and its folder."""
         seconds = time.monotonic() - self._begun
         if self._terminal:
             sys.stderr.write("\r\x1b[K")

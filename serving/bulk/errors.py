@@ -1,4 +1,4 @@
-"""What ends a bulk job."""
+"""Errors that end a bulk job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class BatchError(Exception):
     """A bulk job cannot begin or go on; the message is the one line that the user reads.
 
     Attributes:
-        exit_code: 2 for options that are wrong, 1 for a world that does not fit them.
+        exit_code: 2 for invalid options, 1 for an environment that does not fit them.
     """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:

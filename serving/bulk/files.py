@@ -1,4 +1,4 @@
-"""Durable files, and what one process at a time works in: what both stores need of the disk."""
+"""Durable files, and locks for folders with one owner."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def lock(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Locks a file or folder; the lock ends when the descriptor is closed, which no child process inherits.
+    """Locks a file or folder until the descriptor is closed; child processes do not inherit it.
 
     Raises:
-        BlockingIOError: Another process has it locked.
+        BlockingIOError: Another process holds the lock.
     """
     handle = os.open(path, flags, 0o600)
     try:
@@ -28,13 +28,13 @@ def lock(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Writes all of it: a write takes less than it is given where the disk is nearly full."""
+    """Writes all bytes: a single write may be partial if the disk is nearly full."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
 
 
 def move(staged: Path, path: Path) -> None:
-    """Moves a file that is written and flushed to its place; it is there durably when this returns."""
+    """Moves a written and flushed file into place; the move is durable when this returns."""
     staged.replace(path)
     sync(path.parent)

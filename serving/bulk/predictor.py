@@ -1,8 +1,10 @@
-"""Texts through an engine in this process: the core of `bertserve batch` and of Ray pipelines.
+"""Runs texts through an engine in this process: the core of `bertserve batch` and of Ray pipelines.
 
-The engine and its bundle are the server's: the same choice of engine and artifact, the same proof, the same tokenizer
-and tasks. There is no queue and no deadline. Texts are sorted by length and cut into batches of a number of padded
-tokens, so that what is computed depends on the texts alone and never on the clock: the same texts give the same bits.
+The engine and its bundle are the server's: the same choice of engine and artifact, the same proof, tokenizer and tasks.
+There
+is no queue and no deadline. Texts are sorted by length and batched by padded tokens, so batches depend on the texts
+alone, and
+the same texts give the same bits.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ _ENCODED_AT_ONCE = 64
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What became of one row.
+    """The result for one row.
 
     Attributes:
-        answer: As the task gives it; None where the row is rejected.
-        reason: Why it is rejected; empty where it is answered.
-        tokens: That the model read.
+        answer: As the task returns it; None if the row is rejected.
+        reason: Why it is rejected; empty if it is answered.
+        tokens: Tokens that the model read.
     """
 
     answer: Any = None
@@ -62,10 +64,9 @@ class Model:
     """A task of one model in a repository: verified, and not loaded yet.
 
     Attributes:
-        task: What it does.
-        options: Of the task.
-        column: Of its answers.
-        ignored: The options that were given and are not read, as a server's replies name fields; empty where all are.
+        options: Options of the task.
+        column: The column of its answers.
+        ignored: Names of ignored options, as in a server's replies; empty for none.
     """
 
     def __init__(
@@ -79,21 +80,23 @@ class Model:
         prompt_name: str | None = None,
         **settings: Any,  # noqa: ANN401  see below
     ) -> None:
-        """Verifies the repository and chooses the artifact, as a server does.
+        """Verifies the repository and selects the artifact, as a server does.
 
         Args:
             models: Model repository: `<models>/<model>/<version>/`.
             task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
             model: Its name; None for the only one of the task.
-            options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rule
-                for fields (docs/protocols.md).
-            truncate: Cut texts that are too long; else they are rejected.
-            prompt_name: Of the model's prompt to put before each text.
+            options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rules
+                for fields
+                (docs/protocols.md).
+            truncate: Truncate long texts; otherwise they are rejected.
+            prompt_name: The model's prompt to prepend to each text.
             **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as
-                docs/settings.md explains them.
+            in
+                docs/settings.md.
 
         Raises:
-            BatchError: One of them is wrong, or the models must not be served.
+            BatchError: One of them is invalid, or the models must not be served.
         """
         if task is not None and task not in TASKS:
             raise BatchError(f"no task is called {task!r}; there are {', '.join(TASKS)}", exit_code=2)
@@ -120,7 +123,7 @@ class Model:
         self._prompt_name = prompt_name
 
     def _read(self, options: dict[str, Any]) -> tuple[TaskOptions[Any], str]:
-        """The options that are read, and those that are passed over."""
+        """The known options, and the names of ignored ones."""
         kind = self._way.options
         level = Level(kind.__struct_fields__, owners=self.served.task.owners)
         if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
@@ -131,17 +134,17 @@ class Model:
         return msgspec.convert(read, kind), str(ignored)
 
     def check_columns(self, columns: int) -> None:
-        """Raises BatchError where the task does not read so many columns."""
+        """Raises BatchError if the task does not read this number of columns."""
         allowed = self.served.task.texts
         if columns not in allowed:
             what = " or ".join(f"{count} column{'s' if count > 1 else ''}" for count in allowed)
             raise BatchError(f"the task {self.task} reads {what} of text, not {columns}", exit_code=2)
 
     def encode(self, value: object) -> Sequence[EncodedText]:
-        """A row's token ids, in several windows where the options ask for them.
+        """A row's token ids, in several windows if the options ask for them.
 
         Raises:
-            InvalidRequest: It is no text or pair of texts, or too long.
+            InvalidRequest: It is not a text or pair of texts, or too long.
         """
         inputs = self._prompted(value)
         tokenizer = self.served.tokenizer
@@ -151,7 +154,7 @@ class Model:
         return self._way.encode(tokenizer, inputs, self.options, truncate=self._truncate)
 
     def finish(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row]) -> Prediction:
-        """The answer to a row, from the engine's to its texts."""
+        """The answer to a row from the engine's answers to its texts."""
         served = self.served
         work: Work[Any] = Work(self._prompted(value), self.options, texts, rows, served.manifest, served.tokenizer)
         try:
@@ -165,10 +168,10 @@ class Model:
 
 
 class Predictor:
-    """A model that is loaded: a thread for each lane of its engine."""
+    """A loaded model: a thread for each lane of its engine."""
 
     def __init__(self, model: Model) -> None:
-        """Loads it; raises BatchError where it cannot be."""
+        """Loads the model; raises BatchError if that fails."""
         self.model = model
         choice, spec = model.choice, model.served.spec()
         threads = model.settings.threads or available_cpus()
@@ -186,7 +189,7 @@ class Predictor:
             raise BatchError(str(error)) from error
         self._tokens, self._largest = load.max_batch_tokens, backend.largest_batch
         lanes = list(backend.lanes())
-        # Lanes of one kind give the same bits; which lane a batch meets is chance.
+        # Lanes of one kind give the same bits; the lane of a batch is arbitrary.
         kind = LaneKind.NARROW if spec.narrow and LaneKind.NARROW in lanes else LaneKind.WIDE
         self._idle: list[Runner] = [
             OneByOne(backend.runner(index), [spec]) for index, lane in enumerate(lanes) if lane is kind
@@ -194,7 +197,7 @@ class Predictor:
         self._pool = ThreadPoolExecutor(len(self._idle))
 
     def predict(self, values: Sequence[object]) -> list[Prediction]:
-        """What becomes of each row: a text, a pair of texts as a tuple, or something else, which is rejected.
+        """The result for each row: a text, or a pair of texts as a tuple; anything else is rejected.
 
         Raises:
             DeviceLost: The engine must end with its process.
@@ -221,7 +224,7 @@ class Predictor:
         return [_attempt(self.model, value) for value in values]
 
     def _batches(self, keys: Sequence[tuple[int, int, int]]) -> Iterator[Sequence[tuple[int, int, int]]]:
-        """Neighbours in length together, the longest first: as many as fit a batch padded to its longest."""
+        """Batches of similar lengths, the longest first: as many texts as fit a batch padded to its longest."""
         at = 0
         while at < len(keys):
             size = min(self._largest, max(1, self._tokens // keys[at][0]))
@@ -229,7 +232,7 @@ class Predictor:
             at += size
 
     def _run(self, texts: Sequence[EncodedText]) -> list[Row | str]:
-        """Each text's row, or why it has none. A batch that fails is run again text by text."""
+        """Each text's answer, or why it has none. A failed batch is run again text by text."""
         runner = self._idle.pop()  # there are as many threads as runners
         try:
             output = runner.run(Batch(ModelIndex(0), texts))
@@ -258,9 +261,11 @@ class Predictor:
 class BatchPredictor:
     """A model for `map_batches` of Ray Data, with `batch_format="pyarrow"`: adds a column of answers, and `error`.
 
-    The column is called `embedding`, `embeddings`, `labels`, `score`, `answers`, `entities` or `masks`, as the task has
-    it. A row that is rejected has null there and the reason in `error`, which is null otherwise. Rows keep their order;
-    inside of a batch they are computed by length, so large batches are the faster ones.
+    The column is called `embedding`, `embeddings`, `labels`, `score`, `answers`, `entities` or `masks`, by task. A
+    rejected row has
+    null there and the reason in `error`, which is null otherwise. Rows keep their order. Large batches are faster,
+    because their
+    rows are computed by length.
     """
 
     def __init__(self, column: str | Sequence[str], **model: Any) -> None:  # noqa: ANN401  those of `Model`
@@ -271,7 +276,7 @@ class BatchPredictor:
             **model: As `Model` takes them.
 
         Raises:
-            BatchError: The model cannot be loaded or does not read so many columns.
+            BatchError: The model cannot be loaded or does not read this number of columns.
         """
         self._columns = [column] if isinstance(column, str) else list(column)
         self._predictor = Predictor(Model(**model))

@@ -1,7 +1,8 @@
 """A job on Ray Data: tasks read parts, actors with an engine each compute and write them, this process counts.
 
-Ray distributes the parts, holds readers back while actors are busy, starts actors again that died, and repeats what
-they had begun. That is safe because a part is always the same rows, under the same name, with the same content.
+Ray distributes the parts, applies backpressure to readers, restarts crashed actors, and repeats what they had begun.
+This is
+safe because a part is always the same rows, under the same name, with the same content.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_ATTEMPTS = 5
-"""A part whose engine died so often in one run ends the job."""
+"""Maximum engine crashes on one part in a run; then the job ends."""
 
 _OBJECT_STORE_BYTES = 256 << 20
-"""Shared memory of a local Ray: a few parts wait in it."""
+"""Shared memory of a local Ray, for a few waiting parts."""
 
 _READER_CPUS = 0.1
 """Reading takes little beside an engine, and must find room on a cluster that actors fill."""
@@ -45,8 +46,8 @@ class RayWorkers(msgspec.Struct, frozen=True):
     """Where a job runs.
 
     Attributes:
-        address: Of a Ray cluster; None starts a local one for the job alone.
-        actors: Engines at most; None for as many as fit.
+        address: Address of a Ray cluster; None starts a local one for this job.
+        actors: Maximum number of engines; None for as many as fit.
         threads: CPUs of each; None for all of this machine, or of the smallest node of a cluster.
         gpus: GPUs of each.
     """
@@ -58,7 +59,7 @@ class RayWorkers(msgspec.Struct, frozen=True):
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """What readers and actors are told."""
+    """The parameters of readers and actors."""
 
     job: RayJob
     out: str
@@ -75,10 +76,11 @@ def run(
     finished: Mapping[tuple[int, int], PartEntry],
     on: RayWorkers,
 ) -> Iterator[PartEntry]:
-    """Computes the parts that are not finished and yields the entry of each once it is written.
+    """Computes unfinished parts and yields the entry of each once it is written.
 
     The caller owns the output folder. On a cluster every node must have it and the models under the same paths.
-    `settings` are those of the engine, as `Model` takes them.
+    `settings` are
+    those of the engine, as `Model` takes them.
 
     Raises:
         BatchError: A reader or an engine failed for good, or there is no such cluster.
@@ -111,12 +113,12 @@ def run(
 
 
 def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optional installation
-    """Ray, which reads these variables when it is imported: no reports to its makers, no log but of errors."""
+    """Ray, which reads these variables when it is imported: no telemetry, and only errors in its log."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if local:
-        # Its ports are open to the machine and perhaps the network: whoever lacks the token is refused.
+        # Its ports are open to the machine and perhaps the network: clients without the token are rejected.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        # What its processes would report for a dashboard, which there is not.
+        # Reports of its processes for a dashboard that does not run.
         os.environ |= {"RAY_enable_metrics_collection": "0", "RAY_task_events_report_interval_ms": "0"}
     import ray  # noqa: PLC0415  slow to import, and told first what not to do
     import ray.data  # noqa: PLC0415  likewise
@@ -128,7 +130,7 @@ def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optio
 
 @contextlib.contextmanager
 def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a module
-    """Ray while the block runs: the cluster's, or one that begins and ends with the block."""
+    """Ray while the block runs: the cluster's, or a local one for the block."""
     if on.address is not None:
         try:
             with _silent():
@@ -140,7 +142,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
         finally:
             ray.shutdown()
         return
-    # A short path: Ray's sockets lie far below it. What a killed job has left there, the next one removes.
+    # A short path: Ray's sockets are far below it. The next job removes what a killed one has left.
     with StagingDir(Path("/tmp"), "bertserve-ray-", 0o700) as staging:  # noqa: S108  a name that cannot be guessed
         try:
             with _silent():
@@ -160,7 +162,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Ray's start without what no setting keeps back: lines of its C++ part, and a handler of SIGTERM."""
+    """Suppresses output of Ray's C++ part at start, and its handler of SIGTERM."""
     sys.stderr.flush()
     kept, handler = os.dup(2), signal.getsignal(signal.SIGTERM)
     try:
@@ -174,13 +176,13 @@ def _silent() -> Iterator[None]:
 
 
 def _shape(ray: Any, on: RayWorkers) -> tuple[int, int]:  # noqa: ANN401  a module
-    """Threads of an actor, and how many actors there may be."""
+    """Threads of an actor, and the number of actors."""
     if on.address is None:
         return on.threads or available_cpus(), on.actors or 1
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     if not nodes:
         raise BatchError(f"the Ray cluster at {on.address} has no CPU")
-    # A node keeps a part of a CPU for readers, where it has more than one.
+    # A node keeps a part of a CPU for readers, if it has more than one.
     spare = [max(1, int(node["CPU"] - _READER_CPUS)) for node in nodes]
     threads = on.threads or min(spare)
     most = on.actors or max(1, sum(cpus // threads for cpus in spare))
@@ -188,7 +190,7 @@ def _shape(ray: Any, on: RayWorkers) -> tuple[int, int]:  # noqa: ANN401  a modu
 
 
 def _reason(error: BaseException) -> str:
-    """What a reader or an actor raised, which Ray quotes among words of its own; else Ray's last line."""
+    """The exception of a reader or an actor, which Ray quotes among words of its own; otherwise Ray's last line."""
     if raised := re.findall(r"BatchError: (.+)", str(error)):
         return str(raised[-1])
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -196,7 +198,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _read(table: pa.Table, told: _Run) -> Iterator[pa.Table]:
-    """The parts of a file, a row each."""
+    """The parts of a file, one per row."""
     job = told.job
     for index in table["file"].to_pylist():
         finished = {part for file, part in told.finished if file == index}

@@ -1,12 +1,13 @@
-"""The output folder of a job: finished parts, what was rejected, and the record by which a job goes on.
+"""The output folder of a job: finished parts, rejected rows, and the record to resume a job from.
 
     parts/part-00000-00000.parquet      rows of the first file's first part; .jsonl, or .npy with .rows.jsonl beside it
     rejected/part-00000-00000.jsonl     rows of that part without an answer, with the reason
     manifest.json                       written last: the job, every file with its SHA-256, and the totals
     .job/                               the same while the job runs: job.json, and an entry for each finished part
 
-A file is written to a staging folder, flushed to the disk and renamed, and the entry of a part is written after its
-files. So a part with an entry is whole, and any other one is made again with the same name and content.
+A file is written to a staging folder, flushed and renamed, and the entry of a part is written after its files. So a
+part with
+an entry is whole, and any other one is made again with the same name and content.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
 
 
 class RayJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides a job's output; a folder holds the output of one job.
+    """Everything that decides a job's output; a folder holds the output of one job.
 
     Attributes:
         bundle: SHA-256 of the manifest of the model's bundle.
-        model: What `serving.bulk.predictor.Model` takes, besides the path of the repository.
+        model: The arguments of `serving.bulk.predictor.Model`, besides the path of the repository.
     """
 
     inputs: tuple[InputFile, ...]
@@ -63,10 +64,10 @@ class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A finished part.
 
     Attributes:
-        file: Position of its input file.
-        rows: That were read.
-        tokens: That the model read.
-        progress: How far the input file is read with it, from 0 to 1.
+        file: Index of its input file.
+        rows: Number of rows.
+        tokens: Tokens that the model read.
+        progress: Share of the input file up to its end, from 0 to 1.
         files: Name below the output folder to SHA-256.
     """
 
@@ -80,7 +81,7 @@ class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RayJobManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The record of a job that has ended."""
+    """The record of a finished job."""
 
     job: RayJob
     rows: int
@@ -90,7 +91,7 @@ class RayJobManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RayJobStore:
-    """One job's output folder, for whoever writes parts into it."""
+    """One job's output folder, for writers of parts."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -100,7 +101,7 @@ class RayJobStore:
         self._attempts = self._job / "attempts"
 
     def finished(self) -> dict[tuple[int, int], PartEntry]:
-        """The parts that are whole, by file and part; the entry of a part whose files have changed is removed."""
+        """The whole parts, by file and part; removes the entry of a part whose files have changed."""
         entries = {}
         for path in sorted(self._entries.iterdir()):
             if _ENTRY.fullmatch(path.name):
@@ -146,7 +147,7 @@ class RayJobStore:
         return entry
 
     def attempted(self, file: int, part: int) -> int:
-        """Counts an attempt at a part in this run; returns how many there were before."""
+        """Counts an attempt at a part in this run; returns the number of earlier ones."""
         with (self._attempts / _name(file, part)).open("ab") as attempts:
             before = attempts.tell()
             attempts.write(b".")
@@ -166,13 +167,13 @@ class RayJobStore:
 
 
 class OwnedRayJobStore(RayJobStore):
-    """The same for the process that leads the job; no other one leads a job in that folder meanwhile."""
+    """The same for the process that leads the job; no other process can lead a job in that folder meanwhile."""
 
     def __init__(self, out: Path, job: RayJob) -> None:
-        """Opens the folder for a job, or for what is left of the same one.
+        """Opens the folder for a new job, or to resume the same one.
 
         Raises:
-            BatchError: It holds something else, or another process is at work in it.
+            BatchError: It holds another job, or another process uses it.
         """
         super().__init__(out)
         self._of = job
@@ -191,7 +192,7 @@ class OwnedRayJobStore(RayJobStore):
         except BatchError:
             os.close(self._lock)
             raise
-        # What a process that was killed has left.
+        # Left by a killed process.
         for folder in (self._staging, self._attempts):
             shutil.rmtree(folder)
             folder.mkdir()
@@ -214,7 +215,7 @@ class OwnedRayJobStore(RayJobStore):
             )
 
     def concluded(self, finished: Mapping[tuple[int, int], PartEntry]) -> RayJobManifest | None:
-        """The manifest of a job that has ended before; None where parts of it are not finished any more."""
+        """The manifest of a job that ended before; None if parts of it are not finished any more."""
         path = self._out / "manifest.json"
         if not path.exists():
             return None
@@ -240,10 +241,10 @@ def _name(file: int, part: int) -> str:
 
 
 def _encoded(form: str, head: pa.Table, answers: Sequence[Any], column: AnswerColumn) -> dict[str, bytes]:
-    """The files of a part, by what follows its name."""
+    """The files of a part, by suffix."""
     if form == "parquet":
         stream, table = io.BytesIO(), head.append_column(pa.field(column.name, column.type), column.array(answers))
-        # A number of a vector hardly comes twice: a dictionary of them takes four times the time and more room.
+        # Numbers of a vector hardly repeat: a dictionary takes four times the time and more room.
         pq.write_table(table, stream, use_dictionary=head.column_names if column.width else True)
         return {".parquet": stream.getvalue()}
     rows = head.to_pylist()

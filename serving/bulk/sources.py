@@ -1,4 +1,4 @@
-"""Input files in parts: rows [k * size, (k + 1) * size) of a file, the same ones however often they are read."""
+"""Input files in parts: rows [k * size, (k + 1) * size) of a file, the same at every read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Value = str | tuple[str, str] | None
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Which columns are read: one of texts, or two of pairs, and that of the ids, if there is one."""
+    """The columns to read: one of texts, or two of pairs, and optionally ids."""
 
     texts: tuple[str, ...]
     id: str | None = None
@@ -53,8 +53,8 @@ class InputFile(msgspec.Struct, frozen=True):
     """A file as it was when the job began.
 
     Attributes:
-        rows: Of a Parquet file; None where only reading the file tells.
-        whole_ids: Whether ids are whole numbers; else they are strings.
+        rows: For Parquet; None if only reading the file tells.
+        whole_ids: Whether ids are integers; otherwise they are strings.
     """
 
     path: str
@@ -66,11 +66,11 @@ class InputFile(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row as it is read.
+    """A row of an input file.
 
     Attributes:
-        value: A text or a pair of texts; None where `reason` says why there is none.
-        progress: How far the file is read with this row, from 0 to 1.
+        value: A text or a pair of texts; None if `reason` says why there is none.
+        progress: Share of the file up to this row, from 0 to 1.
     """
 
     value: Value
@@ -93,7 +93,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
-    """The files of some paths; of a directory those that it holds, by name.
+    """The files of some paths; for a directory the files in it, by name.
 
     Raises:
         BatchError: There is none, one of them is of no known kind, or it lacks a column.
@@ -160,7 +160,7 @@ def _header(path: Path) -> list[str]:
 
 
 def parts(file: InputFile, columns: Columns, size: int, finished: Collection[int]) -> Iterator[Part]:
-    """The parts of a file that are not finished yet, in their order, of `size` rows each; the last may have fewer.
+    """The unfinished parts of a file, in order, of `size` rows each; the last may have fewer.
 
     Raises:
         BatchError: The file ends within a structure or cannot be read.
@@ -183,7 +183,7 @@ def parts(file: InputFile, columns: Columns, size: int, finished: Collection[int
 
 
 def _parquet(file: InputFile, columns: Columns, skip: int) -> Iterator[Row]:
-    """Row groups that lie before the first wanted row are not decoded."""
+    """Skips row groups before the first wanted row."""
     with pq.ParquetFile(file.path, memory_map=True) as parquet:
         at, group = 0, 0
         while group < parquet.num_row_groups and at + parquet.metadata.row_group(group).num_rows <= skip:
@@ -240,7 +240,7 @@ def _txt(file: InputFile, _: Columns, skip: int) -> Iterator[Row]:
 
 
 def _lines(file: InputFile) -> Iterator[tuple[bytes, float]]:
-    """The lines, and how far the file is read with each."""
+    """The lines, and the share of the file up to each."""
     with Path(file.path).open("rb") as raw:
         read = 0
         for line in raw:

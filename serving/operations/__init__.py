@@ -1,1 +1,1 @@
-"""What operators ask and run: status, probes, `doctor`, generated pages."""
+"""Operator interfaces: status, probes, `doctor`, generated pages."""

@@ -1,7 +1,8 @@
-"""HAProxy's agent check: a replica's state and weight for every connection that asks, by its predicted wait.
+"""HAProxy's agent check: a replica's state and weight by its predicted wait, for every connection.
 
 HAProxy connects, reads a line and closes ("agent-check" in section 5.2 of its configuration manual): `up`, `down`,
-`drain`, `ready` (takes `drain` back), and a percentage of the weight that the server has in the configuration.
+`drain`,
+`ready` (cancels `drain`), and a percentage of the weight that the server has in the configuration.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
     from serving.lifecycle import Lifecycle
 
 _WHOLE_S = 0.002
-"""An idle replica that answers a text within this has its whole weight. Only ratios of weights count, so all replicas
-must agree."""
+"""An idle replica that answers a text within this time has its whole weight. Only ratios of weights count, so all
+replicas must
+agree.
+"""
 
 _HALVING_S = 0.1
-"""So long a wait halves the weight. The proxy's own count of requests follows the load at once; weights are told later,
-and where they fell sooner all requests between two checks would go to the replica that was idle at the first."""
+"""A wait of this length halves the weight. The proxy's own count of requests follows the load at once, but weights are
+sent at
+intervals. If they fell faster, all requests between two checks would go to the replica that was idle at the first.
+"""
 
 _PATIENCE_S = 5.0
 
 
 class AgentPort:
-    """The port of agent checks. It has neither keys nor TLS: HAProxy brings none."""
+    """The port of agent checks. It has neither keys nor TLS: HAProxy supports none."""
 
     def __init__(self, opened: socket.socket, lifecycle: Lifecycle, dispatcher: Dispatcher) -> None:
         self._lifecycle = lifecycle
@@ -52,22 +57,22 @@ class AgentPort:
             connection.close_if_idle()
 
     def line(self) -> bytes:
-        """What HAProxy is told now."""
+        """The present answer."""
         if self._lifecycle.ready:
             return b"ready up %d%%\n" % weight_percent(self._dispatcher)
         return b"drain\n" if self._lifecycle.state is State.DRAINING else b"down\n"
 
 
 def weight_percent(dispatcher: Dispatcher) -> int:
-    """In inverse proportion to the cost of a text, and less where others wait: from 1 to 100."""
+    """The weight from 1 to 100: inversely proportional to the cost of a text, and reduced by waiting requests."""
     slowness = max(text_s(dispatcher) / _WHOLE_S, 1.0)
     return max(1, round(100 / slowness / (1 + dispatcher.load().wait_s / _HALVING_S)))
 
 
 class _Check(asyncio.Protocol):
-    """A connection: told once, and open until the client closes it.
+    """A connection: answered once, and open until the client closes it.
 
-    What that sends (`agent-send`) is read: what is unread when a socket closes takes back what was sent.
+    What it sends (`agent-send`) is read: unread data at close would discard the answer.
     """
 
     def __init__(self, all_of_them: set[_Check], line: Callable[[], bytes]) -> None:
@@ -88,7 +93,7 @@ class _Check(asyncio.Protocol):
         self._all.discard(self)
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """As `Closable` has it: once it was told there is nothing left to do."""
+        """As in `Closable`: after the answer there is nothing left to do."""
         return (True, self._since)
 
     def close_if_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server says when it is ready: a line of the log, and on a terminal where to send a first request."""
+"""The announcement that the server is ready: a line of the log, and on a terminal the addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Addresses(NamedTuple):
 
 @dataclass(slots=True)
 class Announcement:
-    """Made whenever an engine is warm after there was none; on the terminal once, as nothing of it changes."""
+    """Logged whenever an engine becomes ready after there was none; shown on the terminal once."""
 
     settings: Settings
     repository: Repository
@@ -74,7 +74,7 @@ def example(repository: Repository) -> tuple[str, str]:
 
 
 def _joined(address: tuple[str, int]) -> str:
-    """As URLs have it: an IPv6 address in brackets."""
+    """A host in a URL: an IPv6 address in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

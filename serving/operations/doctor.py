@@ -1,6 +1,6 @@
 """`bertserve doctor`: what this machine can run, and whether `bertserve serve` would start with the same settings.
 
-Nothing is loaded. A problem that would stop `serve` is found by the checks of the start themselves.
+Nothing is loaded. Problems that would stop `serve` are found by its own checks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _EVERY_ADDRESS = {"::", "0.0.0.0"}  # noqa: S104  nothing is opened
 _NEIGHBOUR_S, _MOST_BYTES = 1.0, 4096
 _MIB = 1 << 20
 _PROCESSES_MIB = 300
-"""About what the two processes take before any model."""
+"""Approximate memory of the two processes without a model."""
 
 _WORKING_FACTOR = 1.5
 """Memory of an artifact and its batches, as a multiple of its size on disk."""
@@ -101,7 +101,7 @@ def _finding(topic: str, name: str, value: str, advice: str, *, bad: bool = Fals
 
 
 def main(argv: list[str]) -> int:
-    """Prints the report; returns 0, 1 where something would stop `serve`, 2 for wrong options."""
+    """Prints the report; returns 0, 1 if something would stop `serve`, 2 for invalid options."""
     if {"-h", "--help"} & set(argv):
         print(_HELP)  # noqa: T201  a command talks to people
         return 0
@@ -189,7 +189,7 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 
 
 def engines(settings: Settings) -> Iterator[Finding]:
-    """What can run models, and which libraries carry requests."""
+    """Engines that can run models, and libraries that carry requests."""
     topic = "Software"
     running = _engine(settings)
     asked = running.parts or (running.name,)
@@ -212,7 +212,7 @@ def _library(topic: str, name: str, packages: Sequence[str], extra: str, use: st
 
 
 def _engine(settings: Settings) -> EngineKind:
-    """`--engine`, or what `auto` ends with where there is no GPU, for models that have a form for it."""
+    """`--engine`, or the last choice of `auto` without a GPU, for models that have a form for it."""
     if settings.engine != "auto":
         return ENGINES[settings.engine]
     *better, last = (kind for kind in AUTO if not kind.on_gpu)
@@ -259,7 +259,7 @@ def _neighbour(settings: Settings) -> str:
 
 
 def _credentials(topic: str, settings: Settings) -> Iterator[Finding]:
-    """Of files that the settings have been checked with."""
+    """Finding about files that were checked with the settings."""
     if settings.api_keys_file is not None:
         yield Finding(topic, "API keys", f"{settings.api_keys_file} can be used")
     if settings.tls_cert_file is not None:
@@ -288,7 +288,7 @@ def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _at_home(settings: Settings) -> Settings:
-    """With the places at which the export of `model_id` lies, where there is one."""
+    """The settings with the paths of the export of `model_id`, if there is one."""
     return settings.model_copy(update=home_of(settings)._asdict()) if settings.model_id else settings
 
 
@@ -338,7 +338,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 
 
 def _wanted_mib(model: ServedModel, threads: int) -> float:
-    """About what a model takes in memory: narrow ones are held once for each core and once for all."""
+    """Approximate memory of a model: narrow lanes are counted once for each core or once for all."""
     spec = model.spec()
     copies = 1 + threads if spec.narrow and spec.split_by is None and threads > 1 else 1
     return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
@@ -368,7 +368,7 @@ OPENED: Mapping[str, Callable[[str, Settings], Iterator[Finding]]] = {
     **dict.fromkeys(("api_keys_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"), _credentials),
     **dict.fromkeys(PURPOSES, _ports),
 }
-"""Settings that name what `serve` opens or reads, and what looks at it."""
+"""Settings that name what `serve` opens or reads, with their checks."""
 
 
 def _versions(packages: Sequence[str]) -> list[str]:

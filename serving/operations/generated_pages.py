@@ -1,4 +1,4 @@
-"""The pages made from code: `python -m serving.operations.generated_pages docs` writes the settings and the metrics."""
+"""Pages made from code: `python -m serving.operations.generated_pages docs` writes the settings and the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What balancers are told of this replica's load: the predicted wait, and how fast it is."""
+"""Load reports for balancers: the predicted wait and the speed of this replica."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from serving.telemetry.recent import Recent
 
 _TEXT_TOKENS = 64
-"""Of the text whose cost tells how fast a replica is."""
+"""Length of the text whose cost stands for a replica's speed."""
 
 
 def text_s(dispatcher: Dispatcher) -> float:
-    """Predicted seconds of a text on the idle device, of the slowest model; 0 while there has been no engine."""
+    """Predicted seconds of a text on the idle device, for the slowest model; 0 before the first engine."""
     return max((costs.alone_us(_TEXT_TOKENS) for costs in dispatcher.costs), default=0.0) / 1e6
 
 

@@ -1,6 +1,6 @@
-"""The metrics port: HTTP/1.1 and gRPC's health service on one port, told apart by their first bytes.
+"""The metrics port: HTTP/1.1 and gRPC's health service on one port, distinguished by their first bytes.
 
-It has neither keys nor TLS: kubelets and scrapes bring none.
+It has neither keys nor TLS, because kubelets and scrapers have none.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _WORD = PREFACE[:4]
-"""No HTTP/1.1 request begins so: the method is reserved."""
+"""No HTTP/1.1 request begins like this: the method is reserved."""
 
 
 class ProbeListener(HttpListener):
-    """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port.
+    """The metrics port. It reads no large bodies, and no other port can spend its budget.
 
     Attributes:
         limiter: Its own too.
@@ -90,7 +90,7 @@ class _Undecided(asyncio.Protocol):
         self._all.discard(self)
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Never used, since it was opened; None once it is closing."""
+        """The time of opening; None once it is closing."""
         return None if self._transport.is_closing() else (False, self._since)
 
     def close_if_idle(self) -> None:

@@ -39,7 +39,7 @@ class Status:
     jobs: BatchesApiService | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
-        """Ready for JSON; times in milliseconds or microseconds by name. The cost tables take most of the time."""
+        """The report for JSON; times in milliseconds or microseconds by name. The cost tables are slow."""
         load, model_costs = self.dispatcher.load(), self.dispatcher.costs
         others = self.versions.others()
         return {
@@ -151,7 +151,7 @@ def _parity(artifact: Artifact) -> dict[str, Any] | None:
 
 
 def _libraries(costs: ModelCosts) -> dict[str, str] | None:
-    """The library that computes texts of up to so many tokens, where costs name it."""
+    """The library for texts up to each length, if costs name it."""
     return {str(bucket_for(point.tokens)): point.library for point in costs.points if point.library} or None
 
 

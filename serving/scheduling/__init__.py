@@ -1,1 +1,1 @@
-"""Pure decisions over records and a clock that is passed in; no I/O."""
+"""Scheduling: pure decisions over records and a clock that is passed in; no I/O."""

@@ -1,7 +1,8 @@
-"""Admission control: the one place where a request is let in, or refused with 429 or, before any work, with 504.
+"""Admission control: accepts a request, or rejects it with 429 or, before any work, with 504.
 
-A request is admitted by an estimate, because overload must be refused before a text is tokenised. Its deadline is set
-then and runs from its arrival. Once its texts are tokenised, the permit is confirmed with their exact lengths.
+A request is admitted by an estimate, because overload must be rejected before a text is tokenized. Its deadline is set
+then
+and runs from its arrival. After tokenization, the permit is confirmed with the exact lengths.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from serving.scheduling.outlook import Demand, Outlook
 
 _BYTES_PER_TOKEN = 4
-"""Of English text in WordPiece, about; the exact count replaces the estimate."""
+"""Bytes per token of English text in WordPiece, roughly; the exact count replaces the estimate."""
 
 _SPECIAL_TOKENS = 2
 
 DEADLINE_COST_FACTOR = 3.0
-"""A request without a timeout has at least so many times its predicted cost."""
+"""A request without a timeout has at least this multiple of its predicted cost."""
 
 _LEAST_RETRY_S = 0.02
-"""A client that is refused should not be back before anything has changed."""
+"""Minimum time to retry, so that the situation can change."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,10 +37,10 @@ class AdmissionLimits:
     """Settings of admission.
 
     Attributes:
-        max_queue_tokens: Tokens that may be in flight at once, but for bulk work.
-        default_timeout_ms: Of a request without a timeout; more where its predicted cost needs it.
-        max_timeout_ms: The longest timeout of any request but for bulk work.
-        max_bulk_tokens: Tokens of bulk work that may be in flight at once.
+        max_queue_tokens: Maximum tokens in flight, without bulk work.
+        default_timeout_ms: Timeout of requests without one; longer if their predicted cost needs it.
+        max_timeout_ms: Maximum timeout of requests other than bulk work.
+        max_bulk_tokens: Maximum tokens of bulk work in flight.
     """
 
     max_queue_tokens: int
@@ -49,12 +50,12 @@ class AdmissionLimits:
 
 
 class TokenPool:
-    """A bound on tokens in flight.
+    """A limit on tokens in flight.
 
     Attributes:
-        capacity: Tokens that may be in flight at once.
-        in_flight: Tokens admitted and not yet answered.
-        refusals: Requests refused so far, by reason.
+        capacity: Maximum tokens in flight.
+        in_flight: Tokens that are admitted and not answered yet.
+        refusals: Number of rejected requests by reason.
     """
 
     __slots__ = ("capacity", "in_flight", "refusals")
@@ -66,9 +67,9 @@ class TokenPool:
 
 
 def estimate_tokens(sizes: Sequence[int], longest: int | None) -> int:
-    """Tokens that inputs of so many bytes each will have, special tokens included: an estimate, not a bound.
+    """Estimated tokens of inputs by their sizes in bytes, including special tokens; not a bound.
 
-    What goes beyond `longest` tokens of an input is cut off or refused, and does not count.
+    Tokens beyond `longest` of an input are truncated or rejected, and do not count.
     """
     total = sum(sizes)
     if longest is not None and total > (most := _BYTES_PER_TOKEN * (longest - _SPECIAL_TOKENS)):
@@ -81,10 +82,10 @@ class Permit:
 
     Attributes:
         deadline: When its answer becomes useless; infinity for bulk work without a timeout.
-        shortened: For the end of an error, where the deadline is nearer than the client's timeout.
-        tokens: What it holds: the estimate, then the exact count.
-        alone_us: Predicted time of its only text, once it is confirmed and the device is idle; else None.
-        demand: Set once it is confirmed and has to queue.
+        shortened: The end of an error message if the deadline is earlier than the client's timeout.
+        tokens: Tokens held: the estimate, then the exact count.
+        alone_us: Predicted time of its only text, if it is confirmed and the device is idle; otherwise None.
+        demand: Set when it is confirmed and has to queue.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Permit:
         self.demand: Demand | None = None
 
     def confirm(self, lengths: Sequence[int], now: float) -> None:
-        """Corrects it to the exact lengths; if that is refused, as by `Admission.admit`, it stays as it was."""
+        """Corrects the permit to the exact lengths; if that is rejected, the permit does not change."""
         admission, outlook = self._admission, self._admission.outlook
         if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
             least_us, self.alone_us = outlook.alone_us(self.model, lengths[0])
@@ -115,7 +116,7 @@ class Permit:
             admission.take(self, sum(lengths), self.demand, now)
 
     def expect(self, sizes: Sequence[int], longest: int | None) -> None:
-        """Lets predictions count the estimated work of a request whose texts wait for the tokenizer.
+        """Adds the estimated work of a request to predictions while its texts wait for the tokenizer.
 
         The arguments are those of `Admission.admit`.
         """
@@ -140,11 +141,11 @@ class Permit:
 
 
 class Admission:
-    """Who is let in: a bound on the tokens in flight, and a prediction for each deadline.
+    """Admits requests: a limit on the tokens in flight, and a prediction for each deadline.
 
     Attributes:
-        online: Tokens of requests that somebody waits for.
-        bulk: Tokens of bulk work, bounded apart: a flood of it keeps out nothing else.
+        online: Tokens of requests with a waiting user.
+        bulk: Tokens of bulk work, with a limit of their own: a flood of it rejects nothing else.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Admission:
     ) -> None:
         """Starts with nothing in flight.
 
-        `jitter` makes numbers in [0, 1), so that clients that are refused together do not come back together.
+        `jitter` returns numbers in [0, 1), so that clients that are rejected together do not come back together.
         """
         self.outlook = outlook
         self.online = TokenPool(limits.max_queue_tokens)
@@ -177,22 +178,22 @@ class Admission:
         priority: int,
         now: float,
     ) -> Permit:
-        """Lets a request in by an estimate of its tokens, and sets its deadline.
+        """Admits a request by an estimate of its tokens, and sets its deadline.
 
         Args:
-            model: Which model it is for.
-            sizes: Bytes of each of its inputs; at least one.
-            longest: Tokens of the longest text that the model takes; None where longer ones are read in windows.
+            model: The model.
+            sizes: Bytes of each input; at least one.
+            longest: Maximum tokens of a text; None if longer texts are read in windows.
             arrival: When the request was complete.
-            timeout_ms: The client's own limit; None for the server's default, which for bulk work is no limit.
+            timeout_ms: The client's timeout; None for the default, which for bulk work is no timeout.
             priority: Its class.
             now: The time.
 
         Raises:
             InvalidRequest: It has more tokens than the server ever holds; splitting it helps.
-            Overloaded: There is no room now, or its answer would come too late; `retry_after_s` says when to try again.
-            NotReady: The engine is being started again, and its answer would come too late.
-            DeadlineExceeded: The deadline has passed, or even an idle server would be too late.
+            Overloaded: There is no room now, or its answer would be late; `retry_after_s` says when to retry.
+            NotReady: The engine is restarting, and its answer would be late.
+            DeadlineExceeded: The deadline has passed, or even an idle server would be late.
         """
         tokens = estimate_tokens(sizes, longest)
         if priority == BULK:
@@ -209,26 +210,26 @@ class Admission:
             permit.shortened = f"; a timeout is {most_ms:g} ms at most (--max-timeout-ms)"
         demand = None
         if self.outlook.crowded:
-            # Under overload nearly everything is refused: it should not be tokenised first.
+            # Under overload nearly everything is rejected: it should not be tokenized first.
             demand = self.outlook.demand(model, _least_lengths(sizes, longest))
         self.take(permit, tokens, demand, now)
         return permit
 
     def reserve(self, tokens: int, now: float) -> Permit:
-        """Lets in work without a deadline that no engine will see; refuses it as `admit` does."""
+        """Admits work without a deadline that does not reach an engine; rejects it as `admit` does."""
         permit = Permit(self, ModelIndex(0), DEFAULT_PRIORITY, inf)
         self.take(permit, tokens, None, now)
         return permit
 
     def take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
-        """Sets the tokens that a permit holds, or refuses its request: the only place that does either.
+        """Sets the tokens that a permit holds, or rejects its request: the only place for both.
 
         Args:
-            permit: The request's.
+            permit: The request's permit.
             tokens: Estimated or exact.
-            demand: Predicts when it would be answered; None where it need not queue or that is not known yet.
+            demand: Predicts when it would be answered; None if it need not queue or is not known yet.
             now: The time.
-            least_us: What it takes at least, where `demand` is None.
+            least_us: Its minimum time, if `demand` is None.
         """
         outlook, deadline, priority, pool = self.outlook, permit.deadline, permit.priority, permit.pool
         if tokens > pool.capacity:
@@ -281,6 +282,6 @@ def _flag(priority: int) -> str:
 
 
 def _least_lengths(sizes: Sequence[int], longest: int | None) -> list[int]:
-    """The lengths that inputs have at least: half of the estimate, below which few fall."""
+    """Minimum lengths of inputs: half of the estimate; few are shorter."""
     lengths = [max(1, estimate_tokens([size], None) // 2) for size in sizes]
     return lengths if longest is None else [min(length, longest) for length in lengths]

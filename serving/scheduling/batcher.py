@@ -1,19 +1,25 @@
-"""What runs next: a pure choice over the queue, the lanes, the cost table and a clock that is passed in.
+"""Chooses the next batch from the queue, the lanes, the cost table and a clock that is passed in.
 
-The first item decides. A lone item runs on the wide lane, which answers it fastest; several run side by side on the
-narrow ones, which carry more, unless the cost table says that the wide lane's batches carry still more. A model that
-is loaded only once runs on the wide lane.
+The first item decides. A single item runs on the wide lane, which has the lowest latency. Several run in parallel on
+the
+narrow lanes, which have a higher throughput, unless the cost table favors batches on the wide lane. A model that is
+loaded
+only once runs on the wide lane.
 
-A batch takes texts of the first one's bucket. It grows as long as doublings make a text cheaper, by
-`min_batch_gain` each, within the budget of padded tokens, and never so far that it breaks a deadline which the smaller
-batch would keep: of a text inside it, of one that it would leave behind, or at the head of another bucket.
+A batch takes texts of the first one's bucket. It grows while doublings make a text cheaper by `min_batch_gain` each,
+within
+the budget of padded tokens. It never breaks a deadline that the smaller batch would keep: of a text in it, of one left
+behind, or at the head of another bucket.
 
-Bulk work has a queue of its own. While other requests come, its batches are short and run on the wide lane, so that
-the whole device is soon free again; and texts of it fill up other batches where that costs nearly nothing.
+Bulk work has a queue of its own. While other requests arrive, its batches are short and run on the wide lane, so that
+the
+whole device is free soon. Its texts also fill other batches if that costs almost nothing.
 
-Short texts would leave a narrow lane idle between them, and the event loop busy. So it gets several at once, where
-so many wait that every lane has its share, and its next ones while it still works on the last. An engine computes
-them together where the model is batch-invariant, and else one by one.
+Short texts would leave a narrow lane idle between them, and keep the event loop busy. So a lane gets several at once,
+if
+enough texts wait for all lanes, and the next ones while it still works on the last. An engine computes them as one
+batch if
+the model is batch-invariant, otherwise one by one.
 """
 
 from __future__ import annotations
@@ -36,22 +42,24 @@ if TYPE_CHECKING:
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 WIDE = 0
-"""Lane 0 is the wide one; the others are narrow."""
+"""Lane 0 is wide; the others are narrow."""
 
 _ROUNDING_S = 1e-9
 
 _FREE = 0.02
-"""By what share bulk work may make a batch longer that others wait for."""
+"""Maximum share by which bulk work may lengthen another batch."""
 
 MOST_LOOKED_AT = 256
-"""Items of a bucket that a choice looks at, and so the largest batch."""
+"""Maximum items of a bucket that a choice considers, and so the largest batch."""
 
 GROUP_TOKENS = 64
-"""Of MiniLM, about four milliseconds on one core: short beside any deadline. With 32 clients of 8 tokens it was
-measured to carry a fifth more than single texts."""
+"""About four milliseconds of MiniLM on one core: short compared with any deadline. With 32 clients of 8 tokens this had
+a
+fifth more throughput than single texts.
+"""
 
 PREFETCH_TOKENS = 72
-"""A lane that works on its last group has the next one: longer than the loop mostly takes to send it."""
+"""A lane with one group left gets the next one: longer than the event loop usually takes to send it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,20 +67,23 @@ class Policy:
     """The batcher's settings and models.
 
     Attributes:
-        max_batch_tokens: Padded tokens allowed in a batch; a single text may always run.
+        max_batch_tokens: Maximum padded tokens in a batch; a single text may always run.
         batch_invariant: For each model, whether its texts may be computed together.
         narrow: For each model, whether narrow lanes run it too.
-        group_tokens: Padded tokens that a narrow lane is given at once whatever it gains, where the library that
-            computes them asks for no more (`cost.GROUP_TOKENS`); a single text may always run.
-        prefetch_tokens: A narrow lane with fewer tokens than this before it takes more, as does one with a single
-            group of up to twice `group_tokens`. Both are small, because what is given to a lane is computed even if
-            its client goes, and waits for nothing better.
-        min_batch_gain: By what share of its cost a text must get cheaper in a batch of twice the size.
-        fairness: A text may be overtaken for so many times its own cost.
-        max_queue_delay_s: How long a batch that could still grow waits for company; 0 for not at all.
-        apart: Lanes are GPUs: the wide lane is the first narrow one under another name, and does not block the others.
-        bulk_share: Of the device's time, what bulk work has at least while it waits.
-        bulk_slice_s: How long a batch of bulk work may take while other requests come; a single text may always run.
+        group_tokens: Padded tokens that a narrow lane gets at once regardless of the gain, unless its library asks for
+            more
+            (`cost.GROUP_TOKENS`); a single text may always run.
+        prefetch_tokens: A narrow lane with fewer tokens than this takes more, as does one with a single group of up to
+            twice
+            `group_tokens`. Both are small, because a lane computes what it was given even if the client disconnects or
+            more
+            urgent work arrives.
+        min_batch_gain: Share by which a text must get cheaper in a batch of twice the size.
+        fairness: A text may be overtaken for this multiple of its own cost.
+        max_queue_delay_s: Time that a batch that could grow waits for more texts; 0 for none.
+        apart: Lanes are GPUs: the wide lane is another name of the first narrow one, and does not block the others.
+        bulk_share: Minimum share of device time for waiting bulk work.
+        bulk_slice_s: Maximum time of a bulk batch while other requests arrive; a single text may always run.
     """
 
     max_batch_tokens: int
@@ -92,13 +103,13 @@ class Assignment(msgspec.Struct, frozen=True):
     """A batch and the lane it runs on.
 
     Attributes:
-        tokens: Of all its texts, without padding.
+        tokens: Tokens of all texts without padding.
         padded_length: Tokens of the longest text.
-        padding: Tokens of padding that are computed.
-        given_at: When the lane was given it, in seconds.
-        predicted_us: How long the lane will be held.
-        could_grow: Whether it is small only because no more texts wait.
-        bulk: Of its time, the part that bulk work takes.
+        padding: Tokens of padding.
+        given_at: When the lane got it, in seconds.
+        predicted_us: Predicted time that it holds the lane.
+        could_grow: Whether only the lack of texts limits its size.
+        bulk: The share of its time for bulk work.
     """
 
     lane: int
@@ -113,11 +124,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Lanes(msgspec.Struct):
-    """What the lanes of a device slot do; lane 0 is the wide one.
+    """The state of the lanes of a device slot; lane 0 is the wide one.
 
     Attributes:
-        load: For each, the tokens that it has been given and not answered.
-        free_at: For each, when it will probably be idle, in seconds; any time in the past for an idle one.
+        load: For each lane, the tokens that were given to it and not answered.
+        free_at: For each lane, when it will probably be idle, in seconds; any past time for an idle one.
     """
 
     load: list[int]
@@ -138,16 +149,16 @@ def choose(
     most_us: float = math.inf,
     on_wide: bool = False,
 ) -> Assignment | None:
-    """The next batch to start, or None where nothing can start now; the queue is not changed.
+    """The next batch to start, or None if nothing can start now; the queue does not change.
 
     Args:
-        queue: What waits.
-        lanes: What they do.
+        queue: Waiting items.
+        lanes: The state of the lanes.
         policy: The settings.
-        costs: Of each model.
+        costs: The costs of each model.
         now: The time, in seconds.
-        most_us: How long the batch may take; a single text may always run.
-        on_wide: Use the wide lane alone.
+        most_us: Maximum time of the batch; a single text may always run.
+        on_wide: Use only the wide lane.
     """
     head = queue.head()
     load = lanes.load
@@ -178,7 +189,7 @@ def choose(
     most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
     batch = _batch(queue, head, lane, policy, model_costs, now, begin, most, most_us)
-    # A group that is sent ahead grows no more: a small one is better left to grow.
+    # A prefetched group does not grow any more: a small one should wait and grow.
     return batch if not ahead or 2 * len(batch.items) >= model_costs.group(head.tokens) else None
 
 
@@ -191,19 +202,20 @@ def filled(
     policy: Policy,
     costs: ModelCosts,
 ) -> Assignment:
-    """The batch with bulk work of its bucket beside it: what costs nearly nothing, and what bulk work is owed.
+    """The batch with bulk work of its bucket added: what costs almost nothing, and what bulk work is owed.
 
-    It pads the batch to no other length, and breaks no deadline: of its texts, of the first one
-    that it leaves behind, or at the head of another bucket.
+    It does not change the padded length, and breaks no deadline: of its texts, of the first one left behind, or at the
+    head of
+    another bucket.
 
     Args:
-        batch: Of other requests.
-        bulk: The bulk work that waits.
-        queue: The other requests that wait.
+        batch: A batch of other requests.
+        bulk: Waiting bulk work.
+        queue: Other waiting requests.
         begin: When the lane begins with the batch, in seconds.
-        owed_us: Time that bulk work is owed; below zero where more of it runs.
+        owed_us: Time that bulk work is owed; negative if more of it runs.
         policy: The settings.
-        costs: Of the batch's model.
+        costs: The costs of the batch's model.
     """
     items, length = batch.items, batch.padded_length
     first, count = items[0], len(items)
@@ -248,7 +260,7 @@ def _batch(  # noqa: PLR0917  two callers with everything at hand
     most: int,
     most_us: float,
 ) -> Assignment:
-    """The batch that the head starts: as many of its candidates as pay off, and end within `most_us`."""
+    """The batch that the head starts: as many candidates as are worthwhile, and end within `most_us`."""
     together = policy.batch_invariant[head.model]
     budget = policy.max_batch_tokens if together else policy.group_tokens
     candidates, left = _candidates(queue, head, begin, most, budget)
@@ -286,7 +298,7 @@ def assigned(
 def _candidates(
     queue: WorkQueue, head: WorkItem, begin: float, most: int, budget: int
 ) -> tuple[list[WorkItem], WorkItem | None]:
-    """What could run with the head, itself first, and the first of its bucket that there is no room for."""
+    """Candidates to run with the head, itself first, and the first item of its bucket that does not fit."""
     batch = [head]
     longest = head.tokens
     for item in queue.peers(head, 1 if head.alone else MOST_LOOKED_AT):
@@ -301,7 +313,7 @@ def _candidates(
 
 
 def _within(longest: Sequence[int], most_tokens: int, lane: int) -> int:
-    """How many of the candidates a lane is given whatever they gain."""
+    """The number of candidates that a lane gets regardless of the gain."""
     if lane == WIDE:
         return 1
     fitting = [size for size, tokens in enumerate(longest, 1) if tokens * size <= most_tokens]
@@ -318,9 +330,9 @@ def _grown(
     begin: float,
     gain: float,
 ) -> int:
-    """The size of the batch: doubled up to `free`, and beyond it to where its texts get cheaper by enough.
+    """The size of the batch: doubled up to `free`, and further while its texts get cheaper by enough.
 
-    A doubling that gains too little is no end: one that gains more may follow it, and measurements err.
+    A doubling that gains too little does not end the search: a later one may gain more, and measurements are noisy.
     """
     most = len(candidates)
     size, us = 1, costs.batch_us(lane, longest[0], 1)
@@ -334,8 +346,8 @@ def _grown(
         if later + _ROUNDING_S > tightest:  # mostly no deadline is near
             behind = [*heads, candidates[larger]] if larger < most else heads
             if (
-                # Of its texts; of one taken in, which would be in time behind the smallest batch or at the end of one
-                # that goes no further; of one behind it.
+                # Deadlines of its texts; of one taken in, which would be in time behind the smallest batch or at the
+                # end of one that does not grow; of one behind it.
                 any(end <= item.deadline < later for item in candidates[:smaller])
                 or any(first_end + item.least_us / 1e6 <= item.deadline < later for item in candidates[smaller:larger])
                 or any(

@@ -1,9 +1,12 @@
-"""What a batch costs in microseconds, by kind of lane, length and size: measured at warm-up, corrected by what is seen.
+"""Costs of a batch in microseconds, by kind of lane, length and size.
 
-A `CostTable` holds what was measured on one kind of lane. `ModelCosts` joins a model's tables and answers what
-scheduling asks: what a text costs alone, what share of the device it takes under load, how long a batch will run.
+They are measured at warm-up and corrected by observed batches. A `CostTable` holds the measurements of one kind of
+lane.
+`ModelCosts` joins a model's tables and answers the questions of scheduling: the cost of a text alone, its share of the
+device
+under load, and the duration of a batch.
 
-Lengths are grouped into sequence buckets, so that a batch wastes little padding.
+Lengths are grouped into sequence buckets, to limit padding.
 """
 
 from __future__ import annotations
@@ -22,32 +25,38 @@ if TYPE_CHECKING:
 LaneKindName = Literal["wide", "narrow"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Upper bounds in tokens; longer inputs fall into buckets that go on doubling."""
+"""Upper bounds in tokens; beyond, buckets continue by doubling."""
 
 CORRECTION_WEIGHT = 1 / 50
-"""Of each batch in what its kind of lane is corrected by, and once more in what its own length is: a change of the
-machine is learned in a second or so."""
+"""Weight of each batch in the correction of its kind of lane, and of its length bucket: a change of the machine is
+learned
+within about a second.
+"""
 
 LONG_WEIGHT = 1 / 500
-"""Of each batch in their mean and in how much they vary, once there are so many: seconds of a busy server."""
+"""Weight of each batch in the long-term mean and variance: seconds of a busy server."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 LEAST_SHAPE, MOST_SHAPE = 0.5, 2.0
 MOST_OVERHEAD_US = 20_000.0
 
 _WIDE_MUST_CARRY = 0.8
-"""Cost of a text on the wide lane, over that on the narrow ones, below which the wide lane has the batches: narrow
-lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
+"""Maximum cost of a text on the wide lane, relative to the narrow ones, for batches to prefer the wide lane. Narrow
+lanes also
+let a short text start sooner, and a warm-up on a busy machine is no reason to give that up.
+"""
 
 _KEPT_ANSWERS = 8192
 
 GROUP_TOKENS: Mapping[str, int] = {"openvino": 256}
-"""By library: padded tokens that a busy narrow lane is given at once at least. As far as that OpenVINO's batches gain
-5% by each doubling (docs/benchmarks/decisions.md); a warm-up on a busy machine often measures less, and is kept."""
+"""By library: minimum padded tokens that a busy narrow lane gets at once. Up to this size, OpenVINO's batches gain 5%
+per
+doubling (docs/benchmarks/decisions.md); a warm-up on a busy machine often measures less.
+"""
 
 
 def bucket_index(tokens: int) -> int:
-    """The index in `BUCKETS` for an input of so many tokens; `len(BUCKETS)` for longer ones.
+    """The index in `BUCKETS` for an input of this length; `len(BUCKETS)` for longer ones.
 
     >>> bucket_index(16), bucket_index(17), bucket_index(513)
     (0, 1, 6)
@@ -56,7 +65,7 @@ def bucket_index(tokens: int) -> int:
 
 
 def bucket_for(tokens: int) -> int:
-    """The smallest bucket that holds an input of so many tokens.
+    """The smallest bucket that holds an input of this length.
 
     >>> bucket_for(1), bucket_for(16), bucket_for(17), bucket_for(513)
     (16, 16, 32, 1024)
@@ -71,12 +80,12 @@ class CostPoint(msgspec.Struct, frozen=True):
     """One measurement.
 
     Attributes:
-        kind: A narrow lane was measured with all its siblings at the same work.
-        tokens: Of each text.
-        batch: Texts.
+        kind: A narrow lane is measured while all narrow lanes run the same work.
+        tokens: Tokens of each text.
+        batch: Number of texts.
         us: Median time of a batch, in microseconds.
-        spread_us: Between the quartiles.
-        library: What computes texts of this length, where that is OpenVINO or an engine has several; else empty.
+        spread_us: Interquartile range.
+        library: The library for texts of this length, for OpenVINO and engines with several; otherwise empty.
     """
 
     kind: LaneKindName
@@ -88,16 +97,17 @@ class CostPoint(msgspec.Struct, frozen=True):
 
 
 class CostTable:
-    """Microseconds of a batch; linear between what was measured, in proportion beyond it, never falling."""
+    """Microseconds of a batch; linear between measurements, in proportion beyond them, never decreasing."""
 
     def __init__(self, points: Iterable[tuple[int, int, float]], padded_to: Sequence[int] = ()) -> None:
         """Takes triples of (tokens, texts, microseconds).
 
-        A batch is padded up to the next of the ascending sizes `padded_to`, and its texts to the next measured length;
-        a larger batch runs in parts. `padded_to` is empty where a batch is computed as it is.
+        A batch is padded to the next of the ascending sizes `padded_to`, and its texts to the next measured length; a
+        larger batch
+        runs in parts. `padded_to` is empty if batches are not padded.
 
         Raises:
-            ValueError: No point, or one that no batch can have.
+            ValueError: There is no point, or an impossible one.
         """
         measured: dict[int, dict[int, float]] = {}
         for tokens, batch, us in points:
@@ -110,7 +120,7 @@ class CostTable:
         self.tokens = sorted(measured)
         self.sizes = sorted({1, *(batch for row in measured.values() for batch in row)})
         self._rows: list[list[float]] = []
-        # What disturbs a measurement makes it longer, never shorter: of two that disagree the larger work is right.
+        # Disturbances only lengthen measurements: if two disagree, the larger work is right.
         ceiling = [math.inf] * len(self.sizes)
         for tokens in reversed(self.tokens):
             sizes, times = zip(*sorted(measured[tokens].items()), strict=True)
@@ -122,7 +132,7 @@ class CostTable:
 
     @classmethod
     def of(cls, points: Iterable[CostPoint], *, spreads: float = 0.0, padded_to: Sequence[int] = ()) -> CostTable:
-        """The table of some measurements, each moved by so many of its spreads, to no less than 0."""
+        """The table of measurements, each moved by this many of its spreads, to no less than 0."""
         return cls(
             (
                 (point.tokens, point.batch, max(min(0.0, point.us), point.us + spreads * point.spread_us))
@@ -132,7 +142,7 @@ class CostTable:
         )
 
     def batch_us(self, tokens: int, batch: int) -> float:
-        """Predicted microseconds of so many texts, padded to so many tokens."""
+        """Predicted microseconds of this many texts, padded to this many tokens."""
         answer = self._answers.get((tokens, batch))
         if answer is None:
             if len(self._answers) >= _KEPT_ANSWERS:
@@ -141,7 +151,7 @@ class CostTable:
         return answer
 
     def worthwhile(self, tokens: int, most: int, gain: float) -> int:
-        """The size up to which doublings lower the cost per text by at least `gain` each, at most `most`."""
+        """The size up to which each doubling lowers the cost per text by at least `gain`; at most `most`."""
         size, larger = 1, 2
         while larger <= most:
             if is_worthwhile(self.batch_us(tokens, size), size, self.batch_us(tokens, larger), larger, gain):
@@ -163,13 +173,13 @@ class CostTable:
 
 
 def is_worthwhile(small_us: float, small: int, large_us: float, large: int, gain: float) -> bool:
-    """Whether a larger batch costs less per text by `gain` for each doubling, or in proportion for less than one."""
+    """Whether a larger batch costs less per text, by `gain` for each doubling, or in proportion for less than one."""
     doublings = (large - small) / small if large < 2 * small else (large // small).bit_length() - 1
     return large_us * small <= small_us * large * (1 - gain) ** doublings
 
 
 def _at(points: Sequence[int], values: Sequence[float], x: int) -> float:
-    """Linear between points, constant before the first, in proportion behind the last."""
+    """Linear between points, constant before the first, in proportion beyond the last."""
     at = bisect_left(points, x)
     if at == len(points):
         return values[-1] * x / points[-1]
@@ -180,15 +190,16 @@ def _at(points: Sequence[int], values: Sequence[float], x: int) -> float:
 
 
 class Correction:
-    """How far recent batches of one kind of lane were from the measurements of the warm-up.
+    """Deviation of recent batches of one kind of lane from the warm-up.
 
     Attributes:
-        factor: Of an engine's own time; other work on the same cores makes it grow.
-        shapes: The further factor of each bucket, and then of longer batches. The warm-up measures each length for only
-            a moment, and a disturbance then would otherwise be believed for ever.
-        overhead_us: What a batch holds its lane beyond the engine's time: sockets, and the event loop's delay.
-        batches: How many were seen.
-        mean: As `factor`, of many more batches: nothing is decided by it.
+        factor: Of the engine's time; other work on the same cores increases it.
+        shapes: Further factor of each bucket, and of longer batches. The warm-up measures each length only for a
+            moment, and
+            could be disturbed.
+        overhead_us: Time that a batch holds its lane beyond the engine's time: sockets, and delays of the event loop.
+        batches: Number of observed batches.
+        mean: As `factor`, over many more batches; no decision uses it.
     """
 
     __slots__ = ("_covariance", "_off", "_variance", "batches", "factor", "mean", "overhead_us", "shapes")
@@ -202,22 +213,21 @@ class Correction:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of an engine's time from what was expected of it, as a share of that."""
+        """The standard deviation of an engine's time relative to its prediction."""
         return math.sqrt(self._variance)
 
     @property
     def lasting(self) -> float:
-        """The share of that variance which the next batch has too: what slows a machine down lasts."""
+        """The share of that variance that the next batch has too: slowdowns last."""
         return min(max(self._covariance / self._variance, 0.0), 1.0) if self._variance > 0 else 0.0
 
     def at(self, tokens: int) -> float:
         return self.factor * self.shapes[bucket_index(tokens)]
 
     def observe(self, tokens: int, table_us: float, compute_us: float, occupied_us: float) -> None:
-        """Learns a little of one batch; a single odd one changes little.
+        """Learns from one batch; a single outlier has little effect.
 
-        `table_us` is what the warm-up measured, `compute_us` what the engine spent, `occupied_us` how long the lane was
-        held.
+        `table_us` is the warm-up's time, `compute_us` the engine's, `occupied_us` the time that the lane was held.
         """
         self.batches += 1
         if table_us > 0:
@@ -239,11 +249,11 @@ class Correction:
 
 
 class ModelCosts:
-    """What a model's texts cost on the lanes of one device slot.
+    """Costs of a model's texts on the lanes of one device slot.
 
     Attributes:
-        wide: Of the wide lane.
-        narrow: Of each narrow lane while its siblings work; None where the model runs on none.
+        wide: Costs of the wide lane.
+        narrow: Costs of each narrow lane while all work; None if the model runs on none.
         corrections: By kind of lane, the wide one first.
     """
 
@@ -261,14 +271,15 @@ class ModelCosts:
         """Builds the tables from measurements, at least one of them of the wide lane.
 
         `batched` says whether texts may be computed together. See `Policy` for the limits, `CostTable` for `padded_to`.
-        Buckets whose points name a library have at least that one's `GROUP_TOKENS`.
+        Buckets whose
+        points name a library have at least its `GROUP_TOKENS`.
         """
         self.points = points
         wide = [point for point in points if point.kind == "wide"]
         narrow = [point for point in points if point.kind == "narrow"] if narrow_lanes else []
         self.wide = CostTable.of(wide, padded_to=padded_to)
         self.narrow = CostTable.of(narrow, padded_to=padded_to) if narrow else None
-        # The wide lane at its slowest and the narrow ones at their quickest; see `_carries_more`.
+        # The wide lane at its slowest and the narrow ones at their fastest; see `_carries_more`.
         self._slow_wide = CostTable.of(wide, spreads=0.5, padded_to=padded_to)
         self._quick_narrow = CostTable.of(narrow, spreads=-0.5, padded_to=padded_to) if narrow else None
         self.corrections = (Correction(), Correction())
@@ -282,7 +293,7 @@ class ModelCosts:
         self._shares: dict[int, tuple[float, int, bool]] = {}
 
     def batch_us(self, lane: int, tokens: int, batch: int) -> float:
-        """Predicted microseconds for which a batch holds its lane; lane 0 is the wide one."""
+        """Predicted microseconds that a batch holds its lane; lane 0 is the wide one."""
         correction = self.corrections[lane > 0]
         table = self.narrow if lane and self.narrow else self.wide
         return table.batch_us(tokens, batch) * correction.at(tokens) + correction.overhead_us
@@ -292,7 +303,7 @@ class ModelCosts:
         return self.batch_us(0, tokens, 1)
 
     def least_us(self, tokens: int) -> float:
-        """The same without what slows it down at present: less than this is never enough."""
+        """The same without the present slowdown: the minimum."""
         return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].at(tokens))
 
     def busy_us(self, tokens: int) -> float:
@@ -306,20 +317,20 @@ class ModelCosts:
         return share * correction.at(tokens) + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
 
     def least_share_us(self, tokens: int) -> float:
-        """The same without what slows it down at present."""
+        """The same without the present slowdown."""
         share, _, wide = self._share(tokens)
         return share * min(1.0, self.corrections[not wide].at(tokens))
 
     def prefers_wide(self, tokens: int) -> bool:
-        """Whether batches on the wide lane carry clearly more such texts than the narrow lanes do."""
+        """Whether batches on the wide lane have clearly more throughput for such texts than the narrow lanes."""
         return self._share(tokens)[2]
 
     def group_tokens(self, tokens: int) -> int:
-        """Padded tokens of such texts that a narrow lane is given at once whatever that gains."""
+        """Padded tokens of such texts that a narrow lane gets at once regardless of the gain."""
         return self._group_tokens[bucket_index(tokens)]
 
     def group(self, tokens: int) -> int:
-        """How many such texts a lane is given at once while enough of them wait."""
+        """The number of such texts that a lane gets at once while enough of them wait."""
         return self._share(tokens)[1]
 
     def inherit(self, before: ModelCosts) -> None:
@@ -333,7 +344,7 @@ class ModelCosts:
     def _share(self, tokens: int) -> tuple[float, int, bool]:
         """Microseconds of the device for each text, the size of the batch, and whether the wide lane has it.
 
-        By the warm-up alone: only the lane in use is corrected, so that with corrections the choice would swing.
+        Uses the warm-up alone: only the lane in use is corrected, so corrections would make the choice oscillate.
         """
         answer = self._shares.get(tokens)
         if answer is None:
@@ -354,9 +365,9 @@ class ModelCosts:
         return self.narrow.batch_us(tokens, group) / group / self._narrow_lanes, group, False
 
     def _carries_more(self, tokens: int, size: int, group: int) -> bool:
-        """Whether the wide lane does, and not only because something disturbed the warm-up.
+        """Whether the wide lane has more throughput, even if the warm-up was disturbed.
 
-        On a busy machine spreads are as large as the times themselves: they prove nothing.
+        On a busy machine spreads are as large as the times themselves, and prove nothing.
         """
         if self._quick_narrow is None:
             return True

@@ -1,9 +1,9 @@
-"""First come, first served with one token budget: a baseline for comparison.
+"""FIFO with one token budget: a baseline for comparison.
 
 The rule is that of text-embeddings-inference (https://github.com/huggingface/text-embeddings-inference,
-`core/src/queue.rs`): one batch at a time, the oldest texts first whatever their lengths, as many as fit the budget
-of padded tokens. Costs are ignored, a deadline only counts once it has passed, and nobody is refused while there is
-room.
+`core/src/queue.rs`): one batch at a time, the oldest texts first whatever their lengths, as many as fit the budget of
+padded
+tokens. Costs are ignored, a deadline only counts once it has passed, and nothing is rejected while there is room.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FifoScheduler(Scheduler):
         return now
 
     def next(self, now: float) -> Assignment | None:
-        """The oldest texts that fit the budget together, once the engine is idle; those of bulk work come last."""
+        """The oldest texts that fit the budget together, once the engine is idle; bulk work comes last."""
         self.wake_at = None
         if any(self.lanes.load):
             return None

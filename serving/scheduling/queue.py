@@ -1,4 +1,4 @@
-"""The queue: admitted texts that wait for an engine, by priority class and within it by a key given at arrival."""
+"""The queue: admitted texts that wait for an engine, by priority class and within it by a static key."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class WorkItem(msgspec.Struct, eq=False):
     """One text in the queue.
 
     Attributes:
-        tokens: Of the text.
-        owner: The request it belongs to; opaque here.
+        tokens: Its length.
+        owner: Its request; opaque here.
         index: Its position among the request's inputs.
-        alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.
-        suspect: An engine ended while it worked on a batch with it: it runs with nothing beside it, once.
+        alone: Never share a batch: a batch with it failed, and its neighbors must not fail again.
+        suspect: An engine crashed while it worked on a batch with it: it runs once with nothing beside it.
         priority: Its class; smaller always goes first.
         key: Its position within the class, in seconds; smaller goes first. It never changes.
         deadline: When its answer becomes useless, in seconds.
         queued: When it was queued, in seconds.
-        least_us: What it costs at least; with less time than that left, it is not worth starting.
-        work_us: What it probably takes of the device, for predictions.
+        least_us: Its minimum cost; with less time left, it is not worth starting.
+        work_us: Its probable work on the device, for predictions.
         order: Decides between equal keys.
         bucket: Set by the queue.
         waits: Whether it is in the queue.
@@ -69,8 +69,9 @@ Entry = tuple[float, int, WorkItem]
 class WorkQueue:
     """A list for each (class, model, bucket), sorted by key.
 
-    Keys mostly come in ascending order, so that a sorted list takes them at its end; unlike a heap it also lists its
-    items in order. Admission bounds it: each item in it holds a permit. `items` and `tokens` count what waits.
+    Keys mostly come in ascending order, so a sorted list takes them at its end; unlike a heap it also lists its items
+    in order.
+    Admission limits it: each item in it holds a permit. `items` and `tokens` count what waits.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class WorkQueue:
             self.backlog.add(item)
 
     def remove(self, items: Iterable[WorkItem]) -> None:
-        """Takes items out; those that are not queued any more are passed over."""
+        """Removes items; those that are no longer queued are skipped."""
         for item in items:
             if not item.waits:
                 continue
@@ -123,11 +124,10 @@ class WorkQueue:
         return None
 
     def heads(self) -> list[WorkItem]:
-        """The first item of every bucket."""
         return [entries[0][2] for entries in self._buckets.values()]
 
     def company(self, item: WorkItem) -> int:
-        """How many items wait in a queued item's class, model and bucket, itself included."""
+        """Number of items in a queued item's class, model and bucket, including itself."""
         return len(self._buckets[item.bucket])
 
     def peers(self, item: WorkItem, most: int) -> Iterator[WorkItem]:
@@ -148,7 +148,7 @@ _SLOT_S = 0.01
 
 
 class Backlog:
-    """The work that waits, in microseconds of the device, by class and roughly by key."""
+    """Waiting work in microseconds of the device, by class and roughly by key."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Slots] = {}
@@ -166,7 +166,7 @@ class Backlog:
         self.total_us -= item.work_us
 
     def ahead_us(self, priority: int, key: float) -> int:
-        """The work that goes before what has this class and key; what is about as old counts as older."""
+        """The work before this class and key; work of about the same age counts as before."""
         ahead = 0
         for other, slots in self._classes.items():
             if other < priority:

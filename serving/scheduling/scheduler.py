@@ -1,14 +1,14 @@
-"""The scheduler of one device slot: queue, choice, prediction and the correction of costs, without a clock of its own.
+"""The scheduler of one device slot: queue, choice, prediction and cost correction, without a clock of its own.
 
-Its driver passes the time in, in seconds of any clock that only goes forward, and does what it says:
+Its driver passes the time, in seconds of any monotonic clock, and acts on the results:
 
     scheduler.engine_up(lanes, costs)
-    permit = scheduler.admission.admit(...)            lets a request in by an estimate, or refuses it
-    permit.confirm(lengths, now)                       once its texts are tokenised; may refuse it too
+    permit = scheduler.admission.admit(...)            admits a request by an estimate, or rejects it
+    permit.confirm(lengths, now)                       after tokenization; may reject it too
     scheduler.submit(items, permit, now)               queues all of a request's items, or starts its only one
-    while assignment := scheduler.next(now): ...       what it returns has left the queue and is to run
+    while assignment := scheduler.next(now): ...       what it returns has left the queue and must run
     occupied_us = scheduler.done(assignment, now)      and then `next` again, as after `submit`
-    scheduler.learn(assignment, compute_us, occupied_us)   once there is time for it
+    scheduler.learn(assignment, compute_us, occupied_us)   when there is time for it
     scheduler.cancel(items)                            at any time
 
 The server's `Dispatcher` drives it from an event loop, a simulator from a list of events.
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 _LATELY_S = 5.0
-"""After so long without another request bulk work has the device as it likes."""
+"""After this time without other requests, bulk work uses the device without limits."""
 
 
 class Scheduler:
     """See the module.
 
     Attributes:
-        admission: Who is let in.
-        online_us: Time of the device that batches have taken, but for bulk work, in microseconds.
-        bulk_us: The same of bulk work.
-        wake_at: When `next` must be called again although nothing happens; None for not at all.
+        admission: Admits requests.
+        online_us: Device time of batches other than bulk work, in microseconds.
+        bulk_us: The same for bulk work.
+        wake_at: When `next` must be called even without an event; None for never.
     """
 
     _refuses_late = True
@@ -58,7 +58,7 @@ class Scheduler:
         drop: Callable[[WorkItem], None],
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Starts without an engine; `drop` gets each item that left the queue as too late, and may call `cancel`."""
+        """Starts without an engine; `drop` gets each item that left the queue as late, and may call `cancel`."""
         self.outlook = Outlook(policy)
         self.queue = self.outlook.queue
         self.bulk = self.outlook.bulk
@@ -88,18 +88,18 @@ class Scheduler:
 
     @property
     def costs(self) -> Sequence[ModelCosts]:
-        """The costs of each model; empty while there has been no engine."""
+        """The costs of each model; empty before the first engine."""
         return self.outlook.costs
 
     @property
     def waiting(self) -> int:
-        """Texts that wait."""
+        """Number of waiting texts."""
         return self.queue.items + self.bulk.items
 
     # The engine.
 
     def engine_up(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
-        """An engine with so many lanes takes batches from now on; the first lane is the wide one."""
+        """An engine with this number of lanes takes batches from now on; the first lane is the wide one."""
         self.outlook.lanes = Lanes.idle(lanes)
         self._held = [0.0] * lanes
         self._held_bulk = [0.0] * lanes
@@ -108,7 +108,7 @@ class Scheduler:
         self.outlook.back_at = self._tried = None
 
     def engine_restarts(self, back_at: float) -> None:
-        """There is no engine until about that time: what waits is kept, and predictions count with it."""
+        """There is no engine until about that time: queued work is kept, and predictions include the delay."""
         self.outlook.back_at = back_at
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
         self.outlook.costs = costs
 
     def resize(self, lanes: int) -> None:
-        """Sets the number of lanes; those that go are idle."""
+        """Sets the number of lanes; removed ones are idle."""
         load = self.lanes.load
         del load[lanes:]
         load.extend([0] * (lanes - len(load)))
@@ -131,9 +131,9 @@ class Scheduler:
     # The queue.
 
     def submit(self, items: Sequence[WorkItem], permit: Permit, now: float) -> Assignment | None:
-        """Queues all items of a request of one model, or starts the only one at once where nothing else is there.
+        """Queues all items of a request of one model, or starts a single one at once if the device is idle.
 
-        Returns what was started, as `next` does; None where they wait. The permit must have been confirmed at this
+        Returns what was started, as `next` does; None if the items wait. The permit must have been confirmed at this
         time.
         """
         first = items[0]
@@ -165,20 +165,20 @@ class Scheduler:
         return None
 
     def put_back(self, items: Sequence[WorkItem]) -> None:
-        """Queues items of a batch that failed once more, each to run alone, at their old positions."""
+        """Queues items of a failed batch again, each to run alone, at their old positions."""
         for item in items:
             item.alone = True
         self.take_back(items)
 
     def take_back(self, items: Sequence[WorkItem]) -> None:
-        """Queues items once more that no engine has computed, at their old positions."""
+        """Queues items again that no engine has computed, at their old positions."""
         for item in items:
             self._queue_of(item).push([item])
 
     def suspect(self, items: Sequence[WorkItem]) -> None:
-        """Queues items of a batch once more that an engine did not survive.
+        """Queues items of a batch again during which an engine crashed.
 
-        They go before all others, one at a time and with nothing beside them: whichever it was takes nobody with it.
+        They go before all others, one at a time and with nothing beside them, so that the culprit affects only itself.
         """
         for item in items:
             item.suspect = True
@@ -186,12 +186,12 @@ class Scheduler:
         self.put_back(items)
 
     def cancel(self, items: Sequence[WorkItem]) -> None:
-        """Takes out what still waits of a request."""
+        """Removes the waiting items of a request."""
         if items:
             self._queue_of(items[0]).remove(items)
 
     def next(self, now: float) -> Assignment | None:
-        """The next batch to run, taken out of the queue and counted on its lane; None where nothing can start."""
+        """The next batch to run, taken out of the queue and counted on its lane; None if nothing can start."""
         self.wake_at = None
         outlook = self.outlook
         if self._tried is not None:
@@ -215,7 +215,7 @@ class Scheduler:
         if assignment is None:
             return None
         own = assignment.items
-        # Bulk work whose turn has come does not wait for company: what it holds up would wait with it.
+        # Bulk work whose turn has come does not wait for more texts: what it holds up would wait with it.
         may_wait = head is None or own[0].priority != BULK
         if may_wait and self._waits_for_company(assignment, now):
             return None
@@ -228,7 +228,7 @@ class Scheduler:
         return self._start(assignment, now)
 
     def done(self, assignment: Assignment, now: float) -> float:
-        """A batch of the engine that is up has ended; returns for how many microseconds it held its lane."""
+        """Ends a batch of the present engine; returns for how many microseconds it held its lane."""
         if assignment is self._tried:
             self._tried = None
         lane, lanes = assignment.lane, self.outlook.lanes
@@ -245,7 +245,7 @@ class Scheduler:
         return occupied_us
 
     def learn(self, assignment: Assignment, compute_us: float, occupied_us: float) -> None:
-        """Corrects costs by a batch that has ended; `compute_us` is what the engine spent on it."""
+        """Corrects costs by a finished batch; `compute_us` is the engine's time."""
         items = assignment.items
         costs = self.outlook.costs[items[0].model]
         costs.observe(assignment.lane, assignment.padded_length, len(items), compute_us, occupied_us)
@@ -256,14 +256,14 @@ class Scheduler:
         return self.bulk if item.priority == BULK else self.queue
 
     def _head(self, queue: WorkQueue, now: float) -> WorkItem | None:
-        """The first that is not late; those before it are dropped."""
+        """The first item that is not late; those before it are dropped."""
         while (head := queue.head()) is not None and head.is_late(now):
             queue.remove([head])
             self._drop(head)
         return head
 
     def _suspect(self, now: float) -> WorkItem | None:
-        """The first suspect that still waits; one that is late is dropped."""
+        """The first suspect that still waits; late ones are dropped."""
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.waits and not suspect.is_late(now):
@@ -281,8 +281,8 @@ class Scheduler:
         return self._tried
 
     # The share of bulk work. While it waits, it is owed a part of the time that other work takes of the device. Once
-    # that is enough for a batch, nothing else starts before it. What it takes, it is owed no more; what others leave
-    # is a gift, but for one batch, which costs it no more than a slightly later turn.
+    # that is enough for a batch, nothing else starts before it. Time that it takes is subtracted; idle time that it
+    # uses is free, except for one batch, which delays its next turn slightly.
 
     def _is_due(self, bulk: WorkItem) -> bool:
         enough_us = min(1e6 * self.policy.bulk_slice_s, self.bulk.backlog.total_us)
@@ -290,16 +290,16 @@ class Scheduler:
 
     @property
     def _due_us(self) -> float:
-        """Time of the device that bulk work is owed beyond what of it runs."""
+        """Device time that bulk work is owed beyond what runs."""
         return self._owed_us - sum([self._device_us(lane, us) for lane, us in enumerate(self._held_bulk)])
 
     def _device_us(self, lane: int, us: float) -> float:
-        """Time of the whole device that time of a lane stands for."""
+        """Time of the whole device that corresponds to time of a lane."""
         lanes, policy = len(self.lanes.load), self.policy
         return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
 
     def _count(self, assignment: Assignment, occupied_us: float) -> None:
-        """Counts what a batch has taken."""
+        """Counts the time of a batch."""
         share, bulk = self.policy.bulk_share, assignment.bulk
         us = self._device_us(assignment.lane, occupied_us)
         self.bulk_us += bulk * us
@@ -321,7 +321,7 @@ class Scheduler:
         return assignment
 
     def _waits_for_company(self, assignment: Assignment, now: float) -> bool:
-        """Whether a batch that could still grow has time for it, where throughput is preferred to latency."""
+        """Whether a batch that could grow has time to wait for more texts, if throughput is preferred to latency."""
         if not self.policy.max_queue_delay_s or not assignment.could_grow:
             return False
         items = assignment.items

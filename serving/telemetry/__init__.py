@@ -1,1 +1,1 @@
-"""Metrics and logs, written once per request."""
+"""Metrics, traces and request logs, written once per request."""

@@ -1,8 +1,10 @@
-"""Every metric of a running server: its name, its kind, its labels and its help text.
+"""Every metric of a running server: name, kind, labels and help text.
 
-The metrics are made from these entries, and so is `docs/metrics.md`; a test compares them with a running server.
-Names end in their unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label
-are bounded: by the error tree, the states, or the models of the repository.
+The metrics and `docs/metrics.md` are made from these entries; a test compares them with a running server. Names end in
+their
+unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label are bounded: by the error
+tree, the
+states, or the models of the repository.
 """
 
 from __future__ import annotations
@@ -281,7 +283,7 @@ SERVER: Sequence[Metric] = (
     *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
     *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
 )
-"""What is the server's own."""
+"""Metrics of the server itself."""
 
 TRITON_SUCCESS = Metric("nv_inference_request_success", "counter", "Requests answered.", _MODEL)
 TRITON_FAILURE = Metric("nv_inference_request_failure", "counter", "Requests of v2 that got an error.", _MODEL)
@@ -304,7 +306,7 @@ TRITON: Sequence[Metric] = (
     *(TRITON_SUCCESS, TRITON_FAILURE, TRITON_COUNT, TRITON_EXECUTIONS, TRITON_REQUEST, TRITON_QUEUE),
     *(TRITON_INPUT, TRITON_INFER, TRITON_OUTPUT, TRITON_PENDING),
 )
-"""Triton's names, for the dashboards that know them; their numbers are those of v2's statistics."""
+"""Triton's names, for existing dashboards; the numbers are those of v2's statistics."""
 
 
 def _process(prefix: str, whose: str) -> Sequence[Metric]:
@@ -324,7 +326,7 @@ PROCESS: Sequence[Metric] = (
     *_process("process", "the server process"),
     *_process(f"{ENGINE_PROCESS_NAMESPACE}_process", "the engine process, while there is one"),
 )
-"""What Prometheus's client library reads of processes."""
+"""Process metrics of Prometheus's client library."""
 
 _GPU = {"gpu_uuid": "the GPU"}
 
@@ -352,4 +354,4 @@ GPU: Sequence[Metric] = (
     *(GPU_UTILIZATION, GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY),
     *(GPU_TEMPERATURE, GPU_CLOCK, GPU_THROTTLED),
 )
-"""What a GPU tells, where Triton has a name for it under that; a server on a CPU has none of them."""
+"""GPU metrics under Triton's names where there are such; absent on a CPU."""

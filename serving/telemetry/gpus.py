@@ -1,7 +1,8 @@
-"""What NVIDIA's management library (NVML) reports of the GPUs in use, under the names that Triton's users know.
+"""Metrics of the GPUs in use from NVIDIA's management library (NVML), under Triton's names.
 
-A thread asks every other second and a scrape shows the last answer: asking takes milliseconds at times, and a driver
-in trouble does not answer at all. Numbers that a GPU does not report, or reported too long ago, have no sample.
+A thread polls every other second and a scrape shows the last answer: polling may take milliseconds, and a driver in
+trouble
+does not answer at all. Numbers that a GPU does not report, or reported too long ago, have no sample.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger("bertserve")
 _PERIOD_S = 2.0
 _STALE_S = 5 * _PERIOD_S
 _ANSWER_S = 5.0
-"""More than a driver takes that works."""
+"""More than a working driver takes."""
 
 _MILLI = 1e-3
 _PERCENT = 1e-2
@@ -45,7 +46,7 @@ THROTTLES = {
     "hardware_thermal": 0x40,
     "power_brake": 0x80,
 }
-"""Reasons for slower clocks, as the bits of NVML's `nvmlClocksEventReasons`; idling is none."""
+"""Throttle reasons, as the bits of NVML's `nvmlClocksEventReasons`; idling is none."""
 
 Samples = dict[tuple[str, ...], float]
 
@@ -69,7 +70,7 @@ class GpuWatch:
 
     @classmethod
     def follow(cls, uuids: Sequence[str], registry: CollectorRegistry) -> GpuWatch | None:
-        """Exports the numbers of these GPUs; None where that is impossible, which is logged."""
+        """Exports the numbers of these GPUs; None if that is impossible, which is logged."""
         if not uuids:
             return None
         try:
@@ -88,7 +89,7 @@ class GpuWatch:
         return watch
 
     def run(self) -> None:
-        """Asks again and again; does not return."""
+        """Polls forever."""
         failed = False
         while True:
             try:
@@ -101,14 +102,14 @@ class GpuWatch:
             time.sleep(_PERIOD_S)
 
     def free_bytes(self, uuid: str) -> int | None:
-        """Free memory of a GPU at this moment; None where it does not say, or not within seconds."""
+        """Free memory of a GPU now; None if it does not answer within seconds."""
         answers: SimpleQueue[int] = SimpleQueue()
 
         def ask() -> None:
             with contextlib.suppress(KeyError, self._nvml.NVMLError):
                 answers.put(int(self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[uuid]).free))
 
-        # A thread of its own: one that a driver in trouble holds for ever would else keep the server from ending.
+        # A daemon thread: a hanging driver must not keep the server from exiting.
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_ANSWER_S)

@@ -1,8 +1,10 @@
-"""Prometheus metrics. Each request is recorded once, from the timings that its client also sees.
+"""Prometheus metrics. Each request is recorded once, from the timings that its client also gets.
 
-The library's own metrics take a lock and several Python functions for each observation, nine times a request; on a
-small machine that was a tenth of all that the server spends on a short text. Here one thread feeds and scrapes them,
-so an addition is enough, and for a histogram a search before it.
+The client library's metrics take a lock and several Python functions for each observation, nine times a request; on a
+small
+machine that was a tenth of the server's time for a short text. Here one thread feeds and scrapes them, so an addition
+is
+enough, plus a search for a histogram.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from serving.telemetry.catalogue import Metric
 
     Values = Mapping[Any, float]
-    """The samples of a metric, by the value of its only label, or by those of its labels in their order."""
+    """The samples of a metric, by the value of its only label, or by those of its labels in order."""
 
 _DECADE = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 
@@ -48,7 +50,7 @@ _SECONDS = (
     *(round(ten * step, 5) for ten in (1e-2, 1e-1, 1.0) for step in _DECADE),
     *(10.0, 15.0, 30.0, 60.0),
 )
-"""Every 0.1 ms up to 3 ms, then round numbers a quarter apart, up to the longest deadline."""
+"""Every 0.1 ms up to 3 ms, then round numbers in steps of a quarter, up to the longest deadline."""
 
 _BULK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 
@@ -63,14 +65,14 @@ _RECENT_BATCHES = 128
 _RECENT_REQUESTS = 1000
 
 _ANSWERED = "ok"
-"""The outcome of a request that got its answer."""
+"""The outcome of an answered request."""
 
 _PROTOCOLS = ("http", "grpc")
 _BATCH = "batch"
-"""Of parts of the lines of a file; errors of lines are counted by the jobs."""
+"""The protocol of lines of batch files; the jobs count errors of lines."""
 
 _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
-"""The outcomes that each model has from the start. What clients do wrong shows once one does it."""
+"""Outcomes that each model has from the start. Client errors appear with the first one."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -107,17 +109,17 @@ class Histogram:
         self._sum += value
 
     def counts(self) -> Sequence[int]:
-        """What each bucket holds by itself; last, what is beyond them."""
+        """The count of each bucket alone; last, values beyond the bounds."""
         return tuple(self._counts)
 
     def exported(self) -> tuple[list[tuple[str, int]], float]:
-        """The buckets as Prometheus has them, each with those below it, and the sum of the values."""
+        """The cumulative buckets of Prometheus, and the sum of the values."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True)), self._sum
 
 
 class Histograms(Collector):
-    """The histograms of a metric, by the values of its labels; one that is asked for is there from then on."""
+    """The histograms of a metric, by the values of its labels, created when first used."""
 
     def __init__(self, metric: Metric, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
         self._metric = metric
@@ -143,11 +145,11 @@ class BatchSeen(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What has been counted since the server started.
+    """Counts since the server started.
 
     Attributes:
-        requests: Requests answered.
-        errors: Requests that got an error, by its reason.
+        requests: Answered requests.
+        errors: Failed requests by reason.
         stages: For each stage of a request the counts of the buckets of `Metrics.bounds`; last, those beyond them.
     """
 
@@ -164,9 +166,9 @@ class Metrics:
     """Every metric of the server, in a registry of its own.
 
     Attributes:
-        totals: What each model has answered, by its name and version.
+        totals: Answers of each model, by name and version.
         recent: The last batches.
-        times: Of the last requests in `Counts.stages`, a time for each of its stages in their order; microseconds.
+        times: Of the last requests in `Counts.stages`, a time for each of its stages in order; microseconds.
     """
 
     bounds = _SECONDS
@@ -174,7 +176,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        # Outcomes are there from the start: a counter that first appears above 0 has no rate.
+        # Outcomes exist from the start: a counter that first appears above 0 has no rate.
         self._requests: defaultdict[tuple[str, str], Counter[str]] = defaultdict(
             lambda: Counter(dict.fromkeys(_OF_A_MODEL, 0))
         )
@@ -213,7 +215,7 @@ class Metrics:
         return Histograms(metric, self.registry, buckets).by_labels[()]
 
     def answered(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
-        """Counts an answer; `protocol` is how it was sent, if not in a file of `/v1/batches`."""
+        """Counts an answer; the default `protocol` is for lines of batch files."""
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1
         if outcome.priority == BULK:
@@ -242,7 +244,7 @@ class Metrics:
             totals.compute_us += timings.compute_us
 
     def refused(self, reason: str, protocol: str, model: str) -> None:
-        """Counts an error; `model` is empty where the request was refused before it had one."""
+        """Counts an error; `model` is empty if the request was rejected before its model was known."""
         self._requests[model, protocol][reason] += 1
 
     def batch_started(self, assignment: Assignment) -> None:
@@ -272,7 +274,7 @@ class Metrics:
         self._state = current
 
     def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
-        """Exports what `read` returns at each scrape; see `Reading`."""
+        """Exports the result of `read` at each scrape; see `Reading`."""
         Reading(metric, self.registry, read)
 
     def follow(self, dispatcher: Dispatcher) -> None:
@@ -327,20 +329,20 @@ class Metrics:
         self._triton = lambda: triton.exposition(repository, statistics(), waiting())
 
     def _name(self, repository: Repository) -> None:
-        """Learns which version has which index now; an index of one that has gone may still have batches."""
+        """Maps the present indices to versions; an old index may still have batches."""
         self._names |= {model.index: (model.name, model.version) for model in repository.models}
 
     def batches(self, model: ServedModel) -> int:
-        """Batches of a version of a model that engines were given so far."""
+        """Number of batches of a model's version that engines were given so far."""
         return self._batches_of[model.name, model.version]
 
     def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]:
-        """The batches of a version of a model that have ended, by their size."""
+        """The finished batches of a model's version, by size."""
         by_size = sorted(self._ended_of.get((model.name, model.version), {}).items())
         return [BatchStatistics(size, Duration(ended.count), ended, Duration(ended.count)) for size, ended in by_size]
 
     def follow_engine(self, current: Callable[[], EngineLife | None], repository: Repository) -> None:
-        """Exports which engine runs and which were not taken, on how many GPUs, and its process."""
+        """Exports the running engine, the rejected ones, the number of GPUs, and the engine process."""
 
         def info() -> Values:
             engine = current()

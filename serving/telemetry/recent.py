@@ -1,4 +1,4 @@
-"""The last minute: rates from the metrics' own counts, quantiles from the last requests.
+"""Figures of the last minute: rates from the metrics' counts, quantiles from the last requests.
 
 The counts are read every two seconds, which takes a fraction of a millisecond.
 """
@@ -57,11 +57,11 @@ class Recent:
 
     @property
     def requests_per_s(self) -> float:
-        """Of the last whole step."""
+        """Rate of the last whole step."""
         return self._steps[-1].requests_per_s
 
     def report(self) -> dict[str, Any]:
-        """The last minute, or as much of it as there was; times in milliseconds, null where nothing was answered."""
+        """The last minute, or the time since the start; times in milliseconds, null if nothing was answered."""
         first, now, counts = self._steps[0], self._clock(), self._metrics.counts()
         seconds = max(now - first.at, 1e-9)
         old = first.counts
@@ -99,7 +99,7 @@ class Recent:
         self.look()
 
     def _latency(self, old: Counts | None, new: Counts) -> dict[str, Any]:
-        """Quantiles of each stage: exact where all requests are among the last ones, else bounds of their buckets."""
+        """Quantiles of each stage: exact if all requests are among the last ones, otherwise bounds of their buckets."""
         buckets, times = {stage: _between(old, new, stage) for stage in new.stages}, self._metrics.times
         requests = sum(buckets[_REQUEST])
         known = len(times) // len(buckets)
@@ -118,7 +118,7 @@ class Recent:
 
 
 def upper_bound(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
-    """The bound of the bucket with the value that a share (0 to 1) of what was counted does not exceed.
+    """The bound of the bucket with the quantile (share 0 to 1) of the counts.
 
     Beyond the last bound it is that one.
     """

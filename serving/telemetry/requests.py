@@ -1,4 +1,4 @@
-"""What is logged of requests: refusals, and the lines of the access log."""
+"""Request logs: rejections, and the lines of the access log."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DIGITS = 3
 
 
 class SpanCounts:
-    """What became of the spans of traced requests.
+    """Counts of the spans of traced requests.
 
     Attributes:
         made: Spans that were queued.
         taken: Queued spans that no longer wait: exported or dropped.
-        exported: Spans that the collector has taken.
-        dropped: Spans that it has not, by why: `queue_full`, `export_failed`, or `rejected` by it.
+        exported: Spans that the collector has accepted.
+        dropped: Lost spans by reason: `queue_full`, `export_failed`, or `rejected` by the collector.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class SpanCounts:
 
 
 class Refusals:
-    """Counts errors and logs them at a bounded rate, but for a client that has gone, which is only counted."""
+    """Counts errors and logs them at a limited rate; disconnected clients are only counted."""
 
     def __init__(self, metrics: Metrics, limit: RateLimit) -> None:
         self._metrics = metrics
         self._limit = limit
 
     def refused(self, error: BertserveError, request_id: str, protocol: str, model: str) -> None:
-        """`model` is the one that the request was for, empty where it was refused before that was known."""
+        """`model` is empty if the request was rejected before its model was known."""
         reason = error.reason
         self._metrics.refused(reason, protocol, model)
         if reason == _GONE:
@@ -67,7 +67,7 @@ class Refusals:
 
 
 def write_access_line(trace: RequestTrace) -> None:
-    """Logs what a request asked, what came of it, and where the time went (milliseconds)."""
+    """Logs the request, its outcome, and the time of each stage (milliseconds)."""
     members: dict[str, object] = {
         "request_id": trace.request_id,
         "protocol": trace.protocol,

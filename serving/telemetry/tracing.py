@@ -1,10 +1,12 @@
-"""Spans of requests, by OpenTelemetry's SDK: made after the reply from the times of its `RequestTrace`.
+"""Spans of requests by OpenTelemetry's SDK, made after the reply from the times of its `RequestTrace`.
 
-A request is traced where its client says so in `traceparent`; where the client says nothing, with a probability.
-Spans wait in a bounded queue for a thread that sends them to a collector (OTLP over HTTP). A slow, refusing or absent
-collector costs spans, which are counted; requests never wait for it.
+A request is traced if its `traceparent` says so; without one, with a probability. Spans wait in a bounded queue for a
+thread
+that sends them to a collector (OTLP over HTTP). If the collector is slow or fails, spans are lost and counted; requests
+never
+wait for it.
 
-This module needs the libraries of the extra `tracing`, and is imported only where a collector is named.
+This module needs the libraries of the extra `tracing`, and is imported only if a collector is set.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.traces")
 
 MOST_SPANS = 12_288
-"""Spans that wait to be sent: of 2048 requests that were answered."""
+"""Maximum spans that wait to be sent: those of 2048 answered requests."""
 
 _BATCH = 126
-"""Spans in one message; encoding them keeps the event loop waiting for a few milliseconds."""
+"""Spans in one message; encoding them blocks the event loop for a few milliseconds."""
 
 _INTERVAL_MS = 250.0
 _TIMEOUT_S = 10.0
-"""For a message, further attempts included."""
+"""Limit for a message, including retries."""
 
 _PATH = "/v1/traces"
 _SERVER_FAULT = 500
@@ -63,10 +65,11 @@ class SpanSender:
     ) -> None:
         """Starts the thread.
 
-        `endpoint` is the collector's, as `http://host:4318`; `share` that of the requests whose clients say nothing, 0
-        to 1. Spans beyond `most_spans` that wait are dropped.
+        `endpoint` is the collector's, as `http://host:4318`; `share` the sampled part of requests without
+        `traceparent`, 0 to 1. Spans
+        beyond `most_spans` that wait are dropped.
         """
-        # The SDK reports each failed attempt; the exporter below says once what it meant.
+        # The SDK reports each failed attempt; the exporter below reports the result once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = _Exporter(endpoint.rstrip("/") + _PATH, counts)
         self._processor = _Processor(self._exporter, counts, most_spans)
@@ -83,7 +86,7 @@ class SpanSender:
         make_spans(self._tracer, trace)
 
     def close(self, limit_s: float) -> None:
-        """Sends what waits, within the limit, and ends the thread."""
+        """Sends waiting spans, within the limit, and ends the thread."""
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(limit_s)
@@ -91,7 +94,7 @@ class SpanSender:
 
 
 class _Processor(BatchSpanProcessor):
-    """The SDK's queue and thread. A span that finds no room is dropped and counted; those that wait are kept."""
+    """The SDK's queue and thread. A span that finds no room is dropped and counted; waiting ones are kept."""
 
     def __init__(self, exporter: _Exporter, counts: SpanCounts, most_spans: int) -> None:
         super().__init__(exporter, most_spans, _INTERVAL_MS, min(_BATCH, most_spans))
@@ -107,7 +110,7 @@ class _Processor(BatchSpanProcessor):
 
 
 class _Exporter(OTLPSpanExporter):
-    """The SDK's exporter, which also counts what became of the spans."""
+    """The SDK's exporter, which also counts the results."""
 
     def __init__(self, url: str, counts: SpanCounts) -> None:
         session = requests.Session()
@@ -141,7 +144,7 @@ class _Exporter(OTLPSpanExporter):
 
 
 def _rejected(reply: requests.Response | None) -> int:
-    """How many spans a collector refused of those that it was sent."""
+    """Number of spans that a collector rejected."""
     try:
         return (
             0 if reply is None else ExportTraceServiceResponse.FromString(reply.content).partial_success.rejected_spans
@@ -151,7 +154,7 @@ def _rejected(reply: requests.Response | None) -> int:
 
 
 def make_spans(tracer: Tracer, trace: RequestTrace) -> None:
-    """The span of a request, and below it one for each stage that it has gone through, as the tracer samples it."""
+    """The span of a request with a child for each stage, as the tracer samples it."""
     offset_ns = time.time_ns() - time.perf_counter_ns()
 
     def ns(at: float) -> int:
@@ -174,7 +177,7 @@ def make_spans(tracer: Tracer, trace: RequestTrace) -> None:
 
 
 def _described(trace: RequestTrace) -> tuple[str, dict[str, Attribute]]:
-    """The name and the attributes of a request's span, by OpenTelemetry's conventions."""
+    """The name and attributes of a request's span, by OpenTelemetry's conventions."""
     attributes: dict[str, Attribute] = {"bertserve.request_id": trace.request_id}
     if trace.protocol == "http":
         name = f"{trace.method} {trace.route}"
@@ -202,7 +205,7 @@ def _described(trace: RequestTrace) -> tuple[str, dict[str, Attribute]]:
 
 
 def _stages(trace: RequestTrace) -> Iterator[tuple[str, float, float, dict[str, Attribute]]]:
-    """Name, begin, end and attributes of each stage, in their order, none before the last one's end."""
+    """Name, begin, end and attributes of each stage, in order and without overlap."""
     if trace.decoded:
         yield "receive", trace.began, trace.decoded, {}
     if (times := trace.timings) is None:

@@ -1,6 +1,6 @@
-"""What Triton's dashboards and autoscalers look for, under Triton's names (docs/user_guide/metrics.md of Triton).
+"""Metrics under Triton's names (docs/user_guide/metrics.md of Triton), for its dashboards and autoscalers.
 
-Its counters end without `_total`, which the client library will not write, so these few lines are written here.
+Triton's counters end without `_total`, which the client library cannot write, so these few lines are written here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Files and batch jobs that are kept on disk, and the runner that works them off."""
+"""Files and batch jobs on disk, and the runner that computes them."""

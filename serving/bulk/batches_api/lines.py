@@ -1,4 +1,4 @@
-"""The lines of input, output and error files, as OpenAI's Batch API has them.
+"""Lines of input, output and error files, in the format of OpenAI's Batch API.
 
 Functions and methods read and write files, and are called in threads.
 """
@@ -42,10 +42,10 @@ class Line:
     """A request of an input file.
 
     Attributes:
-        id: Ours, the same whenever the line is read.
+        id: Our id, the same whenever the line is read.
         end: Where the next line begins.
         body: JSON, not decoded.
-        ignored: Fields beside these that were passed over.
+        ignored: Names of ignored fields.
     """
 
     id: str
@@ -57,11 +57,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an endpoint answered to a line.
+    """The answer of an endpoint to a line.
 
     Attributes:
-        pieces: Makes its body; what is large is made when it is written, and once more where that failed.
-        ignored: The fields of its body that were passed over.
+        pieces: Makes its body, when it is written, and again if writing failed.
+        ignored: Names of ignored fields of its body.
     """
 
     status: int
@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A line with its answer, or with the code and the sentence that say why it has none."""
+    """A line with its answer, or with a code and a sentence why it has none."""
 
     line: Line
     answer: Answer | None = None
@@ -96,7 +96,7 @@ class Result:
         yield b'},"error":null}\n'
 
     def _ignored(self) -> list[str]:
-        """The fields that were passed over, of the line and of its body; OpenAI has no place for them."""
+        """The ignored fields of the line and of its body; OpenAI has no place for them."""
         both = Ignored()
         for ignored in (self.line.ignored, self.answer.ignored if self.answer else None):
             if ignored is not None:
@@ -116,7 +116,7 @@ class Lines:
         self._opened.close()
 
     def read(self, most_bytes: int) -> list[Line]:
-        """The next lines: some, or one where that alone has more bytes; empty at the end."""
+        """The next lines: some, or one if it alone has more bytes; empty at the end."""
         lines: list[Line] = []
         size = 0
         while len(lines) < _PIECE_LINES and size < most_bytes and (text := self._opened.readline()):
@@ -135,10 +135,9 @@ class Lines:
 def check_lines(
     path: Path, endpoint: str, most_lines: int, most_bytes: int, *, refuses_unknown: bool = False
 ) -> tuple[int, list[Problem]]:
-    """How many requests an input file has, and what is wrong with it, the first hundred problems.
+    """The number of requests of an input file, and its first hundred problems.
 
-    It may have `most_lines` lines of `most_bytes` each, which all ask for the endpoint; `refuses_unknown` allows no
-    other fields than those that are read.
+    It may have `most_lines` lines of `most_bytes` each, all for the endpoint. `refuses_unknown` rejects unknown fields.
     """
     problems: list[Problem] = []
     seen: set[bytes] = set()
@@ -163,7 +162,7 @@ def check_lines(
 
 
 def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refuses_unknown: bool) -> Problem | None:
-    """What is wrong with a line, if anything is; adds its `custom_id` to those seen."""
+    """The problem of a line, if any; adds its `custom_id` to those seen."""
     try:
         fields = _line_decoder.decode(text)
         text.decode()
@@ -204,7 +203,7 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
 
 
 class Results:
-    """The output and the error file of a job under way, cut back to what is settled when they are opened."""
+    """The output and error files of a running job, truncated to settled lines when they are opened."""
 
     def __init__(self, output: Path, error: Path, job: BatchesApiJob) -> None:
         with room_on_disk():
@@ -218,16 +217,16 @@ class Results:
 
     @property
     def complete(self) -> bool:
-        """Whether the files had as much as is settled; if not, all must be computed again."""
+        """Whether the files had all settled lines; if not, everything must be computed again."""
         return self._output.complete and self._error.complete
 
     def clear(self) -> None:
-        """Makes both files empty."""
+        """Empties both files."""
         self._output.clear()
         self._error.clear()
 
     def append(self, results: Sequence[Result]) -> tuple[int, int]:
-        """Writes lines, durably, and returns the sizes of both files; where that fails nothing of it stays.
+        """Writes lines durably, and returns the sizes of both files; if that fails nothing stays.
 
         Raises:
             StorageFull: The disk is full.
@@ -249,7 +248,7 @@ class _Appended:
     """A file that grows by pieces that are either durable or gone.
 
     Attributes:
-        complete: Whether it had as many bytes as it should when it was opened; if not it is empty.
+        complete: Whether it had its expected size when it was opened; if not it is empty.
     """
 
     def __init__(self, path: Path, size: int) -> None:

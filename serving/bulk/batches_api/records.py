@@ -1,12 +1,12 @@
-"""Files and batch jobs as they are kept, with the states of a job.
+"""Stored files and batch jobs, with the states of a job.
 
     validating ─► in_progress ─► completed, or expired when its time is over
          │             └───────► cancelling ─► cancelled
-         ├─► failed      the input file breaks the rules, and nothing is computed
+         ├─► failed      the input file is invalid, and nothing is computed
          └─► cancelling
 
-`finalizing` is one of OpenAI's states that no job here stays in: results are complete when the last line is.
-Times are whole seconds since 1970.
+No job stays in OpenAI's state `finalizing`: results are complete when the last line is. Times are whole seconds since
+1970.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StoredFile(msgspec.Struct, frozen=True):
     """A file that was uploaded, or that a job has written.
 
     Attributes:
-        owner: Of whose key it is; see `owner_of`.
-        name: As its client calls it; it never names anything here.
+        owner: The owner's key; see `owner_of`.
+        name: The client's name for it; it never names anything here.
         purpose: `batch` or `batch_output`.
     """
 
@@ -48,11 +48,11 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why an input file is refused.
+    """Why an input file is rejected.
 
     Attributes:
-        line: Counted from 1; None where it is the whole file.
-        param: The field at fault, if it is one.
+        line: Counted from 1; None for the whole file.
+        param: The invalid field, if it is one.
     """
 
     code: str
@@ -65,16 +65,16 @@ class BatchesApiJob(msgspec.Struct, frozen=True, kw_only=True):
     """A batch job.
 
     Attributes:
-        expires_at: When what is not computed is given up.
-        keep_output_s: How long the files that it writes are kept; None: as long as any.
-        ended_at: When it came into its last state.
-        expired: Whether its time was over before its last line was computed.
+        expires_at: When lines that are not computed are given up.
+        keep_output_s: How long its output files are kept; None: as long as any.
+        ended_at: When it reached its last state.
+        expired: Whether it expired before its last line was computed.
         total: Lines of its input.
         completed: Lines in its output file.
         failed: Lines in its error file.
-        position: Bytes of the input that are settled; what stands behind is computed after a restart.
-        output_bytes: Size of the output file at that position; what stands behind is cut off after a restart.
-        error_bytes: The same of the error file.
+        position: Settled bytes of the input; the rest is computed after a restart.
+        output_bytes: Size of the output file at that position; it is truncated to that after a restart.
+        error_bytes: The same for the error file.
     """
 
     id: str
@@ -110,7 +110,7 @@ class BatchesApiJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What the names of its files and lines are made of."""
+        """The base of the names of its files and lines."""
         return self.id.removeprefix("batch_")
 
     @property

@@ -1,10 +1,12 @@
-"""Works jobs off: reads their lines, has them answered, and settles the results in the order of the lines.
+"""Runs jobs: reads their lines, computes the answers, and settles the results in the order of the lines.
 
-A line is settled once: its result is on the disk before the database says so, and what the database does not say is
-cut off and computed again after a crash. So each line is in exactly one of the two files, in the input's order.
+A line is settled once: its result is on disk before the database says so, and what the database does not list is
+truncated and
+computed again after a crash. So each line is in exactly one of the two files, in the input's order.
 
-Lines are answered through the ordinary pipeline. What passes (overload, an engine that restarts, a full disk) is waited
-for; everything else is the line's answer. The event loop starts and awaits; files are read and written in threads.
+Lines are answered through the ordinary pipeline. Temporary failures (overload, an engine restart, a full disk) are
+retried;
+everything else is the line's answer. The event loop starts and awaits; files are read and written in threads.
 """
 
 from __future__ import annotations
@@ -47,20 +49,20 @@ log = logging.getLogger("bertserve.jobs")
 _JOBS_AT_ONCE = 8
 _JOBS_OF_ONE_OWNER = 2
 _MORE_GIVEN_UP = 8
-"""Jobs that are cancelled, or whose time is over, have only to be ended: they wait for none of the others."""
+"""Additional jobs that are cancelled or expired: they only have to be ended, and do not wait for others."""
 
 _AHEAD_LINES = 256
 _AHEAD_TEXTS = 1024
 _AHEAD_BYTES = 4 << 20
-"""What is begun of a job and not settled, at most; a single line may have more."""
+"""Maximum bytes of a job that are begun and not settled; a single line may have more."""
 
 _READ_BYTES = 1 << 20
 
 _SETTLE_S = 0.5
-"""How often results are written and flushed; as much of the computing is repeated after a crash."""
+"""Interval of writing and flushing results; after a crash this much computing is repeated."""
 
 _TEXTS_AT_ONCE = 256
-"""In the pipeline at once, of all jobs."""
+"""Maximum texts of all jobs in the pipeline."""
 
 _MOST_LATE = 5
 _RETRY_S = 0.25
@@ -72,15 +74,15 @@ _CANCELLED = ("batch_cancelled", "This request was not executed because the batc
 
 
 class StoppedError(Exception):
-    """The server ends; what is not settled waits for its next start."""
+    """The server stops; unsettled lines wait for its next start."""
 
 
 class Retry(Protocol):
     async def __call__(self, work: Callable[[], Awaitable[T]], texts: int) -> T:
-        """What work with so many texts returns; it is repeated while what it raises passes.
+        """The result of work with this number of texts, which is repeated while it raises temporary errors.
 
         Raises:
-            BertserveError: What does not pass.
+            BertserveError: A permanent error.
         """
 
 
@@ -97,10 +99,10 @@ class Endpoint(Protocol):
     """What answers lines."""
 
     async def prepare(self, line_id: str, body: bytes) -> Prepared:
-        """Raises `BertserveError` where the body cannot be understood."""
+        """Raises `BertserveError` if the body is invalid."""
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
-        """What a client gets that asks for it alone."""
+        """The reply of the route to this error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Window:
-    """The lines of a job that are begun and not settled, in their order; those of `ready` have their results."""
+    """The lines of a job that are begun and not settled, in order; those of `ready` have their results."""
 
     begun: deque[_Begun] = field(default_factory=deque)
     ready: list[Result] = field(default_factory=list)
@@ -132,14 +134,14 @@ class _Window:
         self.bytes += len(begun.line.body)
 
     def collect(self) -> None:
-        """Takes the results of the lines that are done, up to the first that is not."""
+        """Takes the results of finished lines, up to the first unfinished one."""
         while self.begun and self.begun[0].task.done():
             self.ready.append(self.begun[0].task.result())
             self.begun.popleft()
 
     @property
     def due(self) -> bool:
-        """Whether results should be settled now: often enough, and before nothing more may be begun."""
+        """Whether results should be settled now: at intervals, and before the window is full."""
         late = time.monotonic() - self.settled_at > _SETTLE_S
         return bool(self.ready) and (late or not self.begun or 2 * len(self.begun) < self.lines)
 
@@ -153,10 +155,10 @@ class _Window:
 
 
 class _Running:
-    """A job that is worked off.
+    """A running job.
 
     Attributes:
-        told: Set when it was cancelled, or the server ends.
+        told: Set when it is cancelled, or the server stops.
     """
 
     def __init__(self, job: BatchesApiJob) -> None:
@@ -165,7 +167,7 @@ class _Running:
 
 
 class BatchesApiRunner:
-    """Works off the jobs of a store.
+    """Runs the jobs of a store.
 
     Attributes:
         lines: Lines settled since the start: `completed` and `failed`.
@@ -184,7 +186,7 @@ class BatchesApiRunner:
         jobs.on_change.append(self._on_change)
 
     async def run(self) -> None:
-        """Works until it is stopped, and then until what is under way is settled."""
+        """Runs until it is stopped, and then until running work is settled."""
         tasks: dict[asyncio.Task[None], str] = {}
         cleaned_at = float("-inf")
         try:
@@ -211,7 +213,7 @@ class BatchesApiRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Begins nothing more; `run` ends when what is under way is settled."""
+        """Begins nothing more; `run` ends when running work is settled."""
         self._stopping.set()
         self._changed.set()
         for running in self._running.values():
@@ -236,7 +238,7 @@ class BatchesApiRunner:
         self._changed.set()
 
     async def _due(self) -> list[BatchesApiJob]:
-        """Jobs to begin: those to be given up, then of the owners of whom the fewest run, and there the oldest."""
+        """Jobs to begin: those to be given up, then of the owners with the fewest running ones, oldest first."""
         waiting = [job for job in await self._jobs.run(lambda store: store.unfinished()) if job.id not in self._running]
         left = max(0, _JOBS_AT_ONCE + _MORE_GIVEN_UP - len(self._running))
         due = [job for job in waiting if self._given_up(job)][:left]
@@ -264,7 +266,7 @@ class BatchesApiRunner:
             self._changed.set()
 
     async def _to_its_end(self, running: _Running) -> None:
-        """Works a job off from where it stands. Raises `StoppedError` where the server ends before it does."""
+        """Runs a job from where it stands. Raises `StoppedError` if the server stops first."""
         jobs, job = self._jobs, running.job
         if not await jobs.in_thread(jobs.store.path(job.input_file_id).exists):
             problem = Problem("missing_input_file", "The input file is gone from the server's disk; upload it again.")
@@ -287,7 +289,7 @@ class BatchesApiRunner:
         await self._room(lambda: jobs.run(lambda store: store.end_job(job.id, state)))
 
     async def _begin_job(self, running: _Running) -> bool:
-        """Whether there is anything to compute; if the input is not valid, or it was cancelled, the job ends here."""
+        """Whether there is anything to compute; a job with invalid input, or a cancelled one, ends here."""
         job, settings = running.job, self._settings
         total = 0
         problems: list[Problem] = []
@@ -306,7 +308,7 @@ class BatchesApiRunner:
         return True
 
     async def _compute(self, running: _Running, results: Results, lines: Lines) -> None:
-        """Has lines answered and settles them, until all are or the job is given up; raises `StoppedError`."""
+        """Computes and settles lines until all are done or the job is given up; raises `StoppedError`."""
         window, read = _Window(), deque[Line]()
         try:
             while self._given_up(running.job) is None:
@@ -351,7 +353,7 @@ class BatchesApiRunner:
             return await self._refused(line, error)
 
     async def _refused(self, line: Line, error: Exception) -> Result:
-        """The answer that an error becomes; what nobody foresaw ends its line, and not the job."""
+        """The answer for an error; an unexpected one ends its line, and not the job."""
         if not isinstance(error, BertserveError):
             log.error("a line of a batch failed", extra=fields(request_id=line.id), exc_info=error)
             error = InternalError()
@@ -361,7 +363,7 @@ class BatchesApiRunner:
 
     @contextlib.asynccontextmanager
     async def _admitted(self, texts: int) -> AsyncIterator[None]:
-        """Holds a slot for each text, one request after another: of two that wait, none holds what the other needs."""
+        """Holds a slot for each text, one request after another: so two waiting requests cannot deadlock."""
         held, needed = 0, min(texts, _TEXTS_AT_ONCE)
         try:
             if needed:
@@ -393,7 +395,7 @@ class BatchesApiRunner:
             wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 
     async def _give_up(self, running: _Running, results: Results) -> None:
-        """Writes for each line that is left that it was not computed."""
+        """Writes for each remaining line that it was not computed."""
         code, message = self._given_up(running.job) or _EXPIRED
         if code == _EXPIRED[0] and not running.job.expired:
             await self._update(running, expired=True)
@@ -402,7 +404,7 @@ class BatchesApiRunner:
                 await self._settle(running, results, [Result(line, None, code, message) for line in read])
 
     async def _settle(self, running: _Running, results: Results, ready: Sequence[Result]) -> None:
-        """Writes results and says so in the database; waits while there is no room."""
+        """Writes results and records them in the database; waits while there is no room."""
         while self._jobs.store.full and self._given_up(running.job) is None:
             self._tell_of_missing_room("all files together have as many bytes as they may")
             await self._pause(_LONGEST_RETRY_S)
@@ -427,7 +429,7 @@ class BatchesApiRunner:
         return await self._jobs.in_thread(Lines, self._jobs.store.path(running.job.input_file_id), running.job)
 
     async def _room(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What the work returns; it is repeated while there is no room on the disk. May raise `StoppedError`."""
+        """The result of the work, which is repeated while the disk is full. May raise `StoppedError`."""
         while True:
             try:
                 done = await work()
@@ -444,7 +446,7 @@ class BatchesApiRunner:
         self._room_missing = True
 
     async def _pause(self, seconds: float) -> None:
-        """Waits; raises `StoppedError` where the server ends meanwhile."""
+        """Waits; raises `StoppedError` if the server stops meanwhile."""
         try:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         except TimeoutError:
@@ -452,7 +454,7 @@ class BatchesApiRunner:
         raise StoppedError
 
     async def _wait(self, running: _Running, task: asyncio.Task[Result], limit_s: float | None) -> None:
-        """Waits for a line's answer, no longer than `limit_s`, or until the job is given up or the server ends."""
+        """Waits for a line's answer, at most `limit_s`, or until the job is given up or the server stops."""
         told = asyncio.create_task(running.told.wait())
         left_s = max(0.0, running.job.expires_at - self._clock())  # a clock may be set: it is looked at now and then
         try:
@@ -463,7 +465,7 @@ class BatchesApiRunner:
             running.told.clear()
 
     def _given_up(self, job: BatchesApiJob) -> tuple[str, str] | None:
-        """The code and the sentence for lines that are not computed any more; None while they are."""
+        """The code and the sentence for lines that are given up; None before that."""
         if job.state is JobState.CANCELLING:
             return _CANCELLED
         return _EXPIRED if job.expired or self._clock() >= job.expires_at else None

@@ -1,4 +1,4 @@
-"""The store as the event loop uses it: its own thread, uploads that are bounded while they arrive, and who is told."""
+"""The store for the event loop: a thread of its own, limited uploads, and notifications."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FILE_THREADS = 4
-"""Of their own, so that a slow disk takes none from the tokenizer."""
+"""Threads of its own, so that a slow disk does not block the tokenizer."""
 
 
 class BatchesApiService:
     """Files and jobs.
 
     Attributes:
-        store: Its counts may be read anywhere; its methods are called by `run` alone.
-        limit_bytes: Of an uploaded file.
-        on_change: Called with a job that a client has made or cancelled.
+        store: Its counts may be read anywhere; only `run` calls its methods.
+        limit_bytes: Maximum size of an uploaded file.
+        on_change: Called with a job that a client has created or cancelled.
     """
 
     def __init__(self, store: BatchesApiStore, limit_bytes: int) -> None:
@@ -45,17 +45,17 @@ class BatchesApiService:
 
     @classmethod
     def open(cls, settings: Settings) -> BatchesApiService | None:
-        """Opens the folder that the settings name, if they name one; raises `StartupError` where it cannot be used."""
+        """Opens the folder of the settings, if there is one; raises `StartupError` if it cannot be used."""
         if settings.batch_dir is None:
             return None
         return cls(BatchesApiStore(settings.batch_dir, StoreLimits.of(settings)), settings.batch_file_mb << 20)
 
     async def run(self, work: Callable[[BatchesApiStore], T]) -> T:
-        """Works with the store in its thread. What was begun is ended, also where the caller is cancelled."""
+        """Works with the store in its thread. Work that was begun is finished, even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._database_thread, work, self.store)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401  those of `work`
-        """Works with files. Where the caller is cancelled the thread ends first: it may write what is closed next."""
+        """Works with files. A cancelled caller waits for the thread, which may write to what is closed next."""
         running = asyncio.get_running_loop().run_in_executor(self._file_threads, work, *arguments)
         try:
             return await asyncio.shield(running)
@@ -77,13 +77,13 @@ class BatchesApiService:
         return job
 
     def close(self) -> None:
-        """Ends the threads, once they have done what they were given, and unlocks the folder."""
+        """Ends the threads after their current work, and unlocks the folder."""
         self._file_threads.shutdown()
         self._database_thread.shutdown()
         self.store.close()
 
     def take_arriving(self, size: int) -> None:
-        """Counts so many bytes more of uploads on their way; raises `StorageFull` where they are too many."""
+        """Counts bytes of incoming uploads; raises `StorageFull` if there are too many."""
         with self._arriving:
             self.store.check_room(self._arriving_bytes + size)
             self._arriving_bytes += size
@@ -94,7 +94,7 @@ class BatchesApiService:
 
 
 class Upload:
-    """A file on its way; leaving the `async with` block removes what was not accepted."""
+    """An incoming file; leaving the `async with` block removes it unless it was accepted."""
 
     def __init__(self, jobs: BatchesApiService) -> None:
         self._jobs = jobs
@@ -113,7 +113,7 @@ class Upload:
         """Blocks.
 
         Raises:
-            BodyTooLarge: The file is larger than it may be.
+            BodyTooLarge: The file is too large.
             StorageFull: There is no room for it.
         """
         if self._size + len(data) > self._jobs.limit_bytes:

@@ -1,13 +1,14 @@
-"""Files and jobs on disk: a folder that one process has locked, with an SQLite database and a file for each file.
+"""Files and jobs on disk: a folder that one process has locked, with an SQLite database and the files.
 
     lock            held with flock for as long as the process lives
     jobs.sqlite     the table of files and the table of jobs; each change is on the disk when its method returns
     incoming/       uploads on their way
     files/          what the database lists, and what unfinished jobs have written so far
 
-A file is moved into `files/` before the database lists it, and removed before it leaves the database, so that there
-is room to say so on a disk that was full. What a crash leaves on one side alone goes at the next start. Methods block;
-they are called in one thread.
+A file is moved into `files/` before the database lists it, and removed before it leaves the database, so that the
+change can be
+recorded on a full disk. Leftovers of a crash are removed at the next start. Methods block; they are called in one
+thread.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ CREATE TABLE jobs (
 """
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_ROOM_FOR_DATABASE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
-"""SQLite's: the second is every failed write but ENOSPC, a quota's among them."""
+"""SQLite's codes: the second is every failed write but ENOSPC, including quotas."""
 _DAY_S = 86_400
 _UNFINISHED = f"({', '.join(repr(str(state)) for state in UNFINISHED)})"
 _MODE, _FILE_MODE = 0o700, 0o600
-"""Nobody else on the machine reads what clients have sent."""
+"""No other user of the machine can read what clients have sent."""
 
 _file_decoder = msgspec.json.Decoder(StoredFile)
 _job_decoder = msgspec.json.Decoder(BatchesApiJob)
@@ -65,12 +66,12 @@ _job_decoder = msgspec.json.Decoder(BatchesApiJob)
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What is kept at most.
+    """Limits of the store.
 
     Attributes:
-        bytes: Of all files together.
-        files: Files, results included.
-        jobs: Jobs, ended ones included; for a new one its owner's that ended first is forgotten, or any.
+        bytes: Maximum bytes of all files.
+        files: Maximum number of files, including results.
+        jobs: Maximum number of jobs, including ended ones; a new one removes its owner's that ended first, or any.
         keep_s: How long a file is kept, and a job after its end.
     """
 
@@ -93,16 +94,16 @@ class BatchesApiStore:
     """The folder.
 
     Attributes:
-        used_bytes: What all files have together.
-        files: How many there are.
-        states: Jobs by their state.
+        used_bytes: Bytes of all files.
+        files: Number of files.
+        states: Number of jobs by state.
     """
 
     def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
-        """Locks the folder, which is made where it is not there, and brings it in order; `clock` is in Unix seconds.
+        """Creates, locks and cleans the folder; `clock` is in Unix seconds.
 
         Raises:
-            StartupError: Another server uses it, it cannot be written, or what lies there is no database of ours.
+            StartupError: Another server uses it, it cannot be written, or it holds another database.
         """
         self._folder, self._limits, self._clock = folder, limits, clock
         self._files, self._incoming = folder / "files", folder / "incoming"
@@ -144,7 +145,7 @@ class BatchesApiStore:
             _check_format(self._folder, version)
 
     def _sweep(self) -> None:
-        """Removes what a crash has left: files that nothing lists, and entries whose files are gone."""
+        """Removes leftovers of a crash: files that nothing lists, and entries whose files are gone."""
         listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
         lost = [(file_id,) for file_id in listed if not self.path(file_id).exists()]
         for job in self.unfinished():
@@ -159,18 +160,18 @@ class BatchesApiStore:
     # Files.
 
     def path(self, file_id: str) -> Path:
-        """Where a file lies, whose id is one of ours."""
+        """The path of a file by our id."""
         return self._files / file_id
 
     def new_upload(self) -> Path:
-        """Where an upload may be written until `accept` takes it."""
+        """The path of an upload until `accept` takes it."""
         return self._incoming / secrets.token_hex(16)
 
     def accept(self, upload: Path, owner: str, name: str, keep_s: int | None) -> StoredFile:
-        """Takes a file that has been written and flushed; it is durable when this returns.
+        """Takes a written and flushed file; it is durable when this returns.
 
         Raises:
-            StorageFull: There are as many files as there may be, or the disk is full; the file is gone then.
+            StorageFull: There are too many files, or the disk is full; then the file is removed.
         """
         now = self._now()
         with contextlib.ExitStack() as undo:
@@ -187,7 +188,7 @@ class BatchesApiStore:
         return file
 
     def file(self, owner: str, file_id: str) -> StoredFile:
-        """Raises `ObjectNotFound` where there is none, it is another's, or it has expired."""
+        """Raises `ObjectNotFound` if there is none, it is another's, or it has expired."""
         row = self._database.execute(
             "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?", (file_id, owner, self._now())
         ).fetchone()
@@ -198,7 +199,7 @@ class BatchesApiStore:
     def list_files(
         self, owner: str, *, after: str | None, limit: int, ascending: bool, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """Files in the order of their making, or the reverse, behind the one named `after`; and whether more follow."""
+        """Files in order of creation, or the reverse, behind the one named `after`; and whether more follow."""
         where, values = "owner = ? AND expires_at > ?", [owner, self._now()]
         if purpose is not None:
             where, values = where + " AND purpose = ?", [*values, purpose]
@@ -206,7 +207,7 @@ class BatchesApiStore:
         return [_file_decoder.decode(row) for row in rows], more
 
     def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises `ObjectNotFound`, or `Conflict` where a job still reads it."""
+        """Raises `ObjectNotFound`, or `Conflict` while a job reads it."""
         self.file(owner, file_id)
         with self._transaction():
             if job := self._reader_of(file_id):
@@ -217,12 +218,12 @@ class BatchesApiStore:
     # Jobs.
 
     def create_job(self, job: BatchesApiJob) -> BatchesApiJob:
-        """Keeps a new job.
+        """Stores a new job.
 
         Raises:
-            ObjectNotFound: Its input is no file of its owner.
+            ObjectNotFound: Its input is not a file of its owner.
             InvalidRequest: Its input was not uploaded as one.
-            Overloaded: There are as many unfinished jobs as there may be of all.
+            Overloaded: There are too many unfinished jobs.
         """
         file = self.file(job.owner, job.input_file_id)
         if file.purpose != INPUT_PURPOSE:
@@ -247,7 +248,7 @@ class BatchesApiStore:
         return job
 
     def job(self, owner: str, job_id: str) -> BatchesApiJob:
-        """Raises `ObjectNotFound` where there is none, or it is another's."""
+        """Raises `ObjectNotFound` if there is none, or it is another's."""
         job = self._job(job_id)
         if job is None or job.owner != owner:
             raise ObjectNotFound("there is no such batch")
@@ -259,7 +260,7 @@ class BatchesApiStore:
         return [_job_decoder.decode(row) for row in rows], more
 
     def cancel_job(self, owner: str, job_id: str) -> BatchesApiJob:
-        """Raises `Conflict` where it has ended."""
+        """Raises `Conflict` if it has ended."""
         job = self.job(owner, job_id)
         if job.ended:
             raise Conflict(f"the batch is {job.state}, and cannot be cancelled any more")
@@ -272,7 +273,7 @@ class BatchesApiStore:
         return [_job_decoder.decode(row[0]) for row in rows]
 
     def begin_job(self, job_id: str, total: int) -> BatchesApiJob:
-        """Its input is valid and has so many lines."""
+        """Records that its input is valid and has this number of lines."""
         return self.update(job_id, total=total, in_progress_at=self._now(), state=JobState.IN_PROGRESS)
 
     def update(self, job_id: str, **changes: Any) -> BatchesApiJob:  # noqa: ANN401  fields of `BatchesApiJob`
@@ -284,7 +285,7 @@ class BatchesApiStore:
             return self._replace(msgspec.structs.replace(job, **changes))
 
     def end_job(self, job_id: str, state: JobState, problems: Sequence[Problem] = ()) -> BatchesApiJob:
-        """Ends a job, and lists the files that it has written; one that was cancelled meanwhile ends as cancelled."""
+        """Ends a job, and lists its output files; one that was cancelled meanwhile ends as cancelled."""
         now = self._now()
         with self._transaction():
             job = self._found(job_id)
@@ -305,7 +306,7 @@ class BatchesApiStore:
         return ended
 
     def expire(self) -> int:
-        """Removes files whose time is over and that no job reads, and jobs that ended long ago; counts the files."""
+        """Removes expired files that no job reads, and jobs that ended long ago; counts the files."""
         now = self._now()
         with self._transaction():
             gone = self._database.execute(
@@ -318,15 +319,15 @@ class BatchesApiStore:
             self._database.execute("DELETE FROM jobs WHERE ended_at <= ?", (now - self._limits.keep_s,))
         return len(gone)
 
-    # What they share.
+    # Common parts.
 
     @property
     def full(self) -> bool:
-        """Whether the files have as many bytes together as they may."""
+        """Whether the files have reached their total size."""
         return self.used_bytes >= self._limits.bytes
 
     def check_room(self, more_bytes: int) -> None:
-        """Raises `StorageFull` where so many bytes more, in one more file, would be too many."""
+        """Raises `StorageFull` if this number of bytes, in one more file, would be too much."""
         self._check_files()
         if self.used_bytes + more_bytes > self._limits.bytes:
             raise StorageFull(
@@ -346,7 +347,7 @@ class BatchesApiStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commits at its end, or undoes everything; raises `StorageFull` where the disk is full."""
+        """Commits at its end, or rolls everything back; raises `StorageFull` if the disk is full."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -426,7 +427,7 @@ def disk_full() -> StorageFull:
 
 @contextlib.contextmanager
 def room_on_disk() -> Iterator[None]:
-    """Raises `StorageFull` where a write in the block meets a full disk."""
+    """Raises `StorageFull` if a write in the block meets a full disk."""
     try:
         yield
     except OSError as error:
@@ -436,7 +437,7 @@ def room_on_disk() -> Iterator[None]:
 
 
 def check(folder: Path) -> None:
-    """Raises `StartupError` where a store's folder could not be opened, as far as that is seen without a change."""
+    """Raises `StartupError` if a store's folder could not be opened, as far as that is visible without a change."""
     with _usable(folder):
         if folder.exists():
             if not folder.is_dir():
@@ -455,7 +456,7 @@ def check(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _usable(folder: Path) -> Iterator[None]:
-    """Raises `StartupError` where the block meets a folder or a database that cannot be used."""
+    """Raises `StartupError` if the block meets a folder or a database that cannot be used."""
     try:
         yield
     except OSError as error:
