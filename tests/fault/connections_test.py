@@ -336,6 +336,8 @@ REFUSED = {
     # The request's line, its last field, and what is behind its head.
     "no_host": (400, "malformed_request", "GET /livez", "", b""),
     "no_field": (400, "malformed_request", "GET /livez", "Host: test\r\nA B: c", b""),
+    "no_host_for_head": (400, "malformed_request", "HEAD /livez", "", b""),
+    "headers_for_head": (431, "headers_too_large", "HEAD /livez", "Host: test\r\nX-A: " + "v" * 20_000, b""),
     "no_key": (401, "invalid_api_key", "POST /embed", "Host: test\r\nContent-Length: 2", b"{}"),
     "no_key_for_head": (401, "invalid_api_key", "HEAD /status", "Host: test", b""),
     "slow": (408, "slow_request", "POST /embed", "KEY\r\nHost: test\r\nContent-Length: 2", b"{"),
@@ -385,7 +387,9 @@ def test_a_refusal_of_every_layer_is_a_reply_like_any(server: Server, name: str)
     assert fields[b"x-request-id"] == identity.encode()
     assert fields[b"access-control-allow-origin"] == PAGE.encode()
     assert fields[b"endpoint-load-metrics"].startswith(b"JSON ")
+    assert fields[b"date"]  # RFC 9110, section 6.6.1: as any reply of a server with a clock
     assert bool(body) == (method != "HEAD")
+    assert int(fields[b"content-length"]) > 0
     wait_for(lambda: f"bertserve.access: request request_id={identity}" in server.log, "the line of the access log")
     (logged,) = [each for each in server.log.splitlines() if f"access: request request_id={identity} " in each]
     route = "?" if name == "no_route" else line.split()[1]

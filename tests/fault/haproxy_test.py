@@ -1,4 +1,4 @@
-"""Rows 55 and 56 with real parts: replicas behind HAProxy, with the configuration that users get, end and come back under load."""
+"""Rows 55 and 56 with real parts: replicas behind HAProxy, as users have it, end and come back under load."""
 
 from __future__ import annotations
 

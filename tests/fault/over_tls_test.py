@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fault import engine_test, http2_test, http_connection_test, lifecycle_test, transport_limits_test
+from tests.fault import engine_test, http2_test, http_connection_test, lifecycle_test
 from tests.support.certificates import Certificates
 from tests.support.server import FAKE, IMPATIENT, Server
 
@@ -36,7 +36,6 @@ LEFT_OUT = {
 PARTS: dict[ModuleType, tuple[str, ...]] = {
     # Of each module the tests whose names begin so.
     http_connection_test: ("test_",),
-    transport_limits_test: ("test_",),
     http2_test: ("test_",),
     engine_test: ("test_row_13", "test_row_14"),
     lifecycle_test: ("test_row_55", "test_row_56", "test_row_57", "test_row_58_second_signal_ends_the_drain"),

@@ -53,32 +53,26 @@ def test_instructions_that_int8_wants(flags: str, tmp_path: Path) -> None:
     assert found["memory"].value.startswith("8,000 MiB free of 16,000")
 
 
-def test_a_processor_without_them(tmp_path: Path) -> None:
-    """INT8 works and gains little, which is worth a word."""
-    found = named(machine(Settings(), proc(tmp_path, "avx2")))
-    assert found["instructions"].state == "note"
-    assert "--precision fp32" in found["instructions"].advice
+@pytest.mark.parametrize(
+    ("settings", "name", "advice"),
+    [(Settings(), "instructions", "--precision fp32"), (Settings(threads=200), "cores", "--threads 200")],
+    ids=["INT8 gains little", "threads in one another's way"],
+)
+def test_what_is_worth_a_word(settings: Settings, name: str, advice: str, tmp_path: Path) -> None:
+    finding = named(machine(settings, proc(tmp_path, "avx2")))[name]
+    assert finding.state == "note"
+    assert advice in finding.advice
 
 
-def test_more_threads_than_cores(tmp_path: Path) -> None:
-    """They would stand in one another's way."""
-    found = named(machine(Settings(threads=200), proc(tmp_path, "avx2")))
-    assert found["cores"].state == "note"
-    assert "--threads 200" in found["cores"].advice
-
-
-def test_no_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", [False, True], ids=["no driver", "a container without its device"])
+def test_no_card(tmp_path: Path, *, driver: bool) -> None:
     """Is nothing that is wrong."""
+    if driver:
+        (tmp_path / "driver/nvidia").mkdir(parents=True)
+        (tmp_path / "driver/nvidia/version").write_text(VERSION)
     (finding,) = gpus(tmp_path, [])
-    assert (finding.state, finding.value) == ("ok", "none (no NVIDIA driver)")
-
-
-def test_a_driver_without_a_card(tmp_path: Path) -> None:
-    """A container without its device."""
-    (tmp_path / "driver/nvidia").mkdir(parents=True)
-    (tmp_path / "driver/nvidia/version").write_text(VERSION)
-    (finding,) = gpus(tmp_path, [])
-    assert finding.value == "none (the driver is there and no GPU)"
+    why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
+    assert (finding.state, finding.value) == ("ok", f"none ({why})")
 
 
 @pytest.mark.parametrize(("version", "driver"), [(VERSION, "535.104.05"), (OPEN_VERSION, "580.159.04")])
@@ -221,36 +215,27 @@ def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Ser
 
 
 def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
-    """A port that is taken, models that are not there: each for itself, in the words of the start."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        options = ("--models", str(tmp_path), *FREE[2:], "--http-port", port)
-        done = doctor("--json", *options)
-        ports = refused_start("--models", str(models), *FREE[2:], "--http-port", port).stderr
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["ok"] is False
-    found = findings(done)
-    assert {name for name, finding in found.items() if finding["state"] == "bad"} == {"models", f"port {port}"}
-    assert found[f"port {port}"]["value"] in ports
-    assert found["models"]["value"] in refused_start("--models", str(tmp_path), *FREE).stderr
-
-
-def test_what_else_serve_opens_is_found(models: Path, tmp_path: Path) -> None:
-    """A port of agent checks that is taken, a folder of batches that is a file, a table of ids that is not there."""
+    """Ports that are taken, models, a folder and a table of ids that are not there: each in the words of the start."""
     file = tmp_path / "file"
     file.touch()
-    ids = f"cl100k_base={tmp_path / 'none'}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        wrong = (("--agent-port", port), ("--batch-dir", str(file)), ("--accept-token-ids", ids))
-        done = doctor("--json", "--models", str(models), *FREE, *(word for option in wrong for word in option))
-        starts = [refused_start("--models", str(models), "--engine", "fake", *FREE, *option).stderr for option in wrong]
-    assert done.returncode == 1
+        wrong = {
+            f"port {port}": ("--agent-port", port),
+            "batches": ("--batch-dir", str(file)),
+            "token ids": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
+            "models": ("--models", str(tmp_path)),
+        }
+        done = doctor("--json", *FREE, *(word for option in wrong.values() for word in option))
+        good = ("--models", str(models), "--engine", "fake", *FREE)
+        starts = {name: refused_start(*good, *option).stderr for name, option in wrong.items()}
+        clients = (*FREE[2:], "--http-port", port)
+        shown, start = doctor("--json", "--models", str(models), *clients), refused_start(*good, *clients).stderr
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
     found = findings(done)
-    names = (f"port {port}", "batches", "token ids")
-    assert {name for name, finding in found.items() if finding["state"] == "bad"} == set(names)
-    for name, start in zip(names, starts, strict=True):
-        assert found[name]["value"] in start
+    assert {name for name, finding in found.items() if finding["state"] == "bad"} == wrong.keys()
+    assert [name for name in wrong if found[name]["value"] not in starts[name]] == []
+    assert findings(shown)[f"port {port}"]["value"] in start
 
 
 def test_a_model_that_the_start_exports(tmp_path: Path) -> None:
@@ -276,10 +261,3 @@ def test_wrong_options_are_the_servers(models: Path) -> None:
     done, refused = doctor(*wrong), refused_start(*wrong)
     assert done.returncode == refused.returncode == 2
     assert done.stderr.removeprefix("bertserve doctor: ") == refused.stderr.removeprefix("bertserve serve: ")
-
-
-def test_its_help() -> None:
-    """Says what it is for."""
-    done = doctor("--help")
-    assert done.returncode == 0
-    assert "--json" in done.stdout
