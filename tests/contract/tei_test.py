@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.clients import TIMEOUT_S, ask, get, metric, post_json
 from tests.support.expected import cosines
-from tests.support.server import SLOW_ENGINES
+from tests.support.server import FAKE, SLOW_ENGINES
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -53,53 +53,30 @@ def test_headers(tasks_server: Server, path: str, message: dict[str, Any], count
     assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("cpu", str(sum(map(len, counted))))
 
 
-def test_embed(tei: Callable[..., Any]) -> None:
-    """One input or several, as texts or token ids, cut and scaled as asked."""
-    (one,) = tei("/embed", inputs="the server")
-    np.testing.assert_allclose(tei("/embed", inputs=TEXTS)[0], one, atol=1e-6)
-    (tokens,) = tei("/tokenize", inputs="the server")
-    np.testing.assert_allclose(tei("/embed", inputs=[[token["id"] for token in tokens]])[0], one, atol=1e-6)
-    raw = tei("/embed", inputs="the server", normalize=False)[0]
-    np.testing.assert_allclose(raw / np.linalg.norm(raw), one, atol=1e-6)
-    assert len(tei("/embed", inputs="the server", dimensions=8)[0]) == 8
-
-
-def test_truncation_cuts_the_end_or_the_beginning(tei: Callable[..., Any], tasks_server: Server) -> None:
+@pytest.mark.parametrize("direction", ["Right", "Left"])
+def test_truncation_cuts_the_end_or_the_beginning(
+    tei: Callable[..., Any], tasks_server: Server, direction: str
+) -> None:
     """`Right` keeps the beginning of a text, `Left` its end; neither is done where `truncate` is false."""
-    (ids,) = [[token["id"] for token in tokens] for tokens in tei("/tokenize", inputs=LONG)]
-    for direction, kept in (("Right", [*ids[:63], ids[-1]]), ("Left", [ids[0], *ids[-63:]])):
-        expected = tei("/embed", inputs=[kept])
-        np.testing.assert_allclose(tei("/embed", inputs=LONG, truncation_direction=direction), expected, atol=1e-6)
-        found = tei("/embed", inputs=LONG, truncation_direction=direction.lower(), truncate=True)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-        whole = {"inputs": LONG, "truncation_direction": direction, "truncate": False}
-        assert http_refusal(tasks_server, "/embed", **whole)[:2] == (422, "Validation")
+    (tokens,) = tei("/tokenize", inputs=LONG)
+    ids = [token["id"] for token in tokens]
+    expected = tei("/embed", inputs=[[*ids[:63], ids[-1]] if direction == "Right" else [ids[0], *ids[-63:]]])
+    for written in ({"truncation_direction": direction}, {"truncation_direction": direction.lower(), "truncate": True}):
+        np.testing.assert_allclose(tei("/embed", inputs=LONG, **written), expected, atol=CLOSE)
+    whole = {"inputs": LONG, "truncation_direction": direction, "truncate": False}
+    assert http_refusal(tasks_server, "/embed", **whole)[:2] == (422, "Validation")
+    scores = [
+        tei("/predict", inputs=LONG, raw_scores=True, **more) for more in ({}, {"truncation_direction": direction})
+    ]
+    assert (scores[0] == scores[1]) is (direction == "Right")
 
 
 def test_truncate_left_follows_the_servers_default(serve: Callable[..., Server]) -> None:
     """Where a request does not say whether to cut, `auto_truncate` does."""
-    server = serve("--engine", "fake", "--precision", "fp32", "--auto-truncate", "false")
+    server = serve(*FAKE, "--auto-truncate", "false")
     message = {"inputs": "server " * 300, "truncation_direction": "Left"}
     assert "tokens" in http_refusal(server, "/embed", **message)[2]
     assert len(ask(server, "/embed", **message, truncate=True)) == 1
-
-
-def test_predict(tei: Callable[..., Any]) -> None:
-    """A text, a pair, or a list of either."""
-    one = tei("/predict", inputs="the server")
-    assert sum(entry["score"] for entry in one) == pytest.approx(1, abs=1e-5)
-    batch = tei("/predict", inputs=[["the server"], ["the server", "a text"]])
-    assert [entry["label"] for entry in batch[0]] == [entry["label"] for entry in one]
-    assert len(batch) == 2
-    left = tei("/predict", inputs=LONG, truncation_direction="Left", raw_scores=True)
-    assert left != tei("/predict", inputs=LONG, raw_scores=True)
-
-
-def test_rerank(tei: Callable[..., Any]) -> None:
-    """Texts by score, with their text where asked."""
-    ranks = tei("/rerank", query="the server", texts=TEXTS, return_text=True)
-    assert [entry["text"] for entry in ranks] == [TEXTS[entry["index"]] for entry in ranks]
-    assert all(0 <= entry["score"] <= 1 for entry in ranks)
 
 
 def test_similarity(tei: Callable[..., Any]) -> None:
@@ -321,25 +298,26 @@ def test_embed_all(embed: Any, tei: Callable[..., Any]) -> None:
     np.testing.assert_allclose(found, tei("/embed_all", inputs=TEXTS[1])[0], atol=CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "inputs", "by_http"),
+    [("", TEXTS[1], TEXTS[1]), ("Pair", TEXTS[:2], TEXTS[:2]), ("Pair", TEXTS[:1], TEXTS[0])],
+    ids=["text", "pair", "half a pair"],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_grpc_predict(
+    predict: Any, tei: Callable[..., Any], kind: str, inputs: Any, by_http: Any, *, raw: bool
+) -> None:
+    """The classes of `/predict`, of texts and of pairs, as probabilities or raw."""
+    request = getattr(pb, f"Predict{kind}Request")(inputs=inputs, raw_scores=raw)
+    assert scores(getattr(predict, f"Predict{kind}")(request)) == told(tei("/predict", inputs=by_http, raw_scores=raw))
+
+
 def scores(reply: Any) -> list[tuple[str, Any]]:
     return [(one.label, pytest.approx(one.score, abs=CLOSE)) for one in reply.predictions]
 
 
 def told(reply: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
     return [(one["label"], one["score"]) for one in reply]
-
-
-def test_grpc_predict(predict: Any, tei: Callable[..., Any]) -> None:
-    """The classes of `/predict`, of texts and of pairs, as probabilities or raw."""
-    assert scores(predict.Predict(pb.PredictRequest(inputs=TEXTS[1]))) == told(tei("/predict", inputs=TEXTS[1]))
-    raw = predict.Predict(pb.PredictRequest(inputs=TEXTS[1], raw_scores=True))
-    assert scores(raw) == told(tei("/predict", inputs=TEXTS[1], raw_scores=True))
-    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:2]))) == told(
-        tei("/predict", inputs=TEXTS[:2])
-    )
-    assert scores(predict.PredictPair(pb.PredictPairRequest(inputs=TEXTS[:1]))) == told(
-        tei("/predict", inputs=TEXTS[0])
-    )
 
 
 @pytest.mark.parametrize("raw", [False, True])
