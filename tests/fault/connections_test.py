@@ -390,7 +390,7 @@ def test_a_refusal_of_every_layer_is_a_reply_like_any(server: Server, name: str)
     assert fields[b"date"]  # RFC 9110, section 6.6.1: as any reply of a server with a clock
     assert bool(body) == (method != "HEAD")
     assert int(fields[b"content-length"]) > 0
-    wait_for(lambda: f"bertserve.access: request request_id={identity}" in server.log, "the line of the access log")
+    wait_for(lambda: f"bertserve.access: request request_id={identity} " in server.log, "the line of the access log")
     (logged,) = [each for each in server.log.splitlines() if f"access: request request_id={identity} " in each]
     route = "?" if name == "no_route" else line.split()[1]
     assert f"method={method} route={route} status={status} reason={reason} " in logged

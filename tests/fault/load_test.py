@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Workload, drive, even
-from loadtest.capacity.simulate_cli import simulate
+from loadtest.capacity.simulate_cli import main as simulate
 from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
 from loadtest.generator.closed_loop import Lane, connect, one_by_one
 from loadtest.generator.messages import messages
