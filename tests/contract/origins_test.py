@@ -122,56 +122,39 @@ def status(address: str, *lines: str, version: str = "1.1") -> int:
         return int(connection.read_to_end().split()[1])
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("localhost", 200),
-        ("LOCALHOST:8000", 200),
-        ("localhost.", 200),
-        ("127.0.0.1:1", 200),
-        ("127.8.9.10", 200),
-        ("[::1]:8000", 200),
-        ("[::ffff:127.0.0.1]", 200),
-        ("search.EXAMPLE:443", 200),
-        ("search.example.", 200),
-        ("10.0.0.7:80", 200),
-        ("[fd00::7]:80", 200),
-        ("evil.example", 421),
-        ("localhost.evil.example", 421),
-        ("evil.localhost.example:8000", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("sub.search.example", 421),
-        ("10.0.0.8", 421),
-        ("[fd00::8]", 421),
-        ("[localhost]", 421),
-        ("2130706433", 421),
-        ("", 421),
-    ],
+OURS_HOSTS = (
+    *("localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "127.8.9.10", "[::1]:8000", "[::ffff:127.0.0.1]"),
+    *("search.EXAMPLE:443", "search.example.", "10.0.0.7:80", "[fd00::7]:80"),
 )
-def test_only_its_own_names_are_answered(server: Server, host: str, expected: int) -> None:
-    """Loopback addresses, `localhost` and `--allowed-hosts`, whatever the case and the port."""
-    assert status(server.http, "GET /status", f"Host: {host}") == expected
-
-
-def test_a_name_without_a_dot_is_nobody_s_domain(fake_server: Server) -> None:
-    """That of an nginx upstream or a container is answered where no names are given."""
-    hosts = {"backend": 200, "bertserve:8000": 200, "": 200, "2130706433": 421, "evil.example": 421}
-    for host, expected in hosts.items():
-        assert status(fake_server.http, "GET /status", f"Host: {host}") == expected, host
-
-
-@pytest.mark.parametrize(
-    "target", ["GET /", "GET /console/api.js", "GET /v1/files", "POST /embed", "GET /no/such/path"]
+OTHER_HOSTS = (
+    *("evil.example", "localhost.evil.example", "evil.localhost.example:8000", "127.0.0.1.evil.example"),
+    *("sub.search.example", "10.0.0.8", "[fd00::8]", "[localhost]", "2130706433", ""),
 )
-def test_no_route_answers_another_name(server: Server, target: str) -> None:
-    """Neither the page, nor data, nor whether there is such a route."""
-    assert status(server.http, target, "Host: evil.example", "Origin: http://evil.example") == 421
+ASKED = {
+    # Loopback addresses, `localhost` and `--allowed-hosts` are answered, whatever the case and the port.
+    **{("server", "GET /status", host): 200 for host in OURS_HOSTS},
+    **{("server", "GET /status", host): 421 for host in OTHER_HOSTS},
+    # Where no names are given, one without a dot is nobody's domain: that of an nginx upstream or a container.
+    **{("fake_server", "GET /status", host): 200 for host in ("backend", "bertserve:8000", "")},
+    **{("fake_server", "GET /status", host): 421 for host in ("2130706433", "evil.example")},
+    # Another name is answered neither the page, nor data, nor whether there is such a route.
+    **{
+        ("server", target, "evil.example"): 421
+        for target in ("GET /", "GET /console/api.js", "GET /v1/files", "POST /embed", "GET /no/such/path")
+    },
+    # Kubelets and load balancers ask by an address or a name of their own.
+    **{
+        ("server", f"GET {path}", "10.244.0.9:8000"): 200
+        for path in ("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+    },
+}
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"])
-def test_probes_answer_under_any_name(server: Server, path: str) -> None:
-    """Kubelets and load balancers ask by an address or a name of their own."""
-    assert status(server.http, f"GET {path}", "Host: 10.244.0.9:8000") == 200
+@pytest.mark.parametrize(("kind", "target", "host"), ASKED)
+def test_only_its_own_names_are_answered(request: pytest.FixtureRequest, kind: str, target: str, host: str) -> None:
+    """Whatever a page says of where it comes from."""
+    address = request.getfixturevalue(kind).http
+    assert status(address, target, f"Host: {host}", f"Origin: http://{host}") == ASKED[kind, target, host]
 
 
 def test_what_no_page_can_send_is_not_checked(server: Server) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,11 @@ def post(server: Server, family: str, body: bytes) -> int:
 
 def json_of(family: str, inputs: object, **more: object) -> bytes:
     return json.dumps({FIELD[family]: inputs, **more}).encode()
+
+
+def nested(depth: int, family: str) -> bytes:
+    """A request whose free parameters hold lists in lists."""
+    return body_of(family, b'"x"')[:-1] + b',"parameters":{"anything":' + b"[" * depth + b"]" * depth + b"}}"
 
 
 Make = Callable[[str], bytes]
@@ -125,39 +130,26 @@ INVALID: dict[str, Make] = {
 }
 
 
-@pytest.mark.sampled(20)
-@each_route
-@pytest.mark.parametrize("case", MALFORMED)
-def test_rows_16_to_18_malformed_bodies(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, MALFORMED[case](family)) == STATUS["malformed"][family]
+BODIES: dict[str, tuple[dict[str, Make], Iterable[str], Callable[[str], set[object]]]] = {
+    # Bodies, the families of routes that get them, and the statuses that these may answer.
+    "16 to 18": (MALFORMED, ROUTES, lambda family: {STATUS["malformed"][family]}),
+    "18": ({"surrogate pair": lambda family: body_of(family, rb'"\ud83d\ude00"')}, ROUTES, lambda _: {200}),
+    "19 and 20": (NO_TEXTS, ROUTES, lambda _: {400, 422}),
+    # Deep nesting is no danger where the schema takes any value.
+    "20": ({f"{depth} free": partial(nested, depth) for depth in (100, 100_000)}, ["v2"], lambda _: {200, 400}),
+    "22 and 30": (INVALID, FIELD, lambda family: {STATUS["invalid"][family]}),
+}
 
 
-@pytest.mark.sampled(13)
-@each_route
-@pytest.mark.parametrize("case", NO_TEXTS)
-def test_rows_19_and_20_what_is_no_text(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, NO_TEXTS[case](family)) in {400, 422}
-
-
-@pytest.mark.sampled(22)
-@pytest.mark.parametrize("family", FIELD)
-@pytest.mark.parametrize("case", INVALID)
-def test_rows_22_and_30_invalid_requests(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, INVALID[case](family)) == STATUS["invalid"][family]
-
-
-@each_route
-def test_row_18_surrogate_pair(fake_server: Server, family: str) -> None:
-    """An escaped surrogate pair is the character that it means."""
-    assert post(fake_server, family, body_of(family, rb'"\ud83d\ude00"')) == 200
-
-
-@pytest.mark.parametrize("depth", [100, 100_000])
-def test_row_20_nesting_in_free_parameters(fake_server: Server, depth: int) -> None:
-    """Deep nesting is no danger where the schema takes any value."""
-    deep = b"[" * depth + b"]" * depth
-    body = body_of("v2", b'"x"')[:-1] + b',"parameters":{"anything":' + deep + b"}}"
-    assert post(fake_server, "v2", body) in {200, 400}
+@pytest.mark.sampled(60)
+@pytest.mark.parametrize(
+    ("rows", "case", "family"),
+    [(rows, case, family) for rows, (bodies, families, _) in BODIES.items() for case in bodies for family in families],
+)
+def test_rows_16_to_22_and_30_bodies(fake_server: Server, rows: str, case: str, family: str) -> None:
+    """What is no JSON, no text or no valid request is refused by every family of routes."""
+    bodies, _, statuses = BODIES[rows]
+    assert post(fake_server, family, bodies[case](family)) in statuses(family)
 
 
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["x"]}

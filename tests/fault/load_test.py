@@ -136,16 +136,26 @@ def test_texts_have_the_lengths_that_were_asked_for(fake_server: Server) -> None
             assert len(set(kind.texts)) > len(kind.texts) / 2
 
 
-def test_a_server_that_stops_is_named_as_the_cause(
-    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_load_that_cannot_be_sent_is_one_clear_line(
+    fake_server: Server, serve: Callable[..., Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It still answers in its lame duck, and then closes the connection."""
-    server = serve("--engine", "fake", "--lame-duck-s", "60")
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    assert main(["--target", server.http, "--duration", "0.5", "--out", str(tmp_path)]) == IMPOSSIBLE
-    assert "it is stopping or restarting" in capsys.readouterr().err
-    server.signal(signal.SIGTERM)
+    """Exit code 2 before any load: nobody listens, no model does the task, or the server is in its lame duck."""
+    tags = tmp_path / "tags.toml"
+    tags.write_text("lengths = { 8 = 1 }\ntasks = { tag = 1 }\n[[phases]]\nseconds = 1\nfrom = 1\nto = 1\n")
+    nobody = f"127.0.0.1:{free_port()}"
+    ending = serve("--engine", "fake", "--lame-duck-s", "60")
+    ending.signal(signal.SIGTERM)
+    ending.wait_logged("state: draining")
+    for words, sentence in (
+        (["--target", nobody], f"cannot connect to {nobody}"),
+        (["--target", fake_server.http, "--scenario", str(tags)], "answers 4"),
+        (["--target", ending.http, "--duration", "0.5"], "it is stopping or restarting"),
+    ):
+        assert main([*words, "--out", str(tmp_path)]) == IMPOSSIBLE
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1
+    ending.signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -216,25 +226,6 @@ def test_what_makes_no_sense_is_one_clear_line(
     assert main(words) == IMPOSSIBLE
     said = capsys.readouterr().err
     assert sentence in said
-    assert said.count("\n") == 1
-
-
-def test_a_target_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Nobody listening is not a missed objective: exit code 2, and the address in the message."""
-    port = free_port()
-    assert main(["--target", f"127.0.0.1:{port}", "--out", str(tmp_path)]) == IMPOSSIBLE
-    assert f"cannot connect to 127.0.0.1:{port}" in capsys.readouterr().err
-
-
-def test_a_task_that_no_model_does_is_one_clear_line(
-    fake_server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A scenario that the server cannot answer ends before any load, in the server's words."""
-    file = tmp_path / "tags.toml"
-    file.write_text("lengths = { 8 = 1 }\ntasks = { tag = 1 }\n[[phases]]\nseconds = 1\nfrom = 1\nto = 1\n")
-    assert main(["--target", fake_server.http, "--scenario", str(file), "--out", str(tmp_path)]) == IMPOSSIBLE
-    said = capsys.readouterr().err
-    assert "answers 4" in said
     assert said.count("\n") == 1
 
 
