@@ -69,7 +69,8 @@ def test_times_and_tokens(int8_server: Server, transport: type[Transport], model
     The tokens are those of all texts, special ones included, padding not.
     """
     with transport(int8_server) as client:
-        times, tokens, truncated = told(client.embed(TEXTS).headers)
+        times, *_ = told(client.embed(TEXTS[:1]).headers)
+        _, tokens, truncated = told(client.embed(TEXTS).headers)
     assert tuple(times) == STAGES
     assert times["compute"] > 0
     assert times["tokenize"] + times["queue"] + times["compute"] <= times["total"] + 0.01
