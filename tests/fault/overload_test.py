@@ -51,10 +51,10 @@ def slow_server(models: Path) -> Iterator[Server]:
 def occupied(server: Server, priority: int) -> Iterator[None]:
     """More than a second's work of a class in the queue while the block runs; all of it is answered."""
     wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "an idle server")
-    headers = {"X-Request-Priority": str(priority)}
+    before, headers = accepted_texts(server), {"X-Request-Priority": str(priority)}
     with ThreadPoolExecutor(QUEUED) as pool:
         asked = [pool.submit(ask, server, TEXT, headers=headers) for _ in range(QUEUED)]
-        wait_for(lambda: metric(server, "bertserve_queue_texts") >= QUEUED - 2, "a queue")
+        wait_for(lambda: accepted_texts(server) == before + QUEUED, "a queue")
         yield
     assert [one.result() for one in asked] == [200] * QUEUED
 
@@ -72,24 +72,41 @@ def ask(server: Server, *texts: str, headers: dict[str, str] | None = None) -> i
     return post_json(server.http, "/embed", body, headers).status
 
 
-def batched_texts(server: Server) -> int:
-    return int(metric(server, "bertserve_batch_size_sum"))
-
-
 def accepted_texts(server: Server) -> float:
     """Texts that wait or were sent to the engine, as of one moment: a batch may start between two readings."""
     sampled = metrics(server)
     return sampled["bertserve_batch_size_sum"] + sampled["bertserve_queue_texts"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(11)
 @every
-def test_row_35_a_predicted_miss_is_refused_at_once(busy_server: Server, transport: type[Transport]) -> None:
-    """Not left to wait for its deadline: it is refused while those before it still wait; every route has the rule."""
-    with transport(busy_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=4 * BATCH_MS)
-    assert metric(busy_server, "bertserve_queue_texts") > 0
-    assert refused.value.status == STATUS["overloaded"][client.family]
+@pytest.mark.parametrize(
+    ("busy", "texts", "timeout_ms", "status"),
+    [
+        pytest.param(True, 1, 4 * BATCH_MS, "overloaded", id="35 a predicted miss"),
+        pytest.param(True, 8, 900, "overloaded", id="35 of a request of several texts"),
+        # Even an idle server would be too late: coming back later would not help, so that it is no overload.
+        pytest.param(False, 1, BATCH_MS / 5, "too late", id="36 a deadline shorter than a batch"),
+        pytest.param(True, 1, BATCH_MS / 5, "too late", id="36 the same under load"),
+    ],
+)
+def test_rows_35_and_36_what_cannot_be_in_time(
+    slow_server: Server,
+    transport: type[Transport],
+    busy: bool,  # noqa: FBT001
+    texts: int,
+    timeout_ms: float,
+    status: str,
+) -> None:
+    """It is refused while those before it still wait, and nothing of it is computed; every route has the rule."""
+    with occupied(slow_server, 1) if busy else contextlib.nullcontext(), transport(slow_server) as client:
+        wait_for(lambda: busy or metric(slow_server, "bertserve_admitted_tokens") == 0, "an idle server")
+        before = accepted_texts(slow_server)
+        with pytest.raises(Refused) as refused:
+            client.embed([TEXT] * texts, timeout_ms=timeout_ms)
+        assert (metric(slow_server, "bertserve_queue_texts") > 0) is busy
+        assert accepted_texts(slow_server) == before
+    assert refused.value.status == STATUS[status][client.family]
 
 
 def test_row_35_a_refusal_says_when_to_come_back(busy_server: Server) -> None:
@@ -112,37 +129,11 @@ def test_row_35_a_shorter_wait_is_still_taken(busy_server: Server) -> None:
         assert len(client.embed([TEXT], timeout_ms=60_000).vectors) == 1
 
 
-def test_row_35_nothing_of_a_refused_request_is_computed(busy_server: Server) -> None:
-    before = accepted_texts(busy_server)
-    assert ask(busy_server, *[TEXT] * 8, headers={"X-Request-Timeout-Ms": "900"}) == 429
-    assert accepted_texts(busy_server) == before
-
-
 def test_row_35_a_refusal_comes_before_tokenising(busy_server: Server) -> None:
     """Of an input that the tokenizer would find wrong, a busy server does not get to know that."""
     wrong, hurry = b'{"inputs": [101, 99999999, 102]}', {"X-Request-Timeout-Ms": str(4 * BATCH_MS)}
     assert post_json(busy_server.http, "/embed", wrong, hurry).status == 429
     assert post_json(busy_server.http, "/embed", wrong).status == 422
-
-
-@every
-def test_row_36_a_deadline_shorter_than_a_batch(slow_server: Server, transport: type[Transport]) -> None:
-    """Even an idle server would be too late: it says so and computes nothing."""
-    wait_for(lambda: metric(slow_server, "bertserve_admitted_tokens") == 0, "an idle server")
-    before = batched_texts(slow_server)
-    with transport(slow_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
-    assert refused.value.status == STATUS["too late"][client.family]
-    assert batched_texts(slow_server) == before
-
-
-@pytest.mark.sampled(2)
-@every
-def test_row_36_hopeless_is_hopeless_also_under_load(busy_server: Server, transport: type[Transport]) -> None:
-    """Coming back later would not help, so that it is no overload."""
-    with transport(busy_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
-    assert refused.value.status == STATUS["too late"][client.family]
 
 
 def test_row_38_the_default_deadline_leaves_room_for_what_a_request_costs(serve: Callable[..., Server]) -> None:
