@@ -232,11 +232,8 @@ def json_requests() -> dict[str, Request]:
         plain[f"input mine={value!r}"] = {"inputs": [text("a", parameters={"mine": value})]}
         plain[f"output mine={value!r}"] = infer(outputs=[{"name": "embedding", "parameters": {"mine": value}}])
     plain |= {f"{name}=True": infer(parameters={name: True}) for name in ("triton_x", "headers")}
-    for name in (
-        "binary_data",
-        "classification",
-        *(f"shared_memory_{end}" for end in ("region", "byte_size", "offset")),
-    ):
+    shared_memory = [f"shared_memory_{end}" for end in ("region", "byte_size", "offset")]
+    for name in ("binary_data", "classification", *shared_memory):
         plain |= {
             f"output {name}={value!r}": infer(outputs=[{"name": "embedding", "parameters": {name: value}}])
             for value in NUMBERS
@@ -333,29 +330,16 @@ def binary_requests() -> dict[str, Request]:
 def other_requests() -> dict[str, Request]:
     """Metadata, versions, methods and the repository; the last ones take a model out of service and back."""
     model = f"/v2/models/{NAME}"
-    paths = [
-        *(
-            "/v2",
-            "/v2/",
-            "/v1",
-            "/v3",
-            "/v2/nonsense",
-            "/v2/health",
-            "/v2/health/live",
-            "/v2/health/ready",
-            "/v2/models",
-        ),
-        *("/v2/models/", "/v2/models/stats", "/v2/models/no", "/v2/models/no/ready", "/v2/models/no/config"),
-        *("/v2/models/no/stats", "/v2//models/x", "/v2/repository", "/v2/repository/index", "/v2/logging"),
-        *("/v2/trace/setting", "/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status", "/v2/models/%6dinilm"),
-        *(f"{model}{end}" for end in ("", "/", "/ready", "/config", "/stats", "/nonsense", "/infer", "/versions")),
-        *(
-            f"{model}/versions/{end}"
-            for end in ("1", "1/ready", "1/config", "1/stats", "1/", "9", "9/ready", "9/config")
-        ),
-        *(f"{model}/versions/{end}" for end in ("9/stats", "x", "x/ready", "-1", "01", "99999999999999999999")),
-        *(f"{model}{end}" for end in ("/generate", "/trace/setting")),
-    ]
+    one = f"{model}/versions"
+    paths = f"""
+        /v2 /v2/ /v1 /v3 /v2/nonsense /v2/health /v2/health/live /v2/health/ready /v2/models /v2/models/
+        /v2/models/stats /v2/models/no /v2/models/no/ready /v2/models/no/config /v2/models/no/stats /v2//models/x
+        /v2/repository /v2/repository/index /v2/logging /v2/trace/setting /v2/systemsharedmemory/status
+        /v2/cudasharedmemory/status /v2/models/%6dinilm {model} {model}/ {model}/ready {model}/config {model}/stats
+        {model}/nonsense {model}/infer {one} {one}/1 {one}/1/ready {one}/1/config {one}/1/stats {one}/1/ {one}/9
+        {one}/9/ready {one}/9/config {one}/9/stats {one}/x {one}/x/ready {one}/-1 {one}/01 {one}/99999999999999999999
+        {model}/generate {model}/trace/setting
+    """.split()
     found = {f"GET {path}": Request("GET", path) for path in paths}
     for method in ("PUT", "DELETE", "PATCH", "HEAD"):
         for path in ("/v2", model, TEXT_PATH, "/v2/repository/index"):
