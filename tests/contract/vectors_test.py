@@ -154,7 +154,6 @@ def test_dimensions_and_normalize(fp32_server: Server, normalize: bool, dimensio
 
 FULL = 10_000
 CONNECTIONS = 64
-SAME_COSINE = 0.999
 
 
 def over_http(server: Server, texts: list[str]) -> list[NDArray[np.float32]]:
