@@ -99,24 +99,32 @@ def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, m
     assert metric(fake_server, "bertserve_requests_total", reason="model_not_found") == before + 1
 
 
-def test_an_error_ends_the_stream_where_the_client_wants_it(fake_server: Server) -> None:
-    """With the metadata `triton_grpc_error` the first error is the status of the call."""
-    with Stream(fake_server, metadata=[("triton_grpc_error", "true")]) as stream:
+WANTED = [("triton_grpc_error", "true")]
+ENDS = {
+    "an error, where the client wants it": (
+        WANTED,
+        infer_request(["a"], model="nobody"),
+        "NOT_FOUND",
+        "model_not_found",
+    ),
+    "bytes that are no message": ([], b"\xff" * 10, "INVALID_ARGUMENT", "malformed_request"),
+    "a message beyond the limit": ([], b"x" * ((4 << 20) + 1), "RESOURCE_EXHAUSTED", "body_too_large"),
+}
+"""Metadata, a message, and the status and reason of the call."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_ends_a_stream(fake_server: Server, case: str) -> None:
+    """As for a call of one message; what came before it is answered."""
+    asked, message, code, reason = ENDS[case]
+    with Stream(fake_server, metadata=asked) as stream:
         stream.send(infer_request(["a"]))
         assert vectors(stream.next()).shape == (1, 384)
-        stream.send(infer_request(["a"], model="nobody"))
+        stream.send(message)
         with pytest.raises(grpc.RpcError) as refused:
             stream.next()
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    assert dict(refused.value.trailing_metadata())["bertserve-reason"] == "model_not_found"
-
-
-def test_bytes_that_are_no_message_end_the_stream(stream: Stream) -> None:
-    """Only that call: they are INVALID_ARGUMENT, as for a call of one message."""
-    stream.send(b"\xff" * 10)
-    with pytest.raises(grpc.RpcError) as refused:
-        stream.next()
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.code().name == code
+    assert dict(refused.value.trailing_metadata())["bertserve-reason"] == reason
 
 
 def test_messages_larger_than_a_window(stream: Stream, models: Path) -> None:
@@ -128,14 +136,6 @@ def test_messages_larger_than_a_window(stream: Stream, models: Path) -> None:
         assert "characters" in stream.next().error_message
     stream.send(infer_request(texts))
     np.testing.assert_allclose(vectors(stream.next()), fake_answers(models, texts), atol=1e-5)
-
-
-def test_a_message_beyond_the_limit_ends_the_stream(stream: Stream) -> None:
-    """It is refused by its length, before it is read."""
-    stream.send(b"x" * ((4 << 20) + 1))
-    with pytest.raises(grpc.RpcError) as refused:
-        stream.next()
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_more_requests_than_are_worked_on_at_a_time(fake_server: Server) -> None:

@@ -1,28 +1,53 @@
-"""What `/metrics` shows is what `docs/metrics.md` lists, to a real Prometheus too."""
+"""The metrics port: the metrics that `docs/metrics.md` lists, probes, `/status`, what balancers are told."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import signal
-from typing import TYPE_CHECKING
+import time
+from base64 import b64decode
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
+import yaml
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, json_format, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.telemetry import catalogue
-from tests.support.clients import BOTH, Grpc, RawConnection, Refused, Tei, V2Json, get, metric, post_json
+from tests.support.clients import (
+    BOTH,
+    Grpc,
+    RawConnection,
+    Refused,
+    Tei,
+    V2Json,
+    get,
+    grpc_raw,
+    http_call,
+    metric,
+    open_channel,
+    post_json,
+)
+from tests.support.http2 import RawHttp2
+from tests.support.models import ROOT
 from tests.support.prometheus import Prometheus, needs_prometheus, promtool
-from tests.support.server import Server
+from tests.support.server import FAKE, Server, elapsed
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.clients import Transport
+
 
 CATALOGUE = {metric.name: metric for metric in (*catalogue.SERVER, *catalogue.TRITON, *catalogue.PROCESS)}
 SENT = 7
@@ -226,3 +251,290 @@ def test_prometheus_computes_with_them(server: Server, scraper: Prometheus) -> N
     (median,) = scraper.query("histogram_quantile(0.5, sum by (le) (bertserve_request_seconds_bucket))").values()
     assert 5e-5 < median < 60
     assert median < 10 * next(iter(mean.values()))
+
+
+CHECK = "/grpc.health.v1.Health/Check"
+SERVING = health_pb2.HealthCheckResponse(status="SERVING").SerializeToString()
+
+
+def test_both_protocols_are_answered(fake_server: Server) -> None:
+    """Prometheus and kubelets' HTTP probes beside their gRPC probes; the clients' ports answer these as well."""
+    for address in (fake_server.http, fake_server.metrics):
+        assert {get(address, path).status for path in ("/livez", "/readyz", "/metrics")} == {200}
+    assert get(fake_server.http, "/v2/health/ready").status == 200
+    for address in (fake_server.grpc, fake_server.metrics):
+        assert grpc_raw(address, CHECK, b"") == SERVING
+
+
+def test_first_bytes_one_by_one(fake_server: Server) -> None:
+    """However the network cuts the beginning."""
+    with RawConnection(fake_server.metrics) as connection:
+        for byte in b"GET /livez HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n":
+            connection.send(bytes([byte]))
+        assert connection.status() == 200
+    with RawHttp2(fake_server.metrics) as connection:
+        connection.call(1, b"", CHECK)
+        assert connection.reply(1).status == 0
+
+
+@pytest.mark.parametrize("begun", [b"", b"P", b"PRI", b"PRI * HTTP/2.0\r\n", b"G", b"GET /livez"])
+def test_a_connection_that_says_too_little_ends(fake_server: Server, begun: bytes) -> None:
+    """After the time that headers have."""
+    started = time.monotonic()
+    with RawConnection(fake_server.metrics, timeout_s=8) as connection:
+        connection.send(begun)
+        connection.read_to_end()
+    assert elapsed(started) < 8
+
+
+def test_other_bytes_are_refused(fake_server: Server) -> None:
+    """What is neither gets 400 or the end of the connection."""
+    for data, status in ((b"PRESIDENT / HTTP/1.1\r\n\r\n", 400), (b"\x16\x03\x01\x02", 400), (b"PRI / HTTP/1.1", 0)):
+        with RawConnection(fake_server.metrics) as connection:
+            connection.send(data)
+            assert connection.status() == status
+
+
+@pytest.mark.parametrize("call", ["/inference.GRPCInferenceService/ModelInfer", "/grpc.health.v1.Health/Other"])
+def test_only_health_is_there(fake_server: Server, call: str) -> None:
+    """Nothing infers on this port, over neither protocol."""
+    with pytest.raises(Refused) as refused:
+        grpc_raw(fake_server.metrics, call, b"")
+    assert refused.value.status == "UNIMPLEMENTED"
+    assert post_json(fake_server.metrics, "/embed", b'{"inputs": "x"}').status == 404
+
+
+def test_nothing_large_is_read(fake_server: Server) -> None:
+    """4 KiB are more than any question here has."""
+    assert post_json(fake_server.metrics, "/metrics", b" " * 5000).status == 413
+    with pytest.raises(Refused) as refused:
+        grpc_raw(fake_server.metrics, CHECK, b" " * 5000)
+    assert refused.value.status == "RESOURCE_EXHAUSTED"
+
+
+def test_health_follows_the_server_on_both_ports(serve: Callable[..., Server]) -> None:
+    """A watcher hears of the drain, on either port; the process ends well with both connections open."""
+    server = serve("--engine", "fake", "--lame-duck-s", "1")
+    with ThreadPoolExecutor() as pool:
+
+        def watch(address: str) -> tuple[list[int], str]:
+            with grpc.insecure_channel(address) as channel:
+                told = []
+                try:
+                    for reply in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+                        told.append(reply.status)
+                        if len(told) == 1:
+                            started.append(address)
+                except grpc.RpcError as error:
+                    return told, error.code().name
+                return told, "OK"
+
+        started: list[str] = []
+        watchers = [pool.submit(watch, address) for address in (server.grpc, server.metrics)]
+        wait_for(lambda: len(started) == 2, "both to be told the first time")
+        server.signal(signal.SIGTERM)
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        for watcher in watchers:
+            assert watcher.result(20) == ([serving, not_serving], "UNAVAILABLE")
+    assert server.wait() == 0
+
+
+def test_the_status_tells_state_engine_queue_and_costs(fake_server: Server) -> None:
+    """On both ports, with every cell of the cost table: what was measured and what is predicted now."""
+    with Tei(fake_server) as client:
+        client.embed(["a text"])
+    wait_for(lambda: get(fake_server.metrics, "/status").json()["batches"]["count"] > 0, "a batch")
+    for address in (fake_server.http, fake_server.metrics):
+        status = get(address, "/status").json()
+        assert status["state"] == "ready"
+        assert status["engine"]["name"] == "fake"
+        assert status["engine"]["lanes"][0] == "wide"
+        assert status["queue"] == {"requests": 0, "texts": 0, "tokens": 0, "work_ms": 0.0}
+        assert status["admission"]["tokens"] == 0
+        (model,) = status["models"]
+        wide = [cell for cell in model["costs"]["table"] if cell["kind"] == "wide" and cell["texts"] == 1]
+        assert [cell["tokens"] for cell in wide] == [8, 16, 32, 64, 128, 256]
+        assert all(cell["predicted_us"] >= 0 for cell in wide)
+
+
+def test_the_status_tells_rates_latencies_and_models(tasks_server: Server) -> None:
+    """Of the last minute and since the start, and what each model's bundle says of it."""
+    before = get(tasks_server.http, "/status").json()["totals"]
+    for _ in range(3):
+        assert post_json(tasks_server.http, "/embed", b'{"inputs": ["a", "b"]}').status == 200
+    assert post_json(tasks_server.http, "/embed", b"{").status == 400
+
+    def counted() -> dict[str, Any] | None:
+        status: dict[str, Any] = get(tasks_server.http, "/status").json()
+        return status if status["totals"]["requests"] - before["requests"] == 3 else None
+
+    status = wait_for(counted, "three requests")
+    totals, recent = status["totals"], status["recent"]
+    assert totals["texts"] - before["texts"] == 6
+    assert totals["errors"]["malformed_request"] == before["errors"].get("malformed_request", 0) + 1
+    assert 0 < recent["seconds"] <= totals["seconds"] + 1
+    assert recent["texts_per_s"] >= recent["requests_per_s"] > 0
+    for stage in ("tokenize", "queue", "compute", "request"):
+        latency = recent["latency"][stage]
+        assert 0 <= latency["p50_ms"] <= latency["p90_ms"] <= latency["p99_ms"]
+    assert recent["latency"]["request"]["p50_ms"] > 0
+    models = {model["name"]: model for model in status["models"]}
+    assert {model["task"] for model in models.values()} == set(models)
+    embed = models["embed"]
+    assert (embed["in_service"], embed["batch_invariant"], embed["max_length"]) == (True, True, 64)
+    assert embed["parity"]["cosine_mean"] == 1.0
+    assert embed["accuracy"] == []
+
+
+def test_the_status_is_told_without_costs(fake_server: Server) -> None:
+    """To who prefers that; all else is the same."""
+    whole = get(fake_server.http, "/status").json()
+    reply = http_call(fake_server.http, "GET", "/status", headers={"Prefer": "return=minimal"})
+    assert reply.headers["preference-applied"] == "return=minimal"
+    (model,) = whole["models"]
+    assert model["costs"]["table"]
+    assert reply.json()["models"] == [{**model, "costs": None}]
+    assert reply.json().keys() == whole.keys()
+
+
+def test_costs_are_measured_once_for_a_node(tasks_repository: Path, tmp_path: Path) -> None:
+    """The second start finds them in the cache, and predicts with the very same numbers."""
+    shutil.copytree(tasks_repository / "embed", tmp_path / "models" / "embed")
+    tables = []
+    for words in ("costs measured", "costs known from before"):
+        with Server(tmp_path / "models", "--cache-dir", str(tmp_path / "cache")) as server:
+            server.wait_logged(words)
+            wait_for(lambda: list(tmp_path.rglob("costs.*.json")), "the file")
+            (model,) = get(server.http, "/status").json()["models"]
+            tables.append([(cell["tokens"], cell["texts"], cell["measured_us"]) for cell in model["costs"]["table"]])
+    assert tables[0] == tables[1]
+
+
+BODY = b'{"inputs": "a text"}'
+FIGURES = {"application_utilization", "rps_fractional"}
+NAMED = {"predicted_wait_s", "queued_texts", "requests"}
+STREAM = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
+PUBLISHED = {"rps_fractional": 6, "eps": 7, "named_metrics": 8, "application_utilization": 9}
+"""Fields and numbers of `xds.data.orca.v3.OrcaLoadReport`."""
+
+
+def _published() -> type:
+    """The message as it is published, made without the server's own definition of it."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="published_orca.proto", package="published", syntax="proto3")
+    report = file.message_type.add(name="Report")
+    entry = report.nested_type.add(name="NamedMetricsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    entry.field.add(name="value", number=2, type=field.TYPE_DOUBLE, label=field.LABEL_OPTIONAL)
+    for name, number in PUBLISHED.items():
+        made = report.field.add(name=name, number=number, type=field.TYPE_DOUBLE, label=field.LABEL_OPTIONAL)
+        if name == "named_metrics":
+            made.type, made.label = field.TYPE_MESSAGE, field.LABEL_REPEATED
+            made.type_name = ".published.Report.NamedMetricsEntry"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("published.Report"))
+
+
+Report = _published()
+
+
+@pytest.fixture(scope="module")
+def reporting_server(models: Path) -> Iterator[Server]:
+    """A server that reports to all, and computes one text at a time."""
+    with Server(models, *FAKE, "--load-reports", "always") as running:
+        yield running
+
+
+def header(reporting_server: Server, form: str) -> str | None:
+    reply = post_json(reporting_server.http, "/embed", BODY, headers={"endpoint-load-metrics-format": form})
+    assert reply.status == 200
+    return reply.headers.get("endpoint-load-metrics")
+
+
+@pytest.mark.parametrize("form", ["TEXT", "json", "BIN"])
+def test_a_request_gets_the_form_it_asks_for(fake_server: Server, form: str) -> None:
+    """The three of ORCA's proposal, with the same figures; refusals have them too."""
+    kind, _, told = str(header(fake_server, form)).partition(" ")
+    assert kind == form.upper()
+    if form == "TEXT":
+        figures = dict(pair.split("=") for pair in told.split(", "))
+        assert figures.keys() == FIGURES | {f"named_metrics.{name}" for name in NAMED}
+        assert 0 <= float(figures["application_utilization"]) <= 1
+    elif form == "json":
+        report = json.loads(told)
+        assert json_format.Parse(told, Report()).named_metrics.keys() == NAMED
+        assert (report.keys(), report["named_metrics"].keys()) == (FIGURES | {"named_metrics"}, NAMED)
+    else:
+        assert set(Report.FromString(b64decode(told)).named_metrics) == NAMED
+    refused = post_json(fake_server.http, "/embed", b"{}", headers={"endpoint-load-metrics-format": form})
+    assert (refused.status, refused.headers["endpoint-load-metrics"].split()[0]) == (422, kind)
+
+
+def test_nothing_is_reported_where_nobody_asks(fake_server: Server) -> None:
+    """Or where another form is asked for."""
+    assert header(fake_server, "XML") is None
+    assert "endpoint-load-metrics" not in post_json(fake_server.http, "/embed", BODY).headers
+
+
+def trailers(reporting_server: Server, message: bytes | None = None, **asked: str) -> dict[str, str]:
+    """Those of a call with this metadata; gRPC's own client keeps reports to itself."""
+    with Grpc(reporting_server) as client, RawHttp2(reporting_server.grpc) as raw:
+        raw.call(1, client.request(["a text"]).SerializeToString() if message is None else message, **asked)
+        return raw.reply(1).fields
+
+
+def test_a_call_gets_a_trailer_where_it_is_asked_for(fake_server: Server) -> None:
+    """Beside the stage times, or an error's. Of base64 Envoy takes that alone whose length is a multiple of four."""
+    found = trailers(fake_server, endpoint_load_metrics_format="BIN")
+    encoded = found["endpoint-load-metrics-bin"]
+    assert len(encoded) % 4 == 0
+    assert set(Report.FromString(b64decode(encoded, validate=True)).named_metrics) == NAMED
+    assert found["grpc-status"] == "0"
+    assert "bertserve-total-us" in found
+    assert "endpoint-load-metrics-bin" not in trailers(fake_server)
+    refused = trailers(fake_server, b"\xff", endpoint_load_metrics_format="BIN")
+    assert (refused["grpc-status"] != "0", "endpoint-load-metrics-bin" in refused) == (True, True)
+
+
+def test_all_get_reports_where_the_settings_say_so(reporting_server: Server) -> None:
+    """Balancers do not ask. They get JSON: Envoy reads another TEXT than the proposal's."""
+    kind, _, document = post_json(reporting_server.http, "/embed", BODY).headers["endpoint-load-metrics"].partition(" ")
+    assert kind == "JSON"
+    assert json_format.Parse(document, Report()).named_metrics.keys() == NAMED
+    assert "endpoint-load-metrics-bin" in trailers(reporting_server)
+    with Grpc(reporting_server) as client:
+        assert len(client.embed(["a text"]).vectors) == 1
+
+
+def test_reports_out_of_band(fake_server: Server) -> None:
+    """One at once, and then at the interval that was asked for; one below zero is refused."""
+
+    def asked(interval: duration_pb2.Duration) -> bytes:
+        inner = interval.SerializeToString()
+        return b"\x0a" + bytes([len(inner)]) + inner
+
+    with open_channel(fake_server.grpc) as channel:
+        stream = channel.unary_stream(STREAM)(asked(duration_pb2.Duration(nanos=100_000_000)), timeout=20)
+        reports = [Report.FromString(next(stream)) for _ in range(3)]
+        stream.cancel()
+        assert all(set(report.named_metrics) == NAMED for report in reports)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(channel.unary_stream(STREAM)(asked(duration_pb2.Duration(seconds=-1)), timeout=20))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_endpoint_picker_reads_what_the_server_has(fake_server: Server) -> None:
+    """Every metric of the values for Gateway API's chart is a gauge of the running server; ports and labels fit."""
+    values = yaml.safe_load((ROOT / "deploy/kubernetes/inferencepool.values.yaml").read_text())
+    names = [name for flag, name in values["inferenceExtension"]["flags"].items() if flag.endswith("-metric") and name]
+    assert len(names) == 3
+    assert all(metric(fake_server, name) >= 0 for name in names)
+    pool = values["inferencePool"]
+    deployment = yaml.safe_load((ROOT / "deploy/kubernetes/base/deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [port["number"] for port in pool["targetPorts"]] == [ports["http"]]
+    labels = deployment["spec"]["template"]["metadata"].get("labels") or deployment["spec"]["selector"]["matchLabels"]
+    assert pool["modelServers"]["matchLabels"].items() <= labels.items()

@@ -126,28 +126,20 @@ def test_an_interrupted_export_leaves_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-REFUSED: dict[str, tuple[list[str], dict[str, str], int, str]] = {
-    "both": (
-        ["--model-id", "demo", "--models", "models"],
-        {},
-        2,
-        "--models and --model-id: give one of them, a repository of exported models or a model to export",
-    ),
-    "both-by-environment": (["--model-id", "demo"], {"BERTSERVE_MODELS": "models"}, 2, "--models and --model-id"),
-    "revision-alone": (["--revision", "main"], {}, 2, "--revision: is of --model-id, which is not given"),
-    "no-task": (["--model-id", "demo", "--task", "translate"], {}, 2, "--task: input should be 'embed'"),
-    "no-cache": (["--model-id", "demo"], {"HOME": ""}, 2, "there is no home directory to export to; give --cache-dir"),
-    "tensorrt": (["--model-id", "demo", "--engine", "tensorrt"], {}, 2, "give --build-engine instead"),
-    "no-id": (["--model-id", "./no such"], {}, 1, "./no such: no such folder, and not a hub id such as owner/model"),
-    "no-checkpoint": (["--model-id", "tests/deploy"], {}, 1, "checkpoint tests/deploy: config.json is missing"),
-    "file": (["--model-id", "README.md"], {}, 1, "README.md is a file; give a checkpoint folder, a hub id or `demo`"),
-    "revision-of-a-folder": (["--model-id", "demo", "--revision", "main"], {}, 1, "only what is there has revisions"),
-    "offline": (
-        ["--model-id", "somebody/something"],
-        {"HF_HUB_OFFLINE": "1"},
-        1,
-        "somebody/something: no such folder, not in the cache of the hub's client, and the hub cannot be asked",
-    ),
+NO_HUB = "somebody/something: no such folder, not in the cache of the hub's client, and the hub cannot be asked"
+REFUSED: dict[str, tuple[str, dict[str, str], int, str]] = {
+    # The command line, more of the environment, the exit code and the sentence.
+    "both": ("--model-id demo --models models", {}, 2, "--models and --model-id: give one of them, a repository"),
+    "both-by-environment": ("--model-id demo", {"BERTSERVE_MODELS": "models"}, 2, "--models and --model-id"),
+    "revision-alone": ("--revision main", {}, 2, "--revision: is of --model-id, which is not given"),
+    "no-task": ("--model-id demo --task translate", {}, 2, "--task: input should be 'embed'"),
+    "no-cache": ("--model-id demo", {"HOME": ""}, 2, "there is no home directory to export to; give --cache-dir"),
+    "tensorrt": ("--model-id demo --engine tensorrt", {}, 2, "give --build-engine instead"),
+    "no-id": ("--model-id ./none", {}, 1, "./none: no such folder, and not a hub id such as owner/model"),
+    "no-checkpoint": ("--model-id tests/deploy", {}, 1, "checkpoint tests/deploy: config.json is missing"),
+    "file": ("--model-id README.md", {}, 1, "README.md is a file; give a checkpoint folder, a hub id or `demo`"),
+    "revision-of-a-folder": ("--model-id demo --revision main", {}, 1, "only what is there has revisions"),
+    "offline": ("--model-id somebody/something", {"HF_HUB_OFFLINE": "1"}, 1, NO_HUB),
 }
 
 
@@ -156,7 +148,7 @@ def test_what_cannot_be_exported_ends_the_start(tmp_path: Path, case: str) -> No
     """With one sentence that says what would be right, and nothing in the cache."""
     words, variables, code, sentence = REFUSED[case]
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "HF_HOME": str(tmp_path / "hub"), **variables}
-    done = refused_start(*words, "--log-level", "error", env=environment)
+    done = refused_start(*words.split(), "--log-level", "error", env=environment)
     assert done.returncode == code, done.stderr
     (line,) = done.stderr.splitlines()
     assert sentence in line

@@ -1,4 +1,4 @@
-"""What comes with the vectors: headers, trailing metadata, metrics and pages."""
+"""What comes with the vectors, and what an error tells whoever has to act."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pytest
@@ -19,63 +19,62 @@ from tests.support.clients import (
     BOTH,
     TRANSPORTS,
     Grpc,
+    RawConnection,
+    Refused,
     get,
+    grpc_raw,
     http_call,
+    infer_request,
     metric,
     post_json,
 )
 from tests.support.expected import token_ids
 from tests.support.models import HIDDEN_SIZE, NAME, ROOT
+from tests.support.server import ONE_AT_A_TIME, Server
+from tests.support.tasks import TASKS
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.clients import Transport
-    from tests.support.server import Server
+
 
 STAGES = ("tokenize", "queue", "compute", "total")
 TEXTS = ["What is a T4?", "A graphics card."]
 _TIMING = re.compile(r"([a-z]+);dur=(\d+\.\d{3})")
 
-HTTP_TRANSPORTS = [kind for kind in TRANSPORTS if kind.family != "grpc"]
-GRPC_TRANSPORTS = [kind for kind in TRANSPORTS if kind.family == "grpc"]
+
+def told(headers: dict[str, str]) -> tuple[dict[str, float], int, int]:
+    """The milliseconds of each stage, and how many tokens there were and were cut off, as each wire says it."""
+    if "server-timing" in headers:
+        parts = [_TIMING.fullmatch(part) for part in headers["server-timing"].split(", ")]
+        assert all(parts), headers["server-timing"]
+        times = {part[1]: float(part[2]) for part in parts if part}
+        assert headers["x-compute-type"] == "cpu"
+    else:
+        times = {stage: int(headers[f"bertserve-{stage}-us"]) / 1e3 for stage in STAGES}
+    tokens, truncated = (
+        int(headers.get(f"x-{one}-tokens") or headers[f"bertserve-{other}"])
+        for one, other in (("compute", "tokens"), ("truncated", "truncated-tokens"))
+    )
+    return times, tokens, truncated
 
 
-@pytest.mark.parametrize("transport", HTTP_TRANSPORTS, ids=lambda kind: kind.name)
-def test_server_timing(int8_server: Server, transport: type[Transport]) -> None:
-    """`Server-Timing` names every stage in milliseconds with three decimals, and the parts fit into the total."""
+@pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
+def test_times_and_tokens(int8_server: Server, transport: type[Transport], models: Path) -> None:
+    """`Server-Timing`, or trailing metadata in whole microseconds: every stage, whose parts fit into the total.
+
+    The tokens are those of all texts, special ones included, padding not.
+    """
     with transport(int8_server) as client:
-        header = client.embed(TEXTS[:1]).headers["server-timing"]
-    parts = [_TIMING.fullmatch(part) for part in header.split(", ")]
-    assert all(parts), header
-    times = {part[1]: float(part[2]) for part in parts if part}
+        times, *_ = told(client.embed(TEXTS[:1]).headers)
+        _, tokens, truncated = told(client.embed(TEXTS).headers)
     assert tuple(times) == STAGES
     assert times["compute"] > 0
     assert times["tokenize"] + times["queue"] + times["compute"] <= times["total"] + 0.01
-
-
-@pytest.mark.parametrize("transport", GRPC_TRANSPORTS, ids=lambda kind: kind.name)
-def test_trailing_metadata(int8_server: Server, transport: type[Transport], models: Path) -> None:
-    """The trailing metadata of gRPC says the same, in whole microseconds, with the token counts."""
-    with transport(int8_server) as client:
-        trailers = client.embed(TEXTS[:1]).headers
-    times = {stage: int(trailers[f"bertserve-{stage}-us"]) for stage in STAGES}
-    assert times["compute"] > 0
-    assert times["tokenize"] + times["queue"] + times["compute"] <= times["total"] + 3
-    assert int(trailers["bertserve-tokens"]) == len(token_ids(models, TEXTS[0]))
-    assert trailers["bertserve-truncated-tokens"] == "0"
-
-
-@pytest.mark.parametrize("transport", HTTP_TRANSPORTS, ids=lambda kind: kind.name)
-def test_token_counts(fake_server: Server, transport: type[Transport], models: Path) -> None:
-    """`X-Compute-Tokens` counts the tokens of all texts, special ones included, padding not."""
-    with transport(fake_server) as client:
-        headers = client.embed(TEXTS).headers
-    assert int(headers["x-compute-tokens"]) == sum(len(token_ids(models, text)) for text in TEXTS)
-    assert headers["x-truncated-tokens"] == "0"
-    assert headers["x-compute-type"] == "cpu"
+    assert (tokens, truncated) == (sum(len(token_ids(models, text)) for text in TEXTS), 0)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/livez", "/metrics", "/no/such/path", "/v2"])
@@ -206,3 +205,97 @@ def test_the_announcement(serve: Callable[..., Server]) -> None:
     wait_for(lambda: server.log.count("bertserve: ready: ") == 2, "the second engine")
     server.stop()
     assert (server.log.count("bertserve is ready"), server.log.count("curl ")) == (1, 1)
+
+
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+HEAD = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+NARROW = ("--body-limit-bytes", "2048", "--header-limit-bytes", "1024", "--header-limit-count", "20")
+SHORT = ("--header-timeout-s", "0.2", "--body-timeout-s", "0.2", "--max-client-batch-size", "2")
+FEW = ("--max-openai-batch-size", "3", "--max-v2-batch-size", "4", "--max-queue-tokens", "100")
+
+
+@pytest.fixture(scope="module")
+def narrow(models: Path) -> Iterator[Server]:
+    """A server whose limits are all near."""
+    with Server(models, *ONE_AT_A_TIME, *NARROW, *SHORT, *FEW, "--max-bulk-tokens", "50") as server:
+        yield server
+
+
+def refusal_of(server: Server, path: str, message: Any, **headers: str) -> str:
+    reply = post_json(server.http, path, message, headers)
+    assert reply.status >= 400
+    return reply.body.decode()
+
+
+def by_http(path: str, message: Any, **headers: str) -> Callable[[Server], str]:
+    return lambda server: refusal_of(server, path, message, **headers)
+
+
+def raw(data: bytes) -> Callable[[Server], str]:
+    """What is answered to bytes that are refused before they are read."""
+
+    def ask(server: Server) -> str:
+        with RawConnection(server.http) as connection:
+            connection.send(data)
+            return connection.read_to_end().decode()
+
+    return ask
+
+
+def by_grpc(data: bytes, *headers: tuple[str, str]) -> Callable[[Server], str]:
+    def ask(server: Server) -> str:
+        with pytest.raises(Refused) as refused:
+            grpc_raw(server.grpc, MODEL_INFER, data, headers=headers)
+        return refused.value.text
+
+    return ask
+
+
+BULK = {"X-Request-Priority": "4"}
+LIMITS: dict[str, list[Callable[[Server], str]]] = {
+    "--max-client-batch-size": [by_http("/embed", {"inputs": ["a"] * 3})],
+    "--max-openai-batch-size": [by_http("/v1/embeddings", {"input": ["a"] * 4, "model": "x"})],
+    "--max-v2-batch-size": [by_grpc(infer_request(["a"] * 5).SerializeToString())],
+    "--max-queue-tokens": [by_http("/embed", {"inputs": ["a " * 150, "a " * 150]})],
+    "--max-bulk-tokens": [by_http("/embed", {"inputs": "a " * 300}, **BULK)],
+    "--body-limit-bytes": [by_http("/embed", {"inputs": "a" * 4000}), by_grpc(b"x" * 3000)],
+    "--header-limit-bytes": [
+        raw(HEAD + b"X-Padding: " + b"x" * 2000 + b"\r\n\r\n"),
+        by_grpc(b"", ("padding", "x" * 2000)),
+    ],
+    "--header-limit-count": [raw(HEAD + b"".join(b"X-%d: y\r\n" % number for number in range(30)) + b"\r\n")],
+    "--header-timeout-s": [raw(HEAD + b"X-Half: ")],
+    "--body-timeout-s": [raw(HEAD + b"Content-Length: 100\r\n\r\n{")],
+}
+
+
+@pytest.mark.parametrize("flag", LIMITS)
+def test_a_limit_names_its_setting(narrow: Server, flag: str) -> None:
+    """The operator reads in the error what to raise, over each wire."""
+    assert [f"({flag})" in ask(narrow) for ask in LIMITS[flag]] == [True] * len(LIMITS[flag])
+
+
+def test_a_timeout_above_the_maximum_names_it(serve: Callable[..., Server]) -> None:
+    """It counts as the maximum: the error of what took longer says so, whatever missed it, and no other error does."""
+    server = serve(*ONE_AT_A_TIME, "--fake-ms", "150", "--max-timeout-ms", "100", "--engine-hang-s", "60")
+    longest = "a timeout is 100 ms at most (--max-timeout-ms)"
+    assert longest in refusal_of(server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "5000"})
+    assert longest not in refusal_of(server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "50"})
+    assert "at most 999999999" in refusal_of(
+        server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "9999999999"}
+    )
+
+
+def test_a_wrong_model_lists_what_is_served(tasks_server: Server) -> None:
+    """With the task of each."""
+    error = refusal_of(tasks_server, "/v2/models/nobody/infer", {"inputs": []})
+    assert set(re.findall(r"(\w+) \((\w+)\)", error)) == {(task, task) for task in TASKS}
+
+
+def test_a_wrong_task_lists_the_models_of_that_task(tasks_server: Server, fake_server: Server) -> None:
+    """Where there is none, all that are served."""
+    error = refusal_of(tasks_server, "/models/classify/embed", {"inputs": "a"})
+    assert "model 'classify' is for the task classify, not for embed; models of that task: embed" in error
+    error = refusal_of(fake_server, "/rerank", {"query": "a", "texts": ["a"]})
+    assert re.search(r"no model of the task rerank is served here; served here: \S+ \(embed\)", error)
+    assert metric(fake_server, "bertserve_requests_total", reason="wrong_task") > 0

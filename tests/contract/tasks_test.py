@@ -1,21 +1,26 @@
-"""Every task over HTTP: a small random model of each, one server, and PyTorch's own answers."""
+"""Every task over HTTP, long texts included: a small random model of each, one server, and PyTorch's own answers."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tritonclient.utils import InferenceServerException
 
 from tests.support.clients import get, metric, post_json
 from tests.support.pipelines import pipeline_answers
 from tests.support.server import Server, measured
 from tests.support.tasks import LABELS, MAX_LENGTH, TinyModel, write_bundle
+from tests.support.triton_clients import TritonClient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -329,3 +334,191 @@ def test_an_unproven_model_is_served_only_when_told_so(tiny: dict[str, TinyModel
         assert metric(server, "bertserve_state", state="degraded") == 1
         assert metric(server, "bertserve_model_unproven", model="tag", version="1") == 1
         ask(server, "/tag", inputs="the server")
+
+
+LONG = "It is a text. The server is in the text, and that is not on it for a server with text. Paris é 12! " * 8
+QUERY = "what is in the text"
+
+
+def ask_whole(server: Server, path: str, **message: Any) -> Any:
+    """The decoded reply to a request that is answered without cutting anything off."""
+    reply = post_json(server.http, path, message)
+    assert reply.status == 200, reply.body
+    assert reply.headers["x-truncated-tokens"] == "0"
+    return reply.json()
+
+
+def spans(server: Server, text: str) -> list[tuple[int, int]]:
+    """The characters of each token of a text, without special tokens."""
+    tokens = post_json(server.http, "/models/classify/tokenize", {"inputs": text, "add_special_tokens": False}).json()[
+        0
+    ]
+    return [(token["start"], token["stop"]) for token in tokens]
+
+
+def cut(text: str, positions: Sequence[tuple[int, int]], step: int, size: int) -> list[str]:
+    """The windows of a text that go on by `step` tokens and have `size`, as far as they are whole words."""
+    starts = range(0, max(1, len(positions) - size + step), step)
+    return [text[positions[at][0] : positions[min(at + size, len(positions)) - 1][1]] for at in starts]
+
+
+def test_classes_of_windows(server: Server) -> None:
+    """Each class has its highest or its mean probability over windows that are those texts asked alone."""
+    text = "the server is in the text " * 40  # of words that are one token each, so that windows are texts
+    windows = cut(text, spans(server, text), step=24, size=30)
+    alone = [{e["label"]: e["score"] for e in ask_whole(server, "/predict", inputs=window)} for window in windows]
+    table = np.array([[scores[label] for label in LABELS["classify"]] for scores in alone])
+    assert len(table) > 5
+    for choice, expected in ((None, table.max(axis=0)), ("max", table.max(axis=0)), ("mean", table.mean(axis=0))):
+        message = {"inputs": text, "long": "window", "window_tokens": 32, "window_overlap": 6, "window_scores": choice}
+        found = {e["label"]: e["score"] for e in ask_whole(server, "/predict", **message)}
+        np.testing.assert_allclose([found[label] for label in LABELS["classify"]], expected, rtol=1e-4)
+        if choice is not None:
+            parameters = {name: value for name, value in message.items() if name != "inputs"}
+            assert {
+                e["label"]: e["score"] for e in ask_whole(server, "/classify", inputs=text, parameters=parameters)[0]
+            } == {label: pytest.approx(score, rel=1e-4) for label, score in found.items()}
+            tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}
+            reply = ask_whole(server, "/v2/models/classify/infer", inputs=[tensor], parameters=parameters)
+            np.testing.assert_allclose(reply["outputs"][0]["data"], expected, rtol=1e-4)
+            np.testing.assert_allclose(over_grpc(server, text, **parameters), expected, rtol=1e-4)
+
+
+def over_grpc(server: Server, text: str, **parameters: Any) -> np.ndarray[Any, Any]:
+    result = TritonClient("grpc", server).infer("classify", {"text": [text]}, parameters=parameters)
+    scores: np.ndarray[Any, Any] = result.as_numpy("scores")
+    return scores[0]
+
+
+def test_a_text_that_fits_is_answered_as_it_is(server: Server) -> None:
+    """Windows change nothing where one holds the whole, special tokens, queries and pairs included."""
+    text = "It is a text."
+    for path, message in (
+        ("/predict", {"inputs": [[text], [QUERY, text], ["the server is in " * 10, text]]}),
+        ("/rerank", {"query": "the server is in " * 10, "texts": [text, "a"]}),
+    ):
+        assert ask_whole(server, path, **message, long="window") == ask_whole(server, path, **message)
+    assert ask_whole(server, "/tag", inputs=text, parameters={"long": "window"}) == ask_whole(
+        server, "/tag", inputs=text
+    )
+
+
+def test_a_reranker_finds_what_stands_at_the_end(server: Server) -> None:
+    """A document's score is the best of its windows, each read beside the query."""
+    text = "the server is in the text " * 40
+    windows = cut(text, spans(server, text), step=20, size=24)
+    query = "what is it"
+    alone = ask_whole(server, "/rerank", query=query, texts=windows[:32], raw_scores=True)
+    wide = {"window_tokens": 24 + 3 + len(spans(server, query)), "window_overlap": 4, "raw_scores": True}
+    for how, expected in (("max", max), ("mean", lambda scores: sum(scores) / len(scores))):
+        message = {"query": query, "texts": [text, "a"], "long": "window", "window_scores": how, **wide}
+        found = {rank["index"]: rank["score"] for rank in ask_whole(server, "/rerank", **message)}
+        assert found[0] == pytest.approx(expected([rank["score"] for rank in alone]), rel=1e-4)
+        assert found[1] == pytest.approx(
+            ask_whole(server, "/rerank", query=query, texts=["a"], raw_scores=True)[0]["score"]
+        )
+
+
+@pytest.mark.parametrize("strategy", ["first", "simple", "max"])
+def test_entities_of_a_long_text(server: Server, strategy: str) -> None:
+    """They stand at their offsets in the text, in its order, and none is found twice where windows overlap."""
+    for overlap in (0, 7, 32):
+        parameters = {"aggregation_strategy": strategy, "long": "window", "window_overlap": overlap}
+        found = ask_whole(server, "/tag", inputs=[LONG, "Paris é 12!"], parameters=parameters)
+        assert found[1] == ask_whole(
+            server, "/tag", inputs="Paris é 12!", parameters={"aggregation_strategy": strategy}
+        )
+        entities = found[0]
+        assert all(LONG[entity["start"] : entity["end"]] == entity["word"] for entity in entities)
+        assert max(entity["end"] for entity in entities) > len(LONG) * 0.9
+        ends = [0, *(entity["end"] for entity in entities)]
+        assert all(entity["start"] >= end for entity, end in zip(entities, ends, strict=False))
+
+
+def test_tokens_of_windows_are_tagged_where_most_of_the_text_is_around_them(server: Server) -> None:
+    """Each token of the text has exactly one tag, and its score is that of one of the windows that hold it."""
+    text = "the server is in the text " * 20
+    positions = spans(server, text)
+    keep_all = {"aggregation_strategy": "none", "ignore_labels": []}
+    windowed = {"long": "window", "window_tokens": 32, "window_overlap": 10}
+    tokens = ask_whole(server, "/tag", inputs=text, parameters=keep_all | windowed)
+    assert [(token["start"], token["end"]) for token in tokens] == positions
+    windows = cut(text, positions, step=20, size=30)
+    alone = [ask_whole(server, "/tag", inputs=window, parameters=keep_all) for window in windows]
+    # Windows go on by 20 tokens and share 10: the first 25 tokens are the first window's, then each has 20.
+    expected = [*alone[0][:25], *(token for window in alone[1:-1] for token in window[5:25]), *alone[-1][5:]]
+    assert [token["entity"] for token in tokens] == [token["entity"] for token in expected]
+    np.testing.assert_allclose([t["score"] for t in tokens], [t["score"] for t in expected], rtol=1e-4)
+
+
+TOO_LARGE = {"inputs": "a" * 1_000_001}
+PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "long window": ("/predict", {"window_tokens": MAX_LENGTH + 1}, "`window_tokens` is 65; .*64"),
+    "short window": ("/predict", {"window_tokens": 3}, "`window_tokens` is 3; between 16"),
+    "overlap of windows": ("/predict", {"window_overlap": 33}, "`window_overlap` is 33; between 0 .*32"),
+    "windows not asked for": ("/predict", {"long": None, "window_overlap": 3}, "need `long` to be `window`"),
+    "unknown way": ("/rerank", {"inputs": None, "query": "a", "texts": ["a"], "long": "windows"}, ""),
+    "size": ("/predict", TOO_LARGE, "1000001 bytes; at most 1000000"),
+    "long chunk": ("/embed", {"chunk_tokens": 65}, "`chunk_tokens` is 65; between 8 and the model's 64"),
+    "short chunk": ("/embed", {"chunk_tokens": 7}, "`chunk_tokens` is 7"),
+    "overlap of chunks": ("/embed", {"chunk_overlap": 33}, "`chunk_overlap` is 33; between 0 and half a chunk, 32"),
+    "chunks not asked for": ("/embed", {"chunk": None, "chunk_tokens": 16}, "need `chunk` to be true"),
+    "ids": ("/embed", {"inputs": [[1, 2]]}, "each input must be one text"),
+    "many chunks": ("/embed", {"chunk_tokens": 8, "inputs": "text " * 6100}, "more than 1000 chunks"),
+    "late chunks": ("/models/embed/embed", {"late_chunking": True}, "--task embed_tokens"),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_windows_and_chunks_that_are_refused(server: Server, case: str) -> None:
+    """One sentence says what is wrong and what would be right."""
+    path, change, words = PARTS[case]
+    message = {"inputs": "a", **({"chunk": True} if path.endswith("embed") else {"long": "window"}), **change}
+    reply = post_json(server.http, path, {name: value for name, value in message.items() if value is not None})
+    assert reply.status == (424 if case == "late chunks" else 422)
+    assert re.search(words, reply.json()["error"]), reply.body
+
+
+def test_v2_refuses_windows_of_other_tasks(server: Server) -> None:
+    """An embedding is no score: long texts have chunks."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    reply = post_json(server.http, "/v2/models/embed/infer", {"inputs": [tensor], "parameters": {"long": "window"}})
+    assert (reply.status, "classify, rerank and tag" in reply.json()["error"]) == (400, True)
+    with pytest.raises(InferenceServerException, match="`window_tokens` must be a whole number"):
+        over_grpc(server, "a", long="window", window_tokens="12")
+
+
+@pytest.mark.parametrize(("tokens", "overlap"), [(None, 0), (16, 0), (16, 5), (8, 0)])
+def test_a_chunk_is_embedded_as_if_it_were_asked_alone(server: Server, tokens: int | None, overlap: int) -> None:
+    """Chunks stand in the text's order and leave out no word of it; offsets are those of the text."""
+    texts = [LONG, "a" * 200, "Paris é 12!"]
+    answer = ask_whole(server, "/embed", inputs=texts, chunk=True, chunk_tokens=tokens, chunk_overlap=overlap)
+    assert len(answer) == len(texts)
+    for text, chunks in zip(texts, answer, strict=True):
+        words = [text[chunk["start"] : chunk["end"]] for chunk in chunks]
+        alone = [ask_whole(server, "/embed", inputs=word)[0] for word in words]
+        np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], alone, atol=1e-5)
+        assert all(len(spans(server, word)) + 2 <= (tokens or MAX_LENGTH) for word in words)
+        ends = [0, *(chunk["end"] for chunk in chunks)]
+        assert all(not text[end : chunk["start"]].strip() for end, chunk in zip(ends, chunks, strict=False))
+        assert not text[ends[-1] :].strip()
+        if overlap and text == LONG:
+            assert all(left["end"] > right["start"] for left, right in itertools.pairwise(chunks))
+
+
+def test_late_chunking_means_the_vectors_of_tokens(server: Server) -> None:
+    """A chunk's vector is the mean of its tokens' vectors in the whole text, special tokens at either end included."""
+    text = "the server is in the text " * 8
+    rows = np.array(ask_whole(server, "/embed_all", inputs=text)[0])
+    options = {"chunk": True, "chunk_tokens": 18, "late_chunking": True, "normalize": False}
+    (chunks,) = ask_whole(server, "/embed", inputs=text, **options)
+    positions = spans(server, text)
+    assert [(chunk["start"], chunk["end"]) for chunk in chunks] == [
+        (positions[at][0], positions[at + 15][1]) for at in range(0, 48, 16)
+    ]
+    expected = [rows[:17].mean(axis=0), rows[17:33].mean(axis=0), rows[33:].mean(axis=0)]
+    np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], expected, atol=1e-4)
+    ((whole,),) = ask_whole(server, "/models/embed_tokens/embed", inputs=text, chunk=True, late_chunking=True)
+    np.testing.assert_allclose(whole["embedding"], rows.mean(axis=0) / np.linalg.norm(rows.mean(axis=0)), atol=1e-5)
+    (long,) = ask_whole(server, "/embed", inputs=LONG, chunk=True, late_chunking=True)
+    assert (long[0]["start"], LONG[long[-1]["end"] - 1]) == (0, "!")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,37 +39,62 @@ def texts_of(values: Any) -> list[str]:
     return [value.decode() for value in values.ravel()]
 
 
-def test_embed(client: TritonClient, tasks_server: Server) -> None:
-    """`embedding` holds the vectors of `/embed`, also of a version that is named."""
-    found = client.infer("embed", {"text": TEXTS}, model_version="1").as_numpy("embedding")
-    np.testing.assert_allclose(found, ask(tasks_server, "/embed", inputs=TEXTS), atol=1e-6)
+MASKED = ["the [MASK] is on", "[MASK]"]
+ASKED = {"question": QUESTION, "context": CONTEXT}
 
 
-def test_classify(client: TritonClient, tasks_server: Server) -> None:
+def classes(ask: Callable[..., Any]) -> dict[str, Any]:
     """`scores` stand in the order of the labels, and `label` is the best one."""
-    result = client.infer("classify", {"text": TEXTS})
-    expected = ask(tasks_server, "/predict", inputs=[[text] for text in TEXTS])
-    assert texts_of(result.as_numpy("label")) == [classes[0]["label"] for classes in expected]
-    named = [{entry["label"]: entry["score"] for entry in classes} for classes in expected]
+    found = ask("/predict", inputs=[[text] for text in TEXTS])
+    named = [{entry["label"]: entry["score"] for entry in entries} for entries in found]
     scores = [[scores[label] for label in LABELS["classify"]] for scores in named]
-    np.testing.assert_allclose(result.as_numpy("scores"), scores, rtol=CLOSE)
+    return {"label": [entries[0]["label"] for entries in found], "scores": scores}
 
 
-def test_rerank(client: TritonClient, tasks_server: Server) -> None:
-    """`text` and `text_pair` are query and text; the scores stand in the order of the pairs."""
-    found = client.infer("rerank", {"text": [QUESTION] * 3, "text_pair": TEXTS}).as_numpy("score")
-    ranks = ask(tasks_server, "/rerank", query=QUESTION, texts=TEXTS)
-    expected = [entry["score"] for entry in sorted(ranks, key=lambda entry: entry["index"])]
-    np.testing.assert_allclose(found, expected, rtol=CLOSE)
+def ranks(ask: Callable[..., Any]) -> dict[str, Any]:
+    """The scores stand in the order of the pairs."""
+    found = sorted(ask("/rerank", query=QUESTION, texts=TEXTS), key=lambda entry: entry["index"])
+    return {"score": [entry["score"] for entry in found]}
 
 
-def test_answer(client: TritonClient, tasks_server: Server) -> None:
-    """The answer, its score and its place, as `/answer` has them."""
-    result = client.infer("answer", {"text": [QUESTION], "text_pair": [CONTEXT]})
-    expected = ask(tasks_server, "/answer", inputs={"question": QUESTION, "context": CONTEXT})
-    assert texts_of(result.as_numpy("answer")) == [expected["answer"]]
-    assert [int(result.as_numpy(side)[0]) for side in ("start", "end")] == [expected["start"], expected["end"]]
-    np.testing.assert_allclose(result.as_numpy("score"), [expected["score"]], rtol=CLOSE)
+def masks(ask: Callable[..., Any]) -> dict[str, Any]:
+    """The best five tokens for the one mask of each text."""
+    rows = ask("/fill-mask", inputs=MASKED)
+    return {
+        "token": [[e["token_str"] for e in row] for row in rows],
+        "score": [[e["score"] for e in row] for row in rows],
+    }
+
+
+BY_HTTP: dict[str, tuple[dict[str, list[str]], Callable[[Callable[..., Any]], dict[str, Any]]]] = {
+    "embed": ({"text": TEXTS}, lambda ask: {"embedding": ask("/embed", inputs=TEXTS)}),
+    "classify": ({"text": TEXTS}, classes),
+    "rerank": ({"text": [QUESTION] * 3, "text_pair": TEXTS}, ranks),
+    "answer": (
+        {"text": [QUESTION], "text_pair": [CONTEXT]},
+        lambda ask: {name: [value] for name, value in ask("/answer", inputs=ASKED).items()},
+    ),
+    "fill_mask": ({"text": MASKED}, masks),
+}
+"""Inputs of a task, and its outputs as the task's own route has them."""
+
+
+@pytest.mark.parametrize("task", BY_HTTP)
+def test_a_task(client: TritonClient, tasks_server: Server, task: str) -> None:
+    """Each output holds what the task's route answers, also of a version that is named."""
+    tensors, of_route = BY_HTTP[task]
+    result = client.infer(task, tensors, model_version="1")
+    for name, expected in of_route(partial(ask, tasks_server)).items():
+        found = result.as_numpy(name)
+        if found.dtype == np.object_:
+            assert texts_of(found) == np.ravel(expected).tolist()
+        else:
+            np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=1e-6)
+
+
+def test_several_masks_are_refused(client: TritonClient) -> None:
+    with pytest.raises(InferenceServerException, match="2 masks"):
+        client.infer("fill_mask", {"text": ["[MASK] [MASK]"]})
 
 
 def test_tag(client: TritonClient, tasks_server: Server) -> None:
@@ -78,17 +104,6 @@ def test_tag(client: TritonClient, tasks_server: Server) -> None:
     keys = ("entity_group", "word", "start", "end")
     pick = [[[entity[key] for key in keys] for entity in entities] for entities in found]
     assert pick == [[[entity[key] for key in keys] for entity in entities] for entities in expected]
-
-
-def test_fill_mask(client: TritonClient, tasks_server: Server) -> None:
-    """The best five tokens for the one mask of each text."""
-    masked = ["the [MASK] is on", "[MASK]"]
-    result = client.infer("fill_mask", {"text": masked})
-    expected = ask(tasks_server, "/fill-mask", inputs=masked)
-    assert result.as_numpy("token").shape == result.as_numpy("score").shape == (2, 5)
-    assert texts_of(result.as_numpy("token")) == [entry["token_str"] for row in expected for entry in row]
-    with pytest.raises(InferenceServerException, match="2 masks"):
-        client.infer("fill_mask", {"text": ["[MASK] [MASK]"]})
 
 
 def test_embed_tokens(client: TritonClient, tiny_models: dict[str, TinyModel]) -> None:
@@ -158,6 +173,8 @@ def test_texts_and_tokens_mean_the_same(client: TritonClient, tiny_models: dict[
 
 
 IDS = np.array([[7, 8, 9, 9]])
+
+BAD = "400 StatusCode.INVALID_ARGUMENT"
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "texts and tokens": ("embed", {"text": ["a"], "input_ids": IDS}, "unexpected inputs"),
     "no ids": ("embed", {"attention_mask": IDS}, "unexpected inputs"),
@@ -177,41 +194,27 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a pair for a task of one text": ("embed", {"text": ["a"], "text_pair": ["b"]}, "takes no 'text_pair'"),
     "texts without partners": ("rerank", {"text": ["a", "b"], "text_pair": ["a"]}, "2 elements"),
     "too many texts": ("embed", {"text": ["a"] * 129}, "at most 128"),
+    "not to be cut": ("embed", {"text": [LONG]}, "402 tokens"),
+    "an unknown model": ("nobody", {"text": ["a"]}, "no model of that name"),
+    "a timeout in microseconds": ("embed", {"text": ["a"]}, "deadline"),
+}
+MORE: dict[str, tuple[dict[str, Any], str]] = {
+    # What is asked for beside the tensors, and the statuses, where a row has more than they.
+    "not to be cut": ({"parameters": {"truncate": False}}, BAD),
+    "an unknown model": ({}, "404 StatusCode.NOT_FOUND"),
+    "a timeout in microseconds": ({"timeout": 1}, "504 StatusCode.DEADLINE_EXCEEDED"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_inputs(client: TritonClient, case: str) -> None:
-    """What does not fit the model is refused with a sentence, and the next request is answered."""
+    """A refusal is the client's own exception, with our sentence and status; the next request is answered."""
     model, tensors, words = WRONG[case]
+    more, statuses = MORE.get(case, ({}, BAD))
     with pytest.raises(InferenceServerException, match=words) as refused:
-        client.infer(model, tensors)
-    assert refused.value.status() in {"400", "StatusCode.INVALID_ARGUMENT"}
+        client.infer(model, tensors, **more)
+    assert refused.value.status() in statuses.split()
     assert client.infer("embed", {"text": ["a"]}).as_numpy("embedding").shape == (1, 32)
-
-
-@pytest.mark.parametrize(
-    ("model", "text", "more", "words", "statuses"),
-    [
-        ("nobody", "a", {}, "no model of that name", {"404", "StatusCode.NOT_FOUND"}),
-        ("embed", "a", {"timeout": 1}, "deadline", {"504", "StatusCode.DEADLINE_EXCEEDED"}),
-        (
-            "embed",
-            "a " * 400,
-            {"parameters": {"truncate": False}},
-            "402 tokens",
-            {"400", "StatusCode.INVALID_ARGUMENT"},
-        ),
-    ],
-    ids=["unknown model", "timeout in microseconds", "not to be cut"],
-)
-def test_refusals(
-    client: TritonClient, model: str, text: str, more: dict[str, Any], words: str, statuses: set[str]
-) -> None:
-    """A refusal is the client's own exception, with our message and status."""
-    with pytest.raises(InferenceServerException, match=words) as refused:
-        client.infer(model, {"text": [text]}, **more)
-    assert refused.value.status() in statuses
 
 
 def test_health(client: TritonClient) -> None:

@@ -63,58 +63,43 @@ class Difference(NamedTuple):
     theirs: set[int]
 
 
-DIFFERENCES = (
-    Difference("JSON of another shape, numbers that no type holds", ".*", {400}, {500, GONE}),
-    Difference("`null` for an optional field", ".*=None|.*null", {200}, {400, 500}),
-    Difference(
-        "a parameter that is not read, of another type",
-        r"(output |input )?(mine|sequence|shared_memory_[bo]|triton_)\S*=.*",
-        {200},
-        {400, 500},
-    ),
-    Difference("a `timeout` beyond 64 bits", "timeout=18.*", {200}, {500}),
-    Difference("`parameters` that are no object", "(input|output) parameters=.*", {400}, {200}),
-    Difference("a body that is no object", "(index|load|unload) (a list|a text|broken|parameters=.*)", {400}, {200}),
-    Difference("an output asked for twice", "outputs twice", {400}, {200}),
-    Difference("data nested deeper than its shape", ".*deep", {400}, {200}),
-    Difference("a size beyond 32 bits", r"shape \[\d{10,}.*", {400}, {200}),
-    Difference("no ids in a row", "tokens shape .1, 0.|raw tokens, none", {400}, {200}),
-    Difference("ids that the vocabulary lacks", r"ids (2\^31|negative|vocabulary)", {400}, {200}),
-    Difference("text that is not UTF-8, a byte order mark", ".*not UTF-8|byte order mark", {400}, {200}),
-    Difference("a priority beyond 4", r"priority=\d+", {400}, {200}),
-    Difference("a header length that is no number", "header length .*", {400}, {200}),
-    Difference("an empty body without a header", "empty body|no body|gzip of nothing", {400}, {200}),
-    Difference("a compressed body that is cut off", "gzip (cut|and more|for deflate)|no gzip", {400}, {200}),
-    Difference("texts of the shape [n], ids of INT32", "shape .1.|tokens datatype=INT32", {200}, {400}),
-    Difference("a deadline that has passed", "timeout=[127]", {504}, {200}),
-    Difference(
-        "`classification`, shared memory, the settings",
-        ".*(classification|shared_memory_region)=.*|GET .*(setting|logging|sharedmemory).*",
-        {501},
-        {200, 400, 404, 500},
-    ),
-    Difference(
-        "an unknown model or version",
-        "GET .*(stats|9999|versions/01|versions/x/ready)|stats after",
-        {400, 404},
-        {200, 400, 404},
-    ),
-    Difference("loads and unloads of an unknown model", "(load|unload) .*", {404}, {200, 500}),
-    Difference("an unknown `Content-Encoding`", "encoding .*", {415}, {501}),
-    Difference("the name of an encoding in capitals, or none", "encoding (GZIP|)", {200}, {501}),
-    Difference("HEAD, and names that are percent-encoded", "HEAD .*|GET .*%.*", {200}, {404, 405}),
-    Difference("paths that are not of v2", "GET /v[13]|GET .*generate", {404}, {404, 405}),
-    Difference(
-        "replies of health, readiness, loading and unloading", "GET .*(live|ready)|(load|unload).*", {200}, {200}
-    ),
-    Difference(
-        "the index names a reason, the configuration and the statistics fewer fields",
-        "index .*|GET .*(config|stats.*)",
-        {200},
-        {200},
-    ),
-    Difference("Replies are compressed", "accept .*", {200}, {200}),
-)
+DIFFERENCES = [
+    Difference(said, names, *({int(status) for status in statuses.split()} for statuses in (ours, theirs)))
+    for said, names, ours, theirs in (
+        line.split("  ")
+        # The words of docs/protocols.md, requests by their names, our statuses, and Triton's.
+        for line in r"""
+JSON of another shape, numbers that no type holds  .*  400  500 0
+`null` for an optional field  .*=None|.*null  200  400 500
+a parameter that is not read  (output |input )?(mine|sequence|shared_memory_[bo]|triton_)\S*=.*  200  400 500
+a `timeout` beyond 64 bits  timeout=18.*  200  500
+`parameters` that are no object  (input|output) parameters=.*  400  200
+a body that is no object  (index|load|unload) (a list|a text|broken|parameters=.*)  400  200
+an output asked for twice  outputs twice  400  200
+data nested deeper than its shape  .*deep  400  200
+a size beyond 32 bits  shape \[\d{10,}.*  400  200
+no ids in a row  tokens shape .1, 0.|raw tokens, none  400  200
+ids that the vocabulary lacks  ids (2\^31|negative|vocabulary)  400  200
+text that is not UTF-8, a byte order mark  .*not UTF-8|byte order mark  400  200
+a priority beyond 4  priority=\d+  400  200
+a header length that is no number  header length .*  400  200
+an empty body without a header  empty body|no body|gzip of nothing  400  200
+a compressed body that is cut off  gzip (cut|and more|for deflate)|no gzip  400  200
+texts of the shape [n], ids of INT32  shape .1.|tokens datatype=INT32  200  400
+a deadline that has passed  timeout=[127]  504  200
+`classification`, shared memory  .*(classification|_region)=.*|GET .*(setting|logging|sharedmem).*  501  200 400 404 500
+an unknown model or version  GET .*(stats|9999|versions/01|versions/x/ready)|stats after  400 404  200 400 404
+loads and unloads of an unknown model  (load|unload) .*  404  200 500
+an unknown `Content-Encoding`  encoding .*  415  501
+the name of an encoding in capitals, or none  encoding (GZIP|)  200  501
+HEAD, and names that are percent-encoded  HEAD .*|GET .*%.*  200  404 405
+paths that are not of v2  GET /v[13]|GET .*generate  404  404 405
+replies of health, readiness, loading and unloading  GET .*(live|ready)|(load|unload).*  200  200
+the index names a reason, the configuration and the statistics fewer fields  index .*|GET .*(config|stats.*)  200  200
+Replies are compressed  accept .*  200  200
+""".strip().splitlines()
+    )
+]
 
 
 def text(*texts: str, **changes: Any) -> dict[str, Any]:
@@ -247,11 +232,8 @@ def json_requests() -> dict[str, Request]:
         plain[f"input mine={value!r}"] = {"inputs": [text("a", parameters={"mine": value})]}
         plain[f"output mine={value!r}"] = infer(outputs=[{"name": "embedding", "parameters": {"mine": value}}])
     plain |= {f"{name}=True": infer(parameters={name: True}) for name in ("triton_x", "headers")}
-    for name in (
-        "binary_data",
-        "classification",
-        *(f"shared_memory_{end}" for end in ("region", "byte_size", "offset")),
-    ):
+    shared_memory = [f"shared_memory_{end}" for end in ("region", "byte_size", "offset")]
+    for name in ("binary_data", "classification", *shared_memory):
         plain |= {
             f"output {name}={value!r}": infer(outputs=[{"name": "embedding", "parameters": {name: value}}])
             for value in NUMBERS
@@ -348,29 +330,16 @@ def binary_requests() -> dict[str, Request]:
 def other_requests() -> dict[str, Request]:
     """Metadata, versions, methods and the repository; the last ones take a model out of service and back."""
     model = f"/v2/models/{NAME}"
-    paths = [
-        *(
-            "/v2",
-            "/v2/",
-            "/v1",
-            "/v3",
-            "/v2/nonsense",
-            "/v2/health",
-            "/v2/health/live",
-            "/v2/health/ready",
-            "/v2/models",
-        ),
-        *("/v2/models/", "/v2/models/stats", "/v2/models/no", "/v2/models/no/ready", "/v2/models/no/config"),
-        *("/v2/models/no/stats", "/v2//models/x", "/v2/repository", "/v2/repository/index", "/v2/logging"),
-        *("/v2/trace/setting", "/v2/systemsharedmemory/status", "/v2/cudasharedmemory/status", "/v2/models/%6dinilm"),
-        *(f"{model}{end}" for end in ("", "/", "/ready", "/config", "/stats", "/nonsense", "/infer", "/versions")),
-        *(
-            f"{model}/versions/{end}"
-            for end in ("1", "1/ready", "1/config", "1/stats", "1/", "9", "9/ready", "9/config")
-        ),
-        *(f"{model}/versions/{end}" for end in ("9/stats", "x", "x/ready", "-1", "01", "99999999999999999999")),
-        *(f"{model}{end}" for end in ("/generate", "/trace/setting")),
-    ]
+    one = f"{model}/versions"
+    paths = f"""
+        /v2 /v2/ /v1 /v3 /v2/nonsense /v2/health /v2/health/live /v2/health/ready /v2/models /v2/models/
+        /v2/models/stats /v2/models/no /v2/models/no/ready /v2/models/no/config /v2/models/no/stats /v2//models/x
+        /v2/repository /v2/repository/index /v2/logging /v2/trace/setting /v2/systemsharedmemory/status
+        /v2/cudasharedmemory/status /v2/models/%6dinilm {model} {model}/ {model}/ready {model}/config {model}/stats
+        {model}/nonsense {model}/infer {one} {one}/1 {one}/1/ready {one}/1/config {one}/1/stats {one}/1/ {one}/9
+        {one}/9/ready {one}/9/config {one}/9/stats {one}/x {one}/x/ready {one}/-1 {one}/01 {one}/99999999999999999999
+        {model}/generate {model}/trace/setting
+    """.split()
     found = {f"GET {path}": Request("GET", path) for path in paths}
     for method in ("PUT", "DELETE", "PATCH", "HEAD"):
         for path in ("/v2", model, TEXT_PATH, "/v2/repository/index"):
@@ -511,68 +480,61 @@ def message(*texts: str, **changes: Any) -> pb.ModelInferRequest:
     return request
 
 
-def with_parameter(field: str, value: Any, name: str = "mine") -> pb.ModelInferRequest:
-    request = message("a")
-    setattr(request.parameters[name], field, value)
-    return request
+def first(request: pb.ModelInferRequest) -> Any:
+    return request.inputs[0]
+
+
+SPOILED: dict[str, Callable[[pb.ModelInferRequest], object]] = {
+    "one text": lambda _: None,
+    "no model": lambda request: setattr(request, "model_name", "nobody"),
+    "version": lambda request: setattr(request, "model_version", "1"),
+    "unknown version": lambda request: setattr(request, "model_version", "9"),
+    "version of letters": lambda request: setattr(request, "model_version", "x"),
+    "no inputs": lambda request: (request.ClearField("inputs"), request.ClearField("raw_input_contents")),
+    "another input": lambda request: setattr(first(request), "name", "x"),
+    "another datatype": lambda request: setattr(first(request), "datatype", "INT64"),
+    "no datatype": lambda request: setattr(first(request), "datatype", ""),
+    "data twice": lambda request: first(request).contents.bytes_contents.append(b"a"),
+    "no data": lambda request: request.ClearField("raw_input_contents"),
+    "one raw too many": lambda request: request.raw_input_contents.append(b""),
+    "raw cut off": lambda request: request.raw_input_contents.__setitem__(0, ELEMENT[:-1]),
+    "raw of more": lambda request: request.raw_input_contents.__setitem__(0, ELEMENT * 2),
+    "contents": lambda request: contents(request, bytes_contents=[b"a"]),
+    "contents of more": lambda request: contents(request, bytes_contents=[b"a"] * 2),
+    "contents of another kind": lambda request: contents(request, int64_contents=[1]),
+    "output": lambda request: request.outputs.add(name="embedding"),
+    "unknown output": lambda request: request.outputs.add(name="x"),
+    "outputs twice": lambda request: [request.outputs.add(name="embedding") for _ in range(2)],
+    "shared memory": lambda request: asked(first(request), "shared_memory_region", string_param="x"),
+    "classification": lambda request: asked(request.outputs.add(name="embedding"), "classification", int64_param=1),
+    "mine=text": lambda request: asked(request, "mine", string_param="x"),
+    "mine=double": lambda request: asked(request, "mine", double_param=1.5),
+    "priority=1": lambda request: asked(request, "priority", uint64_param=1),
+    "priority=9": lambda request: asked(request, "priority", uint64_param=9),
+    "priority=text": lambda request: asked(request, "priority", string_param="x"),
+    "timeout=text": lambda request: asked(request, "timeout", string_param="x"),
+    "timeout=long": lambda request: asked(request, "timeout", int64_param=10**7),
+    "sequence_id=text": lambda request: asked(request, "sequence_id", string_param="x"),
+    "triton_x=True": lambda request: asked(request, "triton_x", bool_param=True),
+}
+GRPC_SHAPES = ((-1, 1), (1, -1), (1,), (0, 1), (2, 1), (1, 1, 1), (2**31, 1), (2**63 - 1, 1), (-(2**63), 1))
+
+
+def asked(part: Any, name: str, **value: Any) -> None:
+    part.parameters[name].MergeFrom(pb.InferParameter(**value))
+
+
+def contents(request: pb.ModelInferRequest, **values: Any) -> None:
+    """Gives the data in the tensor and not behind it."""
+    request.ClearField("raw_input_contents")
+    first(request).contents.MergeFrom(pb.InferTensorContents(**values))
 
 
 def grpc_requests() -> dict[str, bytes]:
-    found = {
-        "one text": message("a"),
-        "two texts": message("a", "b"),
-        "no model": message("a"),
-        "version": message("a"),
-        "unknown version": message("a"),
-        "version of letters": message("a"),
-        "no inputs": pb.ModelInferRequest(model_name=NAME),
-        "another input": message("a", name="x"),
-        "another datatype": message("a", datatype="INT64"),
-        "no datatype": message("a", datatype=""),
-        "data twice": message("a"),
-        "no data": message("a"),
-        "one raw too many": message("a"),
-        "raw cut off": message("a"),
-        "raw of more": message("a"),
-        "contents": message("a"),
-        "contents of more": message("a"),
-        "contents of another kind": message("a"),
-        "output": message("a"),
-        "unknown output": message("a"),
-        "outputs twice": message("a"),
-        "shared memory": message("a"),
-        "classification": message("a"),
-        "mine=text": with_parameter("string_param", "x"),
-        "mine=double": with_parameter("double_param", 1.5),
-        "priority=1": with_parameter("uint64_param", 1, "priority"),
-        "priority=9": with_parameter("uint64_param", 9, "priority"),
-        "priority=text": with_parameter("string_param", "x", "priority"),
-        "timeout=text": with_parameter("string_param", "x", "timeout"),
-        "timeout=long": with_parameter("int64_param", 10**7, "timeout"),
-        "sequence_id=text": with_parameter("string_param", "x", "sequence_id"),
-        "triton_x=True": with_parameter("bool_param", True, "triton_x"),
-        **{
-            f"shape {list(shape)}": message("a", shape=shape)
-            for shape in ((-1, 1), (1, -1), (1,), (0, 1), (2, 1), (1, 1, 1))
-        },
-        **{f"shape {list(shape)}": message("a", shape=shape) for shape in ((2**31, 1), (2**63 - 1, 1), (-(2**63), 1))},
-    }
-    found["no model"].model_name = "nobody"
-    for name, version in {"version": "1", "unknown version": "9", "version of letters": "x"}.items():
-        found[name].model_version = version
-    for name in ("contents", "contents of more", "contents of another kind", "no data"):
-        del found[name].raw_input_contents[:]
-    for name, count in {"contents": 1, "contents of more": 2, "data twice": 1}.items():
-        found[name].inputs[0].contents.bytes_contents.extend([b"a"] * count)
-    found["contents of another kind"].inputs[0].contents.int64_contents.append(1)
-    found["one raw too many"].raw_input_contents.append(b"")
-    found["raw cut off"].raw_input_contents[0] = ELEMENT[:-1]
-    found["raw of more"].raw_input_contents[0] = ELEMENT * 2
-    for name, outputs in {"output": ["embedding"], "unknown output": ["x"], "outputs twice": ["embedding"] * 2}.items():
-        for output in outputs:
-            found[name].outputs.add(name=output)
-    found["shared memory"].inputs[0].parameters["shared_memory_region"].string_param = "x"
-    found["classification"].outputs.add(name="embedding").parameters["classification"].int64_param = 1
+    found = {name: message("a") for name in SPOILED} | {"two texts": message("a", "b")}
+    for name, spoil in SPOILED.items():
+        spoil(found[name])
+    found |= {f"shape {list(shape)}": message("a", shape=shape) for shape in GRPC_SHAPES}
     encoded = {name: request.SerializeToString() for name, request in found.items()}
     return encoded | {
         "empty": b"",

@@ -18,6 +18,7 @@ import serving
 from serving.grpc.services import reflection_pb2
 from serving.security.keys import ApiKeys
 from serving.security.watch import FileWatch
+from tests.support.batches import client_of
 from tests.support.clients import (
     MODEL_INFER,
     HttpConnection,
@@ -334,10 +335,9 @@ def test_tritonclient(server: Server, flavour: str) -> None:
 
 def test_openai(server: Server) -> None:
     """Its client sends the key it is given, and knows what 401 means."""
-    url = f"http://{server.http}/v1"
-    with openai.OpenAI(base_url=url, api_key=FIRST) as client:
+    with client_of(server, FIRST) as client:
         assert len(client.embeddings.create(model=NAME, input="hello").data) == 1
-    with openai.OpenAI(base_url=url, api_key=WRONG) as client, pytest.raises(openai.AuthenticationError) as refused:
+    with client_of(server, WRONG) as client, pytest.raises(openai.AuthenticationError) as refused:
         client.embeddings.create(model=NAME, input="hello")
     assert refused.value.code == "invalid_api_key"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,11 @@ def post(server: Server, family: str, body: bytes) -> int:
 
 def json_of(family: str, inputs: object, **more: object) -> bytes:
     return json.dumps({FIELD[family]: inputs, **more}).encode()
+
+
+def nested(depth: int, family: str) -> bytes:
+    """A request whose free parameters hold lists in lists."""
+    return body_of(family, b'"x"')[:-1] + b',"parameters":{"anything":' + b"[" * depth + b"]" * depth + b"}}"
 
 
 Make = Callable[[str], bytes]
@@ -125,48 +130,26 @@ INVALID: dict[str, Make] = {
 }
 
 
-@pytest.mark.sampled(20)
-@each_route
-@pytest.mark.parametrize("case", MALFORMED)
-def test_rows_16_to_18_malformed_bodies(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, MALFORMED[case](family)) == STATUS["malformed"][family]
+BODIES: dict[str, tuple[dict[str, Make], Iterable[str], Callable[[str], set[object]]]] = {
+    # Bodies, the families of routes that get them, and the statuses that these may answer.
+    "16 to 18": (MALFORMED, ROUTES, lambda family: {STATUS["malformed"][family]}),
+    "18": ({"surrogate pair": lambda family: body_of(family, rb'"\ud83d\ude00"')}, ROUTES, lambda _: {200}),
+    "19 and 20": (NO_TEXTS, ROUTES, lambda _: {400, 422}),
+    # Deep nesting is no danger where the schema takes any value.
+    "20": ({f"{depth} free": partial(nested, depth) for depth in (100, 100_000)}, ["v2"], lambda _: {200, 400}),
+    "22 and 30": (INVALID, FIELD, lambda family: {STATUS["invalid"][family]}),
+}
 
 
-@pytest.mark.sampled(13)
-@each_route
-@pytest.mark.parametrize("case", NO_TEXTS)
-def test_rows_19_and_20_what_is_no_text(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, NO_TEXTS[case](family)) in {400, 422}
-
-
-@pytest.mark.sampled(22)
-@pytest.mark.parametrize("family", FIELD)
-@pytest.mark.parametrize("case", INVALID)
-def test_rows_22_and_30_invalid_requests(fake_server: Server, family: str, case: str) -> None:
-    assert post(fake_server, family, INVALID[case](family)) == STATUS["invalid"][family]
-
-
-def test_row_17_not_utf8_in_a_binary_tensor(fake_server: Server) -> None:
-    """The same behind the JSON of a v2 request is 400."""
-    blob = b"\x02\x00\x00\x00\xff\xfe"
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(blob)}}
-    head = json.dumps({"inputs": [tensor]}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    assert http_call(fake_server.http, "POST", ROUTES["v2"], head + blob, headers).status == 400
-
-
-@each_route
-def test_row_18_surrogate_pair(fake_server: Server, family: str) -> None:
-    """An escaped surrogate pair is the character that it means."""
-    assert post(fake_server, family, body_of(family, rb'"\ud83d\ude00"')) == 200
-
-
-@pytest.mark.parametrize("depth", [100, 100_000])
-def test_row_20_nesting_in_free_parameters(fake_server: Server, depth: int) -> None:
-    """Deep nesting is no danger where the schema takes any value."""
-    deep = b"[" * depth + b"]" * depth
-    body = body_of("v2", b'"x"')[:-1] + b',"parameters":{"anything":' + deep + b"}}"
-    assert post(fake_server, "v2", body) in {200, 400}
+@pytest.mark.sampled(60)
+@pytest.mark.parametrize(
+    ("rows", "case", "family"),
+    [(rows, case, family) for rows, (bodies, families, _) in BODIES.items() for case in bodies for family in families],
+)
+def test_rows_16_to_22_and_30_bodies(fake_server: Server, rows: str, case: str, family: str) -> None:
+    """What is no JSON, no text or no valid request is refused by every family of routes."""
+    bodies, _, statuses = BODIES[rows]
+    assert post(fake_server, family, bodies[case](family)) in statuses(family)
 
 
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["x"]}
@@ -210,10 +193,20 @@ def test_row_22_v2_schema(fake_server: Server, message: dict[str, object]) -> No
     assert post(fake_server, "v2", json.dumps(message).encode()) == 400
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1e2", "99999", "", "+5"])
-def test_row_22_v2_length_header(fake_server: Server, length: str) -> None:
-    """A length of the JSON part that is no number within the body is 400."""
-    body = json.dumps({"inputs": [TENSOR]}).encode()
+BLOB = b"\x02\x00\x00\x00\xff\xfe"
+NOT_UTF8_TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(BLOB)}}
+HEAD = json.dumps({"inputs": [NOT_UTF8_TENSOR]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [
+        *[(json.dumps({"inputs": [TENSOR]}).encode(), length) for length in ("-1", "x", "1e2", "99999", "", "+5")],
+        pytest.param(HEAD + BLOB, str(len(HEAD)), id="17 not UTF-8"),
+    ],
+)
+def test_rows_17_and_22_behind_the_json_of_v2(fake_server: Server, body: bytes, length: str) -> None:
+    """A length of the JSON part that is no number within the body is 400, and so is binary text that is not UTF-8."""
     headers = {"Inference-Header-Content-Length": length}
     assert http_call(fake_server.http, "POST", ROUTES["v2"], body, headers).status == 400
 
@@ -285,20 +278,20 @@ def test_rows_17_and_22_invalid_messages(fake_server: Server, case: str) -> None
 NAMES = ["nobody", "MINILM", "minilm ", "..", "../minilm", "minilm/..", "/etc/passwd", "minilm\x00", "", "\uff4dinilm"]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", [*NAMES, "a" * 5000], ids=lambda name: repr(name[:20]))
-def test_row_32_unknown_model_grpc(fake_server: Server, name: str) -> None:
-    """A name that is not exactly a served model's is NOT_FOUND and not repeated."""
-    refused = refusal_of(fake_server, lambda request: setattr(request, "model_name", name))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        *[("model_name", name) for name in [*NAMES, "a" * 5000]],
+        *[("model_version", version) for version in ("2", "0", "01", "-1", "latest", "../1", "1 ")],
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_row_32_unknown_model_grpc(fake_server: Server, field: str, name: str) -> None:
+    """A name or version that is not exactly a served one is NOT_FOUND; a name is not repeated."""
+    refused = refusal_of(fake_server, lambda request: setattr(request, field, name))
     assert refused.status == "NOT_FOUND"
-    assert name.strip() in {"", NAME} or name not in refused.text  # what is served is told
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("version", ["2", "0", "01", "-1", "latest", "../1", "1 "])
-def test_row_32_unknown_version_grpc(fake_server: Server, version: str) -> None:
-    refused = refusal_of(fake_server, lambda request: setattr(request, "model_version", version))
-    assert refused.status == "NOT_FOUND"
+    assert field == "model_version" or name.strip() in {"", NAME} or name not in refused.text  # what is served is told
 
 
 @pytest.mark.parametrize(
@@ -312,73 +305,84 @@ def test_row_21_malformed_protobuf(fake_server: Server, group: bytes) -> None:
     assert "Error" not in refused.value.text
 
 
-@each_transport
-def test_row_24_no_inputs(fake_server: Server, transport: type[Transport]) -> None:
-    with transport(fake_server) as client, pytest.raises(Refused) as refused:
-        client.embed([])
-    assert refused.value.status == STATUS["empty"][client.family]
-
-
-@pytest.mark.sampled(6)
-@each_transport
-@pytest.mark.parametrize("text", ["", " ", "\t\r\n", "\u3000"], ids=["empty", "blank", "white", "ideographic"])
-def test_row_25_empty_text(fake_server: Server, models: Path, transport: type[Transport], text: str) -> None:
-    """A blank text is [CLS] [SEP]; so is an empty one, which TEI and OpenAI refuse and Triton answers."""
-    with transport(fake_server) as client:
-        if not text and client.family in {"tei", "openai"}:
-            with pytest.raises(Refused, match="cannot be empty") as refused:
-                client.embed([text])
-            assert refused.value.status == STATUS["empty"][client.family]
-            return
-        answer = client.embed([text])
-    np.testing.assert_allclose(answer.vectors, fake_answers(models, [text]), atol=1e-5)
-
-
 MOST = {"tei": 32, "openai": 2048, "v2": 128, "grpc": 128}
+"""As many inputs as each route takes."""
+ANSWERED: dict[str, Callable[[int], list[str]]] = {
+    # Row 25: a blank text is [CLS] [SEP].
+    **{
+        f"25 {name}": lambda _, text=text: [text]
+        for name, text in {"blank": " ", "white": "\t\r\n", "wide": "\u3000"}.items()
+    },
+    "26 as many as are taken": lambda most: [f"text {number}" for number in range(most)],
+    # Row 29: what is unusual but valid gets the answer of its tokens.
+    **{
+        f"29 {name}": lambda _, text=text: ["neighbour", text, "neighbour"]
+        for name, text in {
+            "nul": "a\x00b\x00",
+            "controls": "".join(map(chr, range(1, 32))) + "\x7f\x80\x9f",
+            "combining": "e" + "\u0301" * 8_000,
+            "emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽" * 20,
+            "right-to-left": "שלום עולם \u202e مرحبا بالعالم \u202c",
+            "non-characters": "\ufffe\uffff\ufdd0\U0010ffff",
+            "replacement": "\ufffd" * 50,
+            "byte-order": "\ufeffx\ufeff",
+            "private": "\ue000\uf8ff\U000f0000",
+            "separators": "a\u2028b\u2029c\u0085d\u200be",
+            "special-tokens": "[CLS] [SEP] [PAD] [MASK] [UNK] ##ing",
+            "one-long-word": "x" * 8_000,
+            "quotes": "\"'`\\ </script> %s {0} $(x) \x1b[31m",
+        }.items()
+    },
+}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(25)
 @each_transport
-def test_row_26_most_inputs(fake_server: Server, models: Path, transport: type[Transport]) -> None:
-    """As many inputs as the route takes are answered, each with its own vector."""
+@pytest.mark.parametrize("case", ANSWERED)
+def test_rows_25_to_29_odd_texts_are_answered(
+    fake_server: Server, models: Path, transport: type[Transport], case: str
+) -> None:
+    """Each text of a request gets its own vector."""
     with transport(fake_server) as client:
-        texts = [f"text {number}" for number in range(MOST[client.family])]
+        texts = ANSWERED[case](MOST[client.family])
         answer = client.embed(texts)
     np.testing.assert_allclose(answer.vectors, fake_answers(models, texts), atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @each_transport
-def test_row_26_too_many_inputs(fake_server: Server, transport: type[Transport]) -> None:
-    """One input more is refused and the limit is named."""
+def test_row_25_empty_text(fake_server: Server, models: Path, transport: type[Transport]) -> None:
+    """TEI and OpenAI refuse an empty text, Triton answers it as a blank one."""
+    with transport(fake_server) as client:
+        if client.family in {"tei", "openai"}:
+            with pytest.raises(Refused, match="cannot be empty") as refused:
+                client.embed([""])
+            assert refused.value.status == STATUS["empty"][client.family]
+        else:
+            np.testing.assert_allclose(client.embed([""]).vectors, fake_answers(models, [""]), atol=1e-5)
+
+
+@pytest.mark.sampled(7)
+@each_transport
+@pytest.mark.parametrize(("surplus", "status"), [(None, "empty"), (1, "invalid")], ids=["none", "one too many"])
+def test_rows_24_and_26_numbers_of_inputs(
+    fake_server: Server, transport: type[Transport], surplus: int | None, status: str
+) -> None:
+    """No inputs are refused, and one more than are taken, with the limit."""
     with transport(fake_server) as client, pytest.raises(Refused) as refused:
-        client.embed(["x"] * (MOST[client.family] + 1))
-    assert refused.value.status == STATUS["invalid"][client.family]
-    assert str(MOST[client.family]) in refused.value.text
+        client.embed([] if surplus is None else ["x"] * (MOST[client.family] + surplus))
+    assert refused.value.status == STATUS[status][client.family]
+    assert surplus is None or str(MOST[client.family]) in refused.value.text
 
 
 @pytest.mark.sampled(3)
 @each_transport
-def test_row_27_most_characters(fake_server: Server, transport: type[Transport]) -> None:
-    """A text of 32 characters for each token of the model is still read."""
+def test_row_27_most_characters(fake_server: Server, models: Path, transport: type[Transport]) -> None:
+    """A text of 32 characters for each token of the model is still read; a letter with 100,000 marks is the letter."""
     with transport(fake_server) as client:
         assert client.embed(["x" * CHARACTERS_PER_TOKEN * MAX_LENGTH]).vectors.shape[0] == 1
-
-
-@pytest.mark.sampled(2)
-@each_transport
-def test_row_27_too_many_characters(fake_server: Server, models: Path, transport: type[Transport]) -> None:
-    """A text of megabytes is cut, told, and fails no neighbour; where nothing may be cut it is refused unread."""
-    text = "x" * (CHARACTERS_PER_TOKEN * MAX_LENGTH + 1)
-    with transport(fake_server) as client:
-        answer = client.embed(["short", "server " * 400_000])
-        np.testing.assert_allclose(answer.vectors[:1], fake_answers(models, ["short"]), atol=1e-5)
-        assert truncated_tokens(answer.headers) > 100_000
-        if client.family == "openai":  # which cannot ask for that
-            return
-        with pytest.raises(Refused) as refused:
-            client.embed(["short", text], truncate=False)
-    assert refused.value.status == STATUS["invalid"][client.family]
-    assert str(CHARACTERS_PER_TOKEN * MAX_LENGTH) in refused.value.text
+        marked = client.embed(["e" + "\u0301" * 100_000]).vectors
+    np.testing.assert_allclose(marked, fake_answers(models, ["e\u0301"]), atol=1e-5)
 
 
 def truncated_tokens(headers: dict[str, str]) -> int:
@@ -386,64 +390,49 @@ def truncated_tokens(headers: dict[str, str]) -> int:
     return int(headers.get("x-truncated-tokens") or headers["bertserve-truncated-tokens"])
 
 
-@pytest.mark.sampled(8)
-@each_transport
-@pytest.mark.parametrize(("tokens", "cut"), [(MAX_LENGTH, 0), (MAX_LENGTH + 1, 1), (400, 400 - MAX_LENGTH)])
-def test_row_28_truncation_is_exact_and_reported(
-    fake_server: Server, models: Path, transport: type[Transport], tokens: int, cut: int
-) -> None:
-    """A text that is too long is cut to the model's length, or refused where that is asked for; its length is told."""
-    text = words(models, tokens)
-    with transport(fake_server) as client:
-        answer = client.embed([text, "short"])
-        assert truncated_tokens(answer.headers) == cut
-        np.testing.assert_allclose(answer.vectors, fake_answers(models, [text, "short"]), atol=1e-5)
-        if client.family == "openai":  # which cannot ask for that
-            return
-        if not cut:
-            assert truncated_tokens(client.embed([text], truncate=False).headers) == 0
-            return
-        with pytest.raises(Refused) as refused:
-            client.embed([text], truncate=False)
-    assert refused.value.status == STATUS["invalid"][client.family]
-    assert str(tokens) in refused.value.text
-
-
-ODD = {
-    "nul": "a\x00b\x00",
-    "controls": "".join(map(chr, range(1, 32))) + "\x7f\x80\x9f",
-    "combining": "e" + "\u0301" * 8_000,
-    "emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽" * 20,
-    "right-to-left": "שלום עולם \u202e مرحبا بالعالم \u202c",
-    "non-characters": "\ufffe\uffff\ufdd0\U0010ffff",
-    "replacement": "\ufffd" * 50,
-    "byte-order": "\ufeffx\ufeff",
-    "private": "\ue000\uf8ff\U000f0000",
-    "separators": "a\u2028b\u2029c\u0085d\u200be",
-    "special-tokens": "[CLS] [SEP] [PAD] [MASK] [UNK] ##ing",
-    "one-long-word": "x" * 8_000,
-    "quotes": "\"'`\\ </script> %s {0} $(x) \x1b[31m",
+LONG: dict[str, tuple[Callable[[Path], str], Callable[[int], bool], int]] = {
+    # A text, whether as many tokens are cut off as are told, and the number that its refusal names.
+    **{
+        f"28 {tokens} tokens": (partial(words, tokens=tokens), (tokens - MAX_LENGTH).__eq__, tokens)
+        for tokens in (MAX_LENGTH + 1, 400)
+    },
+    "27 megabytes": (lambda _: "server " * 400_000, (100_000).__lt__, CHARACTERS_PER_TOKEN * MAX_LENGTH),
 }
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 @each_transport
-@pytest.mark.parametrize("kind", ODD)
-def test_row_29_odd_text(fake_server: Server, models: Path, transport: type[Transport], kind: str) -> None:
-    """Text that is unusual but valid gets the answer of its tokens."""
-    texts = ["neighbour", ODD[kind], "neighbour"]
+@pytest.mark.parametrize("case", LONG)
+def test_rows_27_and_28_truncation_is_exact_and_reported(
+    fake_server: Server, models: Path, transport: type[Transport], case: str
+) -> None:
+    """A text that is too long is cut, told and fails no neighbour; where nothing may be cut it is refused."""
+    make, is_told, named = LONG[case]
+    text = make(models)
     with transport(fake_server) as client:
-        answer = client.embed(texts)
-    np.testing.assert_allclose(answer.vectors, fake_answers(models, texts), atol=1e-5)
+        answer = client.embed([text, "short"])
+        assert is_told(truncated_tokens(answer.headers))
+        kept = text if case.startswith("28") else text[: 8 * MAX_LENGTH]
+        np.testing.assert_allclose(answer.vectors, fake_answers(models, [kept, "short"]), atol=1e-5)
+        if client.family == "openai":  # which cannot ask for that
+            return
+        with pytest.raises(Refused) as refused:
+            client.embed(["short", text], truncate=False)
+    assert refused.value.status == STATUS["invalid"][client.family]
+    assert str(named) in refused.value.text
 
 
 @pytest.mark.sampled(2)
 @each_transport
-def test_row_29_100_000_combining_marks(fake_server: Server, models: Path, transport: type[Transport]) -> None:
-    """A letter with 100,000 marks is the letter, as it is with one."""
+def test_row_28_a_text_that_just_fits_is_not_cut(fake_server: Server, models: Path, transport: type[Transport]) -> None:
+    text = words(models, MAX_LENGTH)
     with transport(fake_server) as client:
-        answer = client.embed(["e" + "\u0301" * 100_000])
-    np.testing.assert_allclose(answer.vectors, fake_answers(models, ["e\u0301"]), atol=1e-5)
+        for answer in (
+            client.embed([text]),
+            client.embed([text], truncate=None if client.family == "openai" else False),
+        ):
+            assert truncated_tokens(answer.headers) == 0
+            np.testing.assert_allclose(answer.vectors, fake_answers(models, [text]), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FIELD)
@@ -493,23 +482,17 @@ def test_row_33_hostile_request_id(fake_server: Server, path: str, identity: str
     assert identity not in fake_server.log
 
 
-def test_row_33_newline_in_a_request_id(fake_server: Server) -> None:
-    """An id cannot smuggle a header or a line: the parser refuses a bare line feed or starts a new header there."""
+def test_row_33_request_ids(fake_server: Server) -> None:
+    """A harmless one comes back as it was given, a message's forges no line, and without one each gets its own."""
+
+    def identity_of(**headers: str) -> str:
+        return post_json(fake_server.http, "/embed", b'{"inputs": "x"}', headers).headers["x-request-id"]
+
+    harmless = "trace-0123456789abcdef/01.AB:c_d+e=f@g"
+    assert identity_of(**{"X-Request-Id": harmless}) == harmless
+    assert len({identity_of() for _ in range(5)}) == 5
     with Grpc(fake_server) as client:
         request = client.request(["x"])
         request.id = "first\nFAKE LOG LINE " + "y" * 10_000
         assert client.infer(request).outputs
     assert "FAKE LOG LINE" not in fake_server.log
-
-
-def test_row_33_harmless_request_id(fake_server: Server) -> None:
-    """A harmless id comes back as it was given."""
-    identity = "trace-0123456789abcdef/01.AB:c_d+e=f@g"
-    reply = post_json(fake_server.http, "/embed", b'{"inputs": "x"}', {"X-Request-Id": identity})
-    assert reply.headers["x-request-id"] == identity
-
-
-def test_request_ids_of_our_own_differ(fake_server: Server) -> None:
-    """Without an id from the client, each request gets one of its own."""
-    seen = {post_json(fake_server.http, "/embed", b'{"inputs": "x"}').headers["x-request-id"] for _ in range(5)}
-    assert len(seen) == 5

@@ -1,6 +1,6 @@
-"""Rows 62 to 64, 66 and 68 of the failure modes: a bundle that is not what it says, or that could do more than compute.
+"""Rows 62 to 64, 66 and 68 of the failure modes: a bundle or a node's cache that is not what it says, or could do more.
 
-Each case spoils an honest bundle of a few bytes in one way, with right digests unless digests are the case. All are
+Each case spoils an honest one of a few bytes in one way, with right digests unless digests are the case. Bundles are
 refused in a process that cannot import the library of any engine; what only an engine can tell, and how the real
 command says it, follows after the table.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,11 +26,13 @@ from onnx import TensorProto, helper
 
 from serving.errors import BundleError
 from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import MANIFEST, open_bundle
+from serving.models.bundle import MANIFEST, Bundle, open_bundle
 from serving.models.manifest import TOKENIZER, Manifest
-from tests.support.clients import post_json
+from serving.models.node_cache import DERIVED, CacheError, CacheWriter, open_entry, with_proofs
+from tests.support.clients import get, post_json
 from tests.support.gate import Gate
 from tests.support.models import NAME
+from tests.support.node_caches import TIMINGS, fill, proof
 from tests.support.poison import (
     ENGINE,
     ENGINE_BYTES,
@@ -40,16 +44,19 @@ from tests.support.poison import (
     tiny_bundle,
     tiny_model,
 )
-from tests.support.server import refused_start
+from tests.support.server import FAKE, Server, refused_start
 from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from tests.support.server import Server
+    from tests.support.clients import HttpReply
 
     Spoil = Callable[[Path], object]
+    from collections.abc import Callable
+
+    Spoil = Callable[[Path], object]
+
 
 PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 DOMAIN = "evil.custom"
@@ -91,12 +98,12 @@ def flip(at: int) -> Callable[[bytes], bytes]:
 
 
 def symbolic_link(name: str) -> Spoil:
-    """Replaces a file by a link to the very same bytes."""
+    """Replaces a file, or a folder above, by a link to the very same bytes."""
 
     def spoil(bundle: Path) -> None:
-        elsewhere = bundle.parents[2] / "elsewhere"
-        (bundle / name).rename(elsewhere)
-        (bundle / name).symlink_to(elsewhere)
+        elsewhere, place = bundle.parents[2] / "elsewhere", Path(os.path.normpath(bundle / name))
+        place.rename(elsewhere)
+        place.symlink_to(elsewhere)
 
     return spoil
 
@@ -633,3 +640,143 @@ def test_any_damage_is_refused_or_changes_nothing(
             assert file in (name, MANIFEST) or (bundle / file).read_bytes() == content
         assert signed or name == MANIFEST or (bundle / name).read_bytes() == originals[name]
         TextTokenizer.open(bundle, opened.manifest)
+
+
+@pytest.fixture(scope="module")
+def unproven(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose only artifact nobody has compared with PyTorch."""
+    folder = tiny_bundle(models, tmp_path_factory.mktemp("unproven"))
+    nothing = {"parity": None, "invariance": None, "batch_invariant": False}
+    edit_manifest(folder, lambda manifest: manifest["artifacts"][0].update(nothing))
+    return open_bundle(folder)
+
+
+def in_derived(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    def spoil(entry: Path) -> None:
+        derived = json.loads((entry / DERIVED).read_bytes())
+        change(derived)
+        (entry / DERIVED).write_text(json.dumps(derived), encoding="utf-8")
+
+    return spoil
+
+
+def put_derived(part: str, **values: object) -> Spoil:
+    """Alters the first of the proofs, engines or files."""
+    return in_derived(lambda derived: derived[part][0].update(values))
+
+
+PARITY = {"texts": 1, "max_abs_difference": 0.0, **dict.fromkeys(["cosine_mean", "cosine_p01", "cosine_min"])}
+CACHES = {
+    "manifest-missing": Case(unlink(DERIVED), "missing"),
+    "no-json": Case(rewrite(DERIVED, b"{"), "not a manifest"),
+    "deep": Case(rewrite(DERIVED, b"[" * 100_000), "not a manifest"),
+    "too-large": Case(rewrite(DERIVED, b" " * (1 << 21)), "allowed"),
+    "unknown-field": Case(in_derived(lambda d: d.update(run="rm -rf /")), "unknown field"),
+    "unknown-field-that-steers-the-terminal": Case(in_derived(lambda d: d.update({"\x1b[2J": 1})), "unknown field"),
+    "schema-version": Case(in_derived(lambda d: d.update(schema_version=9)), "schema version"),
+    "other-model": Case(in_derived(lambda d: d.update(model="other")), "another bundle"),
+    "other-version": Case(in_derived(lambda d: d.update(version=2)), "another bundle"),
+    "extra-file": Case(rewrite("sitecustomize.py", b"raise SystemExit"), "sitecustomize.py"),
+    "file-missing": Case(unlink(TIMINGS), "missing"),
+    "bit-flipped": Case(rewrite(TIMINGS, b"timingS"), "SHA-256"),
+    "grown": Case(rewrite(TIMINGS, b"timings and more"), "bytes"),
+    "digest-too-short": Case(put_derived("files", sha256="00"), "64 hexadecimal"),
+    "two-of-a-name": Case(in_derived(lambda d: d["files"].append(d["files"][0])), "twice"),
+    "name-of-the-manifest": Case(put_derived("files", file=DERIVED), "plain name"),
+    "up-and-away": Case(put_derived("files", file="../../../models/x"), "plain name"),
+    "absolute": Case(put_derived("engines", file="/etc/passwd.engine"), "plain name"),
+    "engine-is-a-graph": Case(
+        put_derived("engines", kind="onnx", file="a.onnx", target="cpu", engine=None), "an engine is none"
+    ),
+    "engine-says-it-is-proven": Case(put_derived("engines", parity=PARITY), "an engine is none"),
+    "file-named-as-an-artifact": Case(put_derived("files", file=FP32), "the bundle's own"),
+    "file-named-as-the-tokenizer": Case(put_derived("files", file="tokenizer.json"), "listed twice"),
+    "engine-of-another-gpu": Case(put_derived("engines", target="sm80"), "compute capability"),
+    "engine-of-another-version": Case(
+        in_derived(lambda d: d["engines"][0]["engine"].update(version="1.8.0.1")), "was built by TensorRT 1.7.1"
+    ),
+    "proof-of-nothing": Case(put_derived("proofs", file="model.int8.onnx"), "there is not"),
+    "proven-twice": Case(in_derived(lambda d: d["proofs"].append(d["proofs"][0])), "twice"),
+    "proof-without-invariance": Case(put_derived("proofs", invariance=None), "not a manifest"),
+    "proof-by-nobody": Case(put_derived("proofs", libraries={}), "what ran it"),
+    "proof-that-steers-the-terminal": Case(put_derived("proofs", device="\x1b[2J"), "printable"),
+    "file-is-a-link": Case(symbolic_link(TIMINGS), "link"),
+    "file-is-a-hard-link": Case(hard_link(TIMINGS), "hard link"),
+    "manifest-is-a-link": Case(symbolic_link(DERIVED), "link"),
+    "file-is-a-pipe": Case(pipe(TIMINGS), "plain file"),
+    "model-is-a-link": Case(symbolic_link("../.."), "link"),
+    "version-is-a-link": Case(symbolic_link(".."), "link"),
+}
+
+
+@pytest.mark.parametrize("case", [*CACHES, None])
+def test_a_hostile_cache_is_not_used(
+    unproven: Bundle, tmp_path: Path, case: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The entry is refused, nothing of it is proven, and the log says why in a line; the honest one is used."""
+    cache = tmp_path / "cache"
+    entry = fill(cache, unproven)
+    if case is None:
+        opened = open_entry(cache, unproven)
+        assert opened
+        assert [engine.file for engine in opened.derived.engines] == [ENGINE]
+    else:
+        CACHES[case].spoil(entry.path)
+        with pytest.raises(CacheError, match=CACHES[case].word):
+            open_entry(cache, unproven)
+    assert with_proofs(cache, unproven).manifest.artifacts[0].proven is (case is None)
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.isprintable() and (case is None or CACHES[case].word in message) for message in told] == (
+        [True] if case else []
+    )
+
+
+def test_an_entry_that_is_a_link_does_not_count(unproven: Bundle, tmp_path: Path) -> None:
+    """Entries are directories; a link of a number is none of them."""
+    entry = fill(tmp_path / "cache", unproven)
+    shutil.move(entry.path, tmp_path / "outside")
+    entry.path.symlink_to(tmp_path / "outside")
+    assert open_entry(tmp_path / "cache", unproven) is None
+
+
+def test_nothing_is_written_through_a_link(unproven: Bundle, tmp_path: Path) -> None:
+    """A link in the place of the model's directory does not lead a proof elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / unproven.manifest.model).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheError, match="not a link"), CacheWriter(tmp_path, unproven.manifest.model, 1) as writer:
+        writer.publish(unproven, proofs={FP32: proof()})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+OWN = "own"
+
+BOMB = " " * 200_000
+
+"""The rule takes minutes on it."""
+
+
+def test_a_text_that_hurts_costs_its_own_request(models: Path, tmp_path: Path) -> None:
+    """A tokenizer may have a rule of its own that some text makes slow.
+
+    Others are answered meanwhile, the same model's behind it, and SIGTERM ends the server while one runs.
+    """
+    own = shutil.copytree(tiny_bundle(models, tmp_path), tmp_path / OWN / "1")
+    quadratic = {"type": "Replace", "pattern": {"Regex": " +▁"}, "content": "▁"}
+    slow = {"type": "Sequence", "normalizers": [quadratic, json.loads((own / TOKENIZER).read_bytes())["normalizer"]]}
+    then(tokenizer(lambda t: t.update(normalizer=slow)), put(model=OWN))(own)
+    with Server(tmp_path, *FAKE) as server, ThreadPoolExecutor() as pool:
+
+        def embed(model: str, text: str) -> HttpReply:
+            return post_json(server.http, "/v1/embeddings", {"model": model, "input": text})
+
+        slow_one = pool.submit(embed, OWN, BOMB)
+        assert {get(server.http, path).status for path in ("/livez", "/readyz") * 5} == {200}
+        assert [embed(NAME, text).status for text in ("short", "long " * 1000)] == [200, 200]
+        assert not slow_one.done()
+        behind = embed(OWN, "short")
+        assert (slow_one.result().status, behind.status) == (504, 200)
+        assert "rules for tokens" in slow_one.result().body.decode()
+        assert "Traceback" not in server.log
+        ended = pool.submit(embed, OWN, BOMB)
+        assert server.stop() == 0
+        assert ended.exception() is not None or ended.result().status in {503, 504}

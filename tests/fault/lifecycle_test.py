@@ -20,6 +20,8 @@ from tests.support.canary import CANARY, sing
 from tests.support.certificates import open_channel
 from tests.support.clients import (
     BOTH,
+    STATUS,
+    TRANSPORTS,
     UPLOAD,
     Grpc,
     HttpConnection,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from tests.support.clients import Answer
+    from tests.support.clients import Answer, Transport
 
 SMALL = json.dumps({"inputs": "small"}).encode()
 CANARY_TOKENS = 16
@@ -66,24 +68,14 @@ def warming_server(models: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/models/minilm/infer"])
-def test_row_54_http_request_before_ready(warming_server: Server, path: str) -> None:
-    """A request during warm-up is 503 with `Retry-After`, at once."""
-    body = {
-        "/embed": {"inputs": "x"},
-        "/v1/embeddings": {"input": "x", "model": "minilm"},
-        "/v2/models/minilm/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]},
-    }[path]
-    reply = post_json(warming_server.http, path, json.dumps(body).encode())
-    assert reply.status == 503
-    assert int(reply.headers["retry-after"]) >= 1
-
-
-def test_row_54_grpc_request_before_ready(warming_server: Server) -> None:
-    """The same over gRPC is UNAVAILABLE."""
-    with Grpc(warming_server) as client, pytest.raises(Refused) as refused:
+@pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
+def test_row_54_request_before_ready(warming_server: Server, transport: type[Transport]) -> None:
+    """A request during warm-up is 503 / UNAVAILABLE at once, over HTTP with `Retry-After`; nonsense stays 400."""
+    with transport(warming_server) as client, pytest.raises(Refused) as refused:
         client.embed(["x"])
-    assert refused.value.status == "UNAVAILABLE"
+    assert refused.value.status == STATUS["unavailable"][client.family]
+    assert client.family == "grpc" or int(refused.value.headers["retry-after"]) >= 1
+    assert post_json(warming_server.http, "/embed", b"{").status == 400
 
 
 def test_row_54_probes_before_ready(warming_server: Server) -> None:
@@ -95,11 +87,6 @@ def test_row_54_probes_before_ready(warming_server: Server) -> None:
     assert get(warming_server.http, "/v2/health/ready").status == 400
     assert get(warming_server.http, "/v2/models/minilm/ready").status == 400
     assert health(warming_server) == NOT_SERVING
-
-
-def test_row_54_bad_input_before_ready(warming_server: Server) -> None:
-    """A body that is nonsense stays the client's fault, whatever the server's state."""
-    assert post_json(warming_server.http, "/embed", b"{").status == 400
 
 
 def test_a_cold_start(models: Path) -> None:
@@ -282,18 +269,3 @@ def test_row_61_address_that_is_not_ours(models: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "192.0.2.1" in line
-
-
-def test_ready_state_over_every_probe(fake_server: Server, models: Path) -> None:
-    for address in (fake_server.http, fake_server.metrics):
-        assert get(address, "/livez").status == get(address, "/readyz").status == 200
-    assert get(fake_server.http, "/v2/health/ready").status == 200
-    assert health(fake_server) == SERVING
-    sing(fake_server, models)
-
-
-def test_probe_port_serves_nothing_else(fake_server: Server) -> None:
-    """The port of probes and metrics takes no requests for inference."""
-    assert post_json(fake_server.metrics, "/embed", SMALL).status == 404
-    with Tei(fake_server) as client:
-        assert client.embed(["x"]).vectors.shape[0] == 1

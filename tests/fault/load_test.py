@@ -1,3 +1,5 @@
+"""The load generator, the simulator and the baseline beside a real server."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,19 +14,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.benchmarks import simulator
+from loadtest.benchmarks.drive import Workload, drive, even
+from loadtest.capacity.simulate_cli import main as simulate
 from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
 from loadtest.generator.closed_loop import Lane, connect, one_by_one
 from loadtest.generator.messages import messages
 from loadtest.generator.probe import Probe
+from loadtest.generator.scenario import Phase
 from loadtest.report.sample import percentile
+from tests.support.clients import get
 from tests.support.open_loop import EVEN, RATE, SECONDS, measured, target_of
 from tests.support.server import Server, free_port
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from loadtest.report.result import Result
+    from tests.support.versions import Shelf
+
 
 STALL_MS = 50
 
@@ -126,16 +136,26 @@ def test_texts_have_the_lengths_that_were_asked_for(fake_server: Server) -> None
             assert len(set(kind.texts)) > len(kind.texts) / 2
 
 
-def test_a_server_that_stops_is_named_as_the_cause(
-    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_load_that_cannot_be_sent_is_one_clear_line(
+    fake_server: Server, serve: Callable[..., Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It still answers in its lame duck, and then closes the connection."""
-    server = serve("--engine", "fake", "--lame-duck-s", "60")
-    server.signal(signal.SIGTERM)
-    server.wait_logged("state: draining")
-    assert main(["--target", server.http, "--duration", "0.5", "--out", str(tmp_path)]) == IMPOSSIBLE
-    assert "it is stopping or restarting" in capsys.readouterr().err
-    server.signal(signal.SIGTERM)
+    """Exit code 2 before any load: nobody listens, no model does the task, or the server is in its lame duck."""
+    tags = tmp_path / "tags.toml"
+    tags.write_text("lengths = { 8 = 1 }\ntasks = { tag = 1 }\n[[phases]]\nseconds = 1\nfrom = 1\nto = 1\n")
+    nobody = f"127.0.0.1:{free_port()}"
+    ending = serve("--engine", "fake", "--lame-duck-s", "60")
+    ending.signal(signal.SIGTERM)
+    ending.wait_logged("state: draining")
+    for words, sentence in (
+        (["--target", nobody], f"cannot connect to {nobody}"),
+        (["--target", fake_server.http, "--scenario", str(tags)], "answers 4"),
+        (["--target", ending.http, "--duration", "0.5"], "it is stopping or restarting"),
+    ):
+        assert main([*words, "--out", str(tmp_path)]) == IMPOSSIBLE
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1
+    ending.signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -209,20 +229,57 @@ def test_what_makes_no_sense_is_one_clear_line(
     assert said.count("\n") == 1
 
 
-def test_a_target_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Nobody listening is not a missed objective: exit code 2, and the address in the message."""
-    port = free_port()
-    assert main(["--target", f"127.0.0.1:{port}", "--out", str(tmp_path)]) == IMPOSSIBLE
-    assert f"cannot connect to 127.0.0.1:{port}" in capsys.readouterr().err
+WORKLOAD = Workload.of_tokens(["a text of a few words", "a b c d e f g"], 8)
+SLOW = ("--engine", "fake", "--fake-ms", "20", "--threads", "1", "--precision", "fp32")
 
 
-def test_a_task_that_no_model_does_is_one_clear_line(
-    fake_server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_server_tells_what_a_simulation_needs(
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A scenario that the server cannot answer ends before any load, in the server's words."""
-    file = tmp_path / "tags.toml"
-    file.write_text("lengths = { 8 = 1 }\ntasks = { tag = 1 }\n[[phases]]\nseconds = 1\nfrom = 1\nto = 1\n")
-    assert main(["--target", fake_server.http, "--scenario", str(file), "--out", str(tmp_path)]) == IMPOSSIBLE
-    said = capsys.readouterr().err
-    assert "answers 4" in said
-    assert said.count("\n") == 1
+    """`/status` is a table of costs: a text takes at least the 20 ms that this engine takes for a batch."""
+    status = get(serve(*SLOW).metrics, "/status").json()
+    path = tmp_path / "status.json"
+    path.write_text(json.dumps(status))
+    assert simulate(["--cost", str(path), "--tokens", "8", "--rate", "10", "--duration", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["p50_ms"] >= 20
+    assert found["answered_per_s"] == pytest.approx(found["offered_per_s"])
+
+
+def test_a_node_keeps_what_a_simulation_needs(
+    serve: Callable[..., Server], own_shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So is the file in the node's cache, once a server with a real engine has measured."""
+    node = tmp_path / "node"
+    serve("--precision", "fp32", "--engine", "ort-cpu", "--cache-dir", str(node), repository=own_shelf.root)
+    [path] = wait_for(lambda: list(node.glob("[!.]*/[0-9]*/[0-9]*/costs.*.json")), "the costs in the cache")
+    assert simulate(["--cost", str(path), "--tokens", "8-100", "--rate", "5", "--duration", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["p50_ms"] > 0
+
+
+def test_the_very_requests_of_a_run_are_simulated(serve: Callable[..., Server]) -> None:
+    """What was sent and what is replayed are the same requests; all are answered in both."""
+    server = serve(*SLOW)
+    requests, _ = drive(target_of(server, "http"), WORKLOAD, even(2.0), 20.0, 3)
+    replayed = WORKLOAD.requests(even(2.0), 20.0, 3)
+    assert sorted(requests.intended.tolist()) == pytest.approx([at for at, _ in replayed])
+    assert requests.answered.all()
+    told = simulator.replay(get(server.metrics, "/status").json(), replayed, 2.0, {"receive": 500.0})
+    assert told["fates"] == {"answered": len(replayed)}
+    assert told["p50_ms"] >= 20
+    assert told["compute_ms"] >= 20
+
+
+@pytest.mark.long
+def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> None:
+    """Far more than a deadline allows: ours refuses at once; first come, first served lets everybody wait in vain."""
+    options = (*SLOW, "--default-timeout-ms", "200", "--max-batch-tokens", "16")
+    found = {}
+    for kind in ("deadline", "fifo"):
+        server = serve(*options, "--scheduling", kind)
+        phases = (Phase(0.8, 1, 1),)
+        drive(target_of(server, "http"), WORKLOAD, phases, 300.0, 5)
+        found[kind] = get(server.metrics, "/status").json()["admission"]
+    assert found["deadline"]["refusals"]["predicted_late"] > 100
+    assert found["fifo"]["refusals"] == {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 0}
+    assert found["fifo"]["deadline_misses"]["queue"] > 100

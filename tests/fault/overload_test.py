@@ -1,10 +1,11 @@
-"""Rows 35, 36 and 38 to 41 of the failure modes: more work than can be done, and what is then worth doing."""
+"""Rows 35, 36 and 38 to 41 of the failure modes: more work than can be done, bulk work too, and what is done."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import pytest
 from loadtest.benchmarks.processes import resident_bytes
 from loadtest.generator.scenario import Phase, Scenario
 from tests.support import status_details
-from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, metric, metrics, post_json
+from tests.support.clients import BOTH, STATUS, TRANSPORTS, Grpc, Refused, Tei, get, metric, metrics, post_json
 from tests.support.open_loop import EVEN, measured, target_of
 from tests.support.server import ONE_AT_A_TIME, Server
 from tests.support.waiting import wait_for
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.clients import Transport
+    from tests.support.clients import HttpReply, Transport
+
 
 BATCH_MS = 100
 TEXT = "a text of nine words is eleven tokens long"
@@ -49,10 +51,10 @@ def slow_server(models: Path) -> Iterator[Server]:
 def occupied(server: Server, priority: int) -> Iterator[None]:
     """More than a second's work of a class in the queue while the block runs; all of it is answered."""
     wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "an idle server")
-    headers = {"X-Request-Priority": str(priority)}
+    before, headers = accepted_texts(server), {"X-Request-Priority": str(priority)}
     with ThreadPoolExecutor(QUEUED) as pool:
         asked = [pool.submit(ask, server, TEXT, headers=headers) for _ in range(QUEUED)]
-        wait_for(lambda: metric(server, "bertserve_queue_texts") >= QUEUED - 2, "a queue")
+        wait_for(lambda: accepted_texts(server) == before + QUEUED, "a queue")
         yield
     assert [one.result() for one in asked] == [200] * QUEUED
 
@@ -70,24 +72,41 @@ def ask(server: Server, *texts: str, headers: dict[str, str] | None = None) -> i
     return post_json(server.http, "/embed", body, headers).status
 
 
-def batched_texts(server: Server) -> int:
-    return int(metric(server, "bertserve_batch_size_sum"))
-
-
 def accepted_texts(server: Server) -> float:
     """Texts that wait or were sent to the engine, as of one moment: a batch may start between two readings."""
     sampled = metrics(server)
     return sampled["bertserve_batch_size_sum"] + sampled["bertserve_queue_texts"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(11)
 @every
-def test_row_35_a_predicted_miss_is_refused_at_once(busy_server: Server, transport: type[Transport]) -> None:
-    """Not left to wait for its deadline: it is refused while those before it still wait; every route has the rule."""
-    with transport(busy_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=4 * BATCH_MS)
-    assert metric(busy_server, "bertserve_queue_texts") > 0
-    assert refused.value.status == STATUS["overloaded"][client.family]
+@pytest.mark.parametrize(
+    ("busy", "texts", "timeout_ms", "status"),
+    [
+        pytest.param(True, 1, 4 * BATCH_MS, "overloaded", id="35 a predicted miss"),
+        pytest.param(True, 8, 900, "overloaded", id="35 of a request of several texts"),
+        # Even an idle server would be too late: coming back later would not help, so that it is no overload.
+        pytest.param(False, 1, BATCH_MS / 5, "too late", id="36 a deadline shorter than a batch"),
+        pytest.param(True, 1, BATCH_MS / 5, "too late", id="36 the same under load"),
+    ],
+)
+def test_rows_35_and_36_what_cannot_be_in_time(
+    slow_server: Server,
+    transport: type[Transport],
+    busy: bool,  # noqa: FBT001
+    texts: int,
+    timeout_ms: float,
+    status: str,
+) -> None:
+    """It is refused while those before it still wait, and nothing of it is computed; every route has the rule."""
+    with occupied(slow_server, 1) if busy else contextlib.nullcontext(), transport(slow_server) as client:
+        wait_for(lambda: busy or metric(slow_server, "bertserve_admitted_tokens") == 0, "an idle server")
+        before = accepted_texts(slow_server)
+        with pytest.raises(Refused) as refused:
+            client.embed([TEXT] * texts, timeout_ms=timeout_ms)
+        assert (metric(slow_server, "bertserve_queue_texts") > 0) is busy
+        assert accepted_texts(slow_server) == before
+    assert refused.value.status == STATUS[status][client.family]
 
 
 def test_row_35_a_refusal_says_when_to_come_back(busy_server: Server) -> None:
@@ -110,37 +129,11 @@ def test_row_35_a_shorter_wait_is_still_taken(busy_server: Server) -> None:
         assert len(client.embed([TEXT], timeout_ms=60_000).vectors) == 1
 
 
-def test_row_35_nothing_of_a_refused_request_is_computed(busy_server: Server) -> None:
-    before = accepted_texts(busy_server)
-    assert ask(busy_server, *[TEXT] * 8, headers={"X-Request-Timeout-Ms": "900"}) == 429
-    assert accepted_texts(busy_server) == before
-
-
 def test_row_35_a_refusal_comes_before_tokenising(busy_server: Server) -> None:
     """Of an input that the tokenizer would find wrong, a busy server does not get to know that."""
     wrong, hurry = b'{"inputs": [101, 99999999, 102]}', {"X-Request-Timeout-Ms": str(4 * BATCH_MS)}
     assert post_json(busy_server.http, "/embed", wrong, hurry).status == 429
     assert post_json(busy_server.http, "/embed", wrong).status == 422
-
-
-@every
-def test_row_36_a_deadline_shorter_than_a_batch(slow_server: Server, transport: type[Transport]) -> None:
-    """Even an idle server would be too late: it says so and computes nothing."""
-    wait_for(lambda: metric(slow_server, "bertserve_admitted_tokens") == 0, "an idle server")
-    before = batched_texts(slow_server)
-    with transport(slow_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
-    assert refused.value.status == STATUS["too late"][client.family]
-    assert batched_texts(slow_server) == before
-
-
-@pytest.mark.sampled(2)
-@every
-def test_row_36_hopeless_is_hopeless_also_under_load(busy_server: Server, transport: type[Transport]) -> None:
-    """Coming back later would not help, so that it is no overload."""
-    with transport(busy_server) as client, pytest.raises(Refused) as refused:
-        client.embed([TEXT], timeout_ms=BATCH_MS / 5)
-    assert refused.value.status == STATUS["too late"][client.family]
 
 
 def test_row_38_the_default_deadline_leaves_room_for_what_a_request_costs(serve: Callable[..., Server]) -> None:
@@ -254,3 +247,96 @@ def test_row_41_a_batch_client_beside_short_texts(quick_server: Server, transpor
             client.embed(["short"], timeout_ms=10_000)
             assert time.monotonic() < limit, "the batch starves"
         assert batch.result() == 200
+
+
+BULK_MS = 40
+MOST_TOKENS = 400
+BULK = {"X-Request-Priority": "4"}
+
+
+@pytest.fixture(scope="module")
+def bulk_server(models: Path) -> Iterator[Server]:
+    """One text after another, each for 40 ms; a default deadline that bulk work could not keep; room for 30 texts."""
+    options = ("--fake-ms", str(BULK_MS), "--default-timeout-ms", "500", "--max-bulk-tokens", str(MOST_TOKENS))
+    with Server(models, *ONE_AT_A_TIME, *options, "--bulk-share", "0.2") as running:
+        yield running
+
+
+def ask_bulk(bulk_server: Server, texts: int, headers: dict[str, str] | None = None) -> HttpReply:
+    body = b'{"inputs": [%b]}' % b", ".join([b'"%b"' % TEXT.encode()] * texts)
+    return post_json(bulk_server.http, "/embed", body, headers)
+
+
+def test_queries_go_before_bulk_work_that_fills_its_queue(bulk_server: Server) -> None:
+    """They are answered in time; more bulk work is refused, and what was admitted has no deadline."""
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(ask_bulk, bulk_server, 12, BULK) for _ in range(2)]
+        wait_for(lambda: metric(bulk_server, "bertserve_bulk_queue_texts") > 20, "bulk work that waits")
+        refused = ask_bulk(bulk_server, 12, BULK)
+        assert refused.status == 429
+        assert "bulk work" in refused.json()["error"]
+        assert int(refused.headers["retry-after-ms"]) > 0
+        for _ in range(4):
+            assert ask_bulk(bulk_server, 1).status == 200
+        assert not any(job.done() for job in jobs)
+        status = get(bulk_server.http, "/status").json()
+        assert status["queue"]["texts"] == 0
+        assert status["bulk"]["texts"] > 10
+        assert status["bulk"]["admitted_tokens"] <= status["bulk"]["most_tokens"] == MOST_TOKENS
+        assert [job.result().status for job in jobs] == [200, 200]
+    assert metric(bulk_server, "bertserve_bulk_refusals_total", reason="queue_full") == 1
+    assert metric(bulk_server, "bertserve_requests_total", reason="bulk_overloaded") == 1
+    assert metric(bulk_server, "bertserve_requests_total", reason="overloaded") == 0
+    wait_for(lambda: metric(bulk_server, "bertserve_bulk_request_seconds_count") == 2, "both to be counted")
+    assert metric(bulk_server, "bertserve_request_seconds_count") == 4
+    assert metric(bulk_server, "bertserve_bulk_admitted_tokens") == 0
+
+
+def test_bulk_work_goes_on_while_queries_never_stop(bulk_server: Server) -> None:
+    """It has its share although somebody else always waits."""
+    before = {
+        name: metric(bulk_server, "bertserve_device_seconds_total", **{"class": name}) for name in ("online", "bulk")
+    }
+    ended = threading.Event()
+
+    def keep_asking() -> None:
+        while not ended.is_set():
+            assert ask_bulk(bulk_server, 1).status in {200, 429}
+
+    with ThreadPoolExecutor(5) as pool:
+        queries = [pool.submit(keep_asking) for _ in range(4)]
+        wait_for(lambda: metric(bulk_server, "bertserve_queue_texts") > 1, "queries that wait")
+        job = pool.submit(ask_bulk, bulk_server, 6, BULK)
+        try:
+            wait_for(job.done, "the bulk work", 30)
+        finally:
+            ended.set()
+        assert job.result().status == 200
+        for query in queries:
+            query.result()
+    spent = {
+        name: metric(bulk_server, "bertserve_device_seconds_total", **{"class": name}) - seconds
+        for name, seconds in before.items()
+    }
+    assert spent["online"] > 0
+    assert spent["bulk"] == pytest.approx(6 * BULK_MS / 1e3, rel=0.5)
+
+
+def test_a_deadline_of_its_own_counts_for_bulk_work(bulk_server: Server) -> None:
+    """What even an idle server could not keep is refused, over HTTP and gRPC."""
+    hurried = ask_bulk(bulk_server, 8, BULK | {"X-Request-Timeout-Ms": "60"})
+    assert hurried.status == 504
+    with Grpc(bulk_server) as client:
+        request = client.request([TEXT] * 8)
+        request.parameters["priority"].int64_param = 4
+        request.parameters["timeout"].int64_param = 60_000
+        assert client.infer.future(request).code().name == "DEADLINE_EXCEEDED"
+        del request.parameters["timeout"]
+        assert client.infer.future(request).code().name == "OK"
+    assert metric(bulk_server, "bertserve_bulk_refusals_total", reason="hopeless") == 2
+
+
+def test_the_default_deadline_still_counts_for_others(bulk_server: Server) -> None:
+    """As many texts without a class of their own get the deadline of everybody."""
+    with Tei(bulk_server) as client, pytest.raises(Refused):
+        client.embed([TEXT] * 30, timeout_ms=500)

@@ -1,18 +1,27 @@
-"""What the doctor makes of machines that are not this one."""
+"""What the doctor makes of this machine and of others, and `bertserve doctor` as an operator runs it."""
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import sqlite3
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits
 from serving.errors import StartupError
+from serving.host import available_cpus
 from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
 from serving.settings import Settings, kind_of
-from tests.support.server import free_port
+from tests.support.fork_server import fork_server
+from tests.support.models import ROOT
+from tests.support.server import Server, environment, free_port, refused_start
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
 OPEN_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\n"
@@ -41,32 +50,26 @@ def test_instructions_that_int8_wants(flags: str, tmp_path: Path) -> None:
     assert found["memory"].value.startswith("8,000 MiB free of 16,000")
 
 
-def test_a_processor_without_them(tmp_path: Path) -> None:
-    """INT8 works and gains little, which is worth a word."""
-    found = named(machine(Settings(), proc(tmp_path, "avx2")))
-    assert found["instructions"].state == "note"
-    assert "--precision fp32" in found["instructions"].advice
+@pytest.mark.parametrize(
+    ("settings", "name", "advice"),
+    [(Settings(), "instructions", "--precision fp32"), (Settings(threads=200), "cores", "--threads 200")],
+    ids=["INT8 gains little", "threads in one another's way"],
+)
+def test_what_is_worth_a_word(settings: Settings, name: str, advice: str, tmp_path: Path) -> None:
+    finding = named(machine(settings, proc(tmp_path, "avx2")))[name]
+    assert finding.state == "note"
+    assert advice in finding.advice
 
 
-def test_more_threads_than_cores(tmp_path: Path) -> None:
-    """They would stand in one another's way."""
-    found = named(machine(Settings(threads=200), proc(tmp_path, "avx2")))
-    assert found["cores"].state == "note"
-    assert "--threads 200" in found["cores"].advice
-
-
-def test_no_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", [False, True], ids=["no driver", "a container without its device"])
+def test_no_card(tmp_path: Path, *, driver: bool) -> None:
     """Is nothing that is wrong."""
+    if driver:
+        (tmp_path / "driver/nvidia").mkdir(parents=True)
+        (tmp_path / "driver/nvidia/version").write_text(VERSION)
     (finding,) = gpus(tmp_path, [])
-    assert (finding.state, finding.value) == ("ok", "none (no NVIDIA driver)")
-
-
-def test_a_driver_without_a_card(tmp_path: Path) -> None:
-    """A container without its device."""
-    (tmp_path / "driver/nvidia").mkdir(parents=True)
-    (tmp_path / "driver/nvidia/version").write_text(VERSION)
-    (finding,) = gpus(tmp_path, [])
-    assert finding.value == "none (the driver is there and no GPU)"
+    why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
+    assert (finding.state, finding.value) == ("ok", f"none ({why})")
 
 
 @pytest.mark.parametrize(("version", "driver"), [(VERSION, "535.104.05"), (OPEN_VERSION, "580.159.04")])
@@ -154,3 +157,103 @@ def test_two_settings_with_one_port() -> None:
     found = [finding for finding in serving_with(settings) if finding.name == f"port {port}"]
     assert [finding.state for finding in found] == ["ok", "bad"]
     assert "for agent checks" in found[1].value
+
+
+FREE = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+
+
+def doctor(*options: str, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    """The command; `cold`: in a Python that is started anew, as a shell does."""
+    if not cold:
+        return fork_server().run(["doctor", *options], environment(), ROOT, 60)
+    command = [sys.executable, "bertserve.py", "doctor", *options]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """What `--json` printed, by name."""
+    return {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_a_machine_that_can_serve(models: Path, tmp_path: Path) -> None:
+    """One screen, exit code 0, and nothing is changed."""
+    done = doctor("--models", str(models), "--cache-dir", str(tmp_path), *FREE, cold=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "`bertserve serve` would start"
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+    assert {"Machine", "GPU", "Software", "Serving"} <= set(lines)
+    assert not list(tmp_path.iterdir())
+    assert not done.stderr
+
+
+def test_what_it_says_is_so(models: Path, tmp_path: Path) -> None:
+    """Versions, cores and models, as programs read them."""
+    done = doctor("--json", "--models", str(models), "--cache-dir", str(tmp_path), *FREE)
+    found = findings(done)
+    assert json.loads(done.stdout)["ok"] is True
+    assert found["engine ort-cpu"]["value"].startswith(f"onnxruntime {version('onnxruntime')}")
+    assert f"tokenizers {version('tokenizers')}" in found["libraries"]["value"]
+    assert found["cores"]["value"].startswith(f"{available_cpus()} usable of ")
+    assert found["model"]["value"].startswith("minilm version 1: embed, int8, ")
+    assert found["cache"]["value"] == f"{tmp_path} can be written"
+
+
+def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Server) -> None:
+    """Who forgot that one is running reads so in place of ports that somebody has."""
+    ports = {name: str(getattr(fake_server, name)).rpartition(":")[2] for name in ("http", "grpc", "metrics")}
+    done = doctor("--models", str(models), *(word for name in ports for word in (f"--{name}-port", ports[name])))
+    assert done.returncode == 1
+    words = " ".join(done.stdout.split())
+    assert words.count(f"; a bertserve answers at http://127.0.0.1:{ports['metrics']}, and has these ports") == 3
+    assert words.endswith("`bertserve serve` would not start: 3 problems, marked with !")
+
+
+def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
+    """Ports that are taken, models, a folder and a table of ids that are not there: each in the words of the start."""
+    file = tmp_path / "file"
+    file.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        wrong = {
+            f"port {port}": ("--agent-port", port),
+            "batches": ("--batch-dir", str(file)),
+            "token ids": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
+            "models": ("--models", str(tmp_path)),
+        }
+        done = doctor("--json", *FREE, *(word for option in wrong.values() for word in option))
+        good = ("--models", str(models), "--engine", "fake", *FREE)
+        starts = {name: refused_start(*good, *option).stderr for name, option in wrong.items()}
+        clients = (*FREE[2:], "--http-port", port)
+        shown, start = doctor("--json", "--models", str(models), *clients), refused_start(*good, *clients).stderr
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
+    found = findings(done)
+    assert {name for name, finding in found.items() if finding["state"] == "bad"} == wrong.keys()
+    assert [name for name in wrong if found[name]["value"] not in starts[name]] == []
+    assert findings(shown)[f"port {port}"]["value"] in start
+
+
+def test_a_model_that_the_start_exports(tmp_path: Path) -> None:
+    """Where it will lie; nothing is looked for in the repository that `--models` would name."""
+    done = doctor("--json", "--model-id", "demo", "--cache-dir", str(tmp_path / "cache"), *FREE)
+    assert done.returncode == 0, done.stdout
+    found = findings(done)
+    assert found["export"]["value"].startswith(f"demo: the start exports it where {tmp_path / 'cache' / 'exports'}")
+    assert "models" not in found
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_could_be_better_is_no_failure(models: Path) -> None:
+    """A cache that cannot be written: the server would start without it."""
+    done = doctor("--json", "--models", str(models), "--cache-dir", "/proc/none", *FREE)
+    assert done.returncode == 0
+    assert findings(done)["cache"]["state"] == "note"
+
+
+def test_wrong_options_are_the_servers(models: Path) -> None:
+    """The same sentence and the same exit code."""
+    wrong = ("--models", str(models), "--precison", "int8")
+    done, refused = doctor(*wrong), refused_start(*wrong)
+    assert done.returncode == refused.returncode == 2
+    assert done.stderr.removeprefix("bertserve doctor: ") == refused.stderr.removeprefix("bertserve serve: ")

@@ -61,169 +61,92 @@ class Tree:
         return folder
 
 
-SERVICE = ("0::/system.slice/bertserve.service",)
+def v2(group: str = "", cpu: str = "", memory: object = "", current: object = "", stat: str = "") -> dict[str, str]:
+    """Files of a group of version 2, as far as they are given."""
+    files = {"cpu.max": cpu, "memory.max": memory, "memory.current": current, "memory.stat": stat}
+    return {f"{group}{name}": str(value) for name, value in files.items() if value != ""}
+
+
+def v1(
+    group: str = "", quota: str = "", period: str = "100000", memory: object = "", usage: object = ""
+) -> dict[str, str]:
+    """The same of version 1, whose controllers have folders of their own."""
+    cpus = {"cfs_quota_us": quota, "cfs_period_us": period} if quota else {}
+    used = {"limit_in_bytes": memory, "usage_in_bytes": usage}
+    return {f"cpu,cpuacct/{group}cpu.{name}": value for name, value in cpus.items()} | {
+        f"memory/{group}memory.{name}": str(value) for name, value in used.items() if value != ""
+    }
+
+
+UNIT = "system.slice/bertserve.service/"
+SERVICE = (f"0::/{UNIT[:-1]}",)
 DOCKER_V1 = ("5:cpu,cpuacct:/docker/1f", "4:memory:/docker/1f", "1:name=systemd:/docker/1f", "0::/")
 BOTH = ("cpu,cpuacct", "memory")
+ONE, ONE_AND_A_HALF, TWO, UNLIMITED = "100000 100000", "150000 100000", "200000 100000", "max 100000"
+SLICE = v2("system.slice/", "50000 100000", 2 * GIB) | v2(UNIT, "300000 100000", 4 * GIB)
+BETWEEN = {
+    **v1("", "-1", memory=NO_LIMIT_V1),
+    **v1("docker/", "100000", "50000", 3 * GIB),
+    **v1("docker/1f/", "400000", memory=NO_LIMIT_V1),
+}
+MIXED = {"unified/a/cpu.max": UNLIMITED, "memory/a/memory.limit_in_bytes": "4096"}
+LIMITS: dict[str, tuple[Tree, float | None, int | None]] = {
+    "none": (Tree({}), None, None),
+    "no groups": (Tree({}, own=()), None, None),
+    "v2, no limit": (Tree(v2("", UNLIMITED, "max")), None, None),
+    "v2, empty files": (Tree({"cpu.max": "", "memory.max": ""}), None, None),
+    "v2, a container": (Tree(v2("", ONE_AND_A_HALF, GIB)), 1.5, GIB),
+    "v2, a unit with CPUQuota= and MemoryMax=": (Tree(v2(UNIT, ONE_AND_A_HALF, GIB), SERVICE), 1.5, GIB),
+    "v2, a slice with less than its unit": (Tree(SLICE, SERVICE), 0.5, 2 * GIB),
+    "v2, a container within one, without a namespace": (
+        Tree(v2("", TWO) | v2("inner/", UNLIMITED), ("0::/pod/inner",), root="/pod"),
+        2.0,
+        None,
+    ),
+    "v2, a group outside of the namespace": (Tree(v2("", TWO), ("0::/../other",)), 2.0, None),
+    "v2, a mount from outside of it": (Tree(v2("", TWO), root="/../.."), 2.0, None),
+    "v2, a group that is gone": (Tree(v2("a/", ONE), ("0::/a/b/gone (deleted)",)), 1.0, None),
+    "v1, a container": (Tree(v1("", "200000", memory=GIB), DOCKER_V1, BOTH, "/docker/1f"), 2.0, GIB),
+    "v1, one between": (Tree(BETWEEN, DOCKER_V1, BOTH), 2.0, 3 * GIB),
+    "v1, no period": (Tree({"cpu,cpuacct/cpu.cfs_quota_us": "100000"}, DOCKER_V1, BOTH), None, None),
+    "v1 for memory, v2 beside it": (Tree(MIXED, ("4:memory:/a", "0::/a"), ("memory",)), None, 4096),
+}
 
 
-@pytest.mark.parametrize(
-    ("tree", "cpus", "memory"),
-    [
-        pytest.param(Tree({}), None, None, id="none"),
-        pytest.param(Tree({}, own=()), None, None, id="no groups"),
-        pytest.param(Tree({"cpu.max": "max 100000", "memory.max": "max"}), None, None, id="v2, no limit"),
-        pytest.param(Tree({"cpu.max": "", "memory.max": ""}), None, None, id="v2, empty files"),
-        pytest.param(Tree({"cpu.max": "150000 100000", "memory.max": str(GIB)}), 1.5, GIB, id="v2, a container"),
-        pytest.param(
-            Tree(
-                {
-                    "system.slice/bertserve.service/cpu.max": "150000 100000",
-                    "system.slice/bertserve.service/memory.max": str(GIB),
-                },
-                SERVICE,
-            ),
-            1.5,
-            GIB,
-            id="v2, a unit with CPUQuota= and MemoryMax=",
-        ),
-        pytest.param(
-            Tree(
-                {
-                    "system.slice/cpu.max": "50000 100000",
-                    "system.slice/memory.max": str(2 * GIB),
-                    "system.slice/bertserve.service/cpu.max": "300000 100000",
-                    "system.slice/bertserve.service/memory.max": str(4 * GIB),
-                },
-                SERVICE,
-            ),
-            0.5,
-            2 * GIB,
-            id="v2, a slice with less than its unit",
-        ),
-        pytest.param(
-            Tree({"cpu.max": "200000 100000", "inner/cpu.max": "max 100000"}, ("0::/pod/inner",), root="/pod"),
-            2.0,
-            None,
-            id="v2, a container within one, without a namespace",
-        ),
-        pytest.param(
-            Tree({"cpu.max": "200000 100000"}, ("0::/../other",)), 2.0, None, id="v2, a group outside of the namespace"
-        ),
-        pytest.param(
-            Tree({"cpu.max": "200000 100000"}, ("0::/",), root="/../.."), 2.0, None, id="v2, a mount from outside of it"
-        ),
-        pytest.param(
-            Tree({"a/cpu.max": "100000 100000"}, ("0::/a/b/gone (deleted)",)), 1.0, None, id="v2, a group that is gone"
-        ),
-        pytest.param(
-            Tree(
-                {
-                    "cpu,cpuacct/cpu.cfs_quota_us": "200000",
-                    "cpu,cpuacct/cpu.cfs_period_us": "100000",
-                    "memory/memory.limit_in_bytes": str(GIB),
-                },
-                DOCKER_V1,
-                BOTH,
-                "/docker/1f",
-            ),
-            2.0,
-            GIB,
-            id="v1, a container",
-        ),
-        pytest.param(
-            Tree(
-                {
-                    "cpu,cpuacct/cpu.cfs_quota_us": "-1",
-                    "cpu,cpuacct/cpu.cfs_period_us": "100000",
-                    "cpu,cpuacct/docker/cpu.cfs_quota_us": "100000",
-                    "cpu,cpuacct/docker/cpu.cfs_period_us": "50000",
-                    "cpu,cpuacct/docker/1f/cpu.cfs_quota_us": "400000",
-                    "cpu,cpuacct/docker/1f/cpu.cfs_period_us": "100000",
-                    "memory/memory.limit_in_bytes": NO_LIMIT_V1,
-                    "memory/docker/memory.limit_in_bytes": str(3 * GIB),
-                    "memory/docker/1f/memory.limit_in_bytes": NO_LIMIT_V1,
-                },
-                DOCKER_V1,
-                BOTH,
-            ),
-            2.0,
-            3 * GIB,
-            id="v1, one between",
-        ),
-        pytest.param(Tree({"cpu,cpuacct/cpu.cfs_quota_us": "100000"}, DOCKER_V1, BOTH), None, None, id="v1, no period"),
-        pytest.param(
-            Tree(
-                {"unified/a/cpu.max": "max 100000", "memory/a/memory.limit_in_bytes": "4096"},
-                ("4:memory:/a", "0::/a"),
-                ("memory",),
-            ),
-            None,
-            4096,
-            id="v1 for memory, v2 beside it",
-        ),
-    ],
-)
-def test_the_least_limit_of_all_levels_counts(
-    tree: Tree, cpus: float | None, memory: int | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", LIMITS)
+def test_the_least_limit_of_all_levels_counts(case: str, tmp_path: Path) -> None:
     """Of both versions; and threads are as many as whole CPUs, at least one, at most those of the affinity mask."""
+    tree, cpus, memory = LIMITS[case]
     proc = tree.make(tmp_path)
     assert (cpu_quota(proc), memory_limit(proc)) == (cpus, memory)
     assert available_cpus(proc) == (CPUS if cpus is None else max(1, min(CPUS, int(cpus))))
 
 
-@pytest.mark.parametrize(
-    ("tree", "left"),
-    [
-        (Tree({}), None),
-        (Tree({"memory.max": "max", "memory.current": "5"}), None),
-        (Tree({"memory.max": str(4 * GIB), "memory.current": str(3 * GIB)}), GIB),
-        (
-            Tree(
-                {
-                    "memory.max": str(4 * GIB),
-                    "memory.current": str(3 * GIB),
-                    "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7",
-                }
-            ),
-            2 * GIB,
-        ),
-        (Tree({"memory.max": "1", "memory.current": "2"}), 0),
-        # The outer group has the larger limit, and less of it left.
-        (
-            Tree(
-                {
-                    "memory.max": str(8 * GIB),
-                    "memory.current": str(7 * GIB),
-                    "job/memory.max": str(4 * GIB),
-                    "job/memory.current": str(GIB),
-                },
-                ("0::/job",),
-            ),
-            GIB,
-        ),
-        (
-            Tree(
-                {
-                    "memory/docker/1f/memory.limit_in_bytes": str(4 * GIB),
-                    "memory/docker/1f/memory.usage_in_bytes": str(3 * GIB),
-                    "memory/docker/1f/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
-                },
-                DOCKER_V1,
-                BOTH,
-            ),
-            2 * GIB,
-        ),
-    ],
-)
-def test_what_a_group_has_left(tree: Tree, left: int | None, tmp_path: Path) -> None:
+FULL = {"memory": 4 * GIB, "current": 3 * GIB}
+DOCKER = v1("docker/1f/", memory=4 * GIB, usage=3 * GIB)
+STAT_V1 = {"memory/docker/1f/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}"}
+LEFT: dict[str, tuple[Tree, int | None]] = {
+    "no groups": (Tree({}), None),
+    "no limit": (Tree(v2(memory="max", current=5)), None),
+    "v2": (Tree(v2(**FULL)), GIB),
+    "v2, file pages are free": (Tree(v2(**FULL, stat=f"anon 5\ninactive_file {GIB}\nactive_file 7")), 2 * GIB),
+    "more than there is": (Tree(v2(memory=1, current=2)), 0),
+    "an outer group has more, and less of it left": (
+        Tree(v2(memory=8 * GIB, current=7 * GIB) | v2("job/", memory=4 * GIB, current=GIB), ("0::/job",)),
+        GIB,
+    ),
+    "v1, file pages are free": (Tree(DOCKER | STAT_V1, DOCKER_V1, BOTH), 2 * GIB),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_a_group_has_left(case: str, tmp_path: Path) -> None:
     """The least of all levels, with file pages as free; the exporter never takes more than the machine has."""
+    tree, left = LEFT[case]
     proc = tree.make(tmp_path)
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {FREE >> 10} kB\n")
     assert memory_left(proc) == left
-    assert free_space.available_memory(proc, tmp_path / "meminfo") == min(
-        3 * GIB // 2, 3 * GIB if left is None else left
-    )
+    assert free_space.available_memory(proc, tmp_path / "meminfo") == min(FREE, 3 * GIB if left is None else left)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -55,47 +56,39 @@ def test_transitions(before: State, after: State) -> None:
     assert lifecycle.state is (after if allowed else before)
 
 
-def test_requests_are_taken_while_an_engine_is_started_again() -> None:
-    """They wait for it, and through the drain too; before the first engine there is nothing to wait for."""
-    lifecycle = Lifecycle()
-    taken = []
-    for state in (S.WARMING, S.READY, S.WARMING, S.DRAINING, S.FAILED):
-        lifecycle.to(state)
-        taken.append((lifecycle.accepting, lifecycle.ready))
-    assert taken == [(False, False), (True, True), (True, False), (True, False), (False, False)]
-
-
 @pytest.mark.parametrize("state", State)
-def test_what_probes_see(state: State) -> None:
-    """Ready where new traffic should come; live until nothing will ever work again."""
+def test_what_probes_and_requests_see(state: State) -> None:
+    """Ready where new traffic should come; live until nothing will ever work again; requests also while it drains."""
     lifecycle = lifecycle_in(state)
     assert lifecycle.ready is (state in {S.READY, S.DEGRADED})
     assert lifecycle.live is (state not in {S.FAILED, S.STOPPED})
+    assert lifecycle.accepting is (state in {S.READY, S.DEGRADED, S.DRAINING})
 
 
-@pytest.mark.parametrize("state", State)
-def test_what_requests_see(state: State) -> None:
-    """Requests are taken while ready, and on through the lame duck and the drain."""
-    assert lifecycle_in(state).accepting is (state in {S.READY, S.DEGRADED, S.DRAINING})
+@pytest.mark.parametrize(
+    ("states", "accepting"),
+    [
+        ([S.WARMING], False),
+        ([S.WARMING, S.READY, S.WARMING], True),  # they wait while an engine is started again
+        ([S.WARMING, S.READY, S.WARMING, S.DRAINING], True),
+        ([S.WARMING, S.DRAINING], False),  # no lame duck for what was never ready
+        ([S.WARMING, S.READY, S.WARMING, S.DRAINING, S.FAILED], False),
+    ],
+)
+def test_requests_are_taken_where_an_engine_has_been_ready(states: list[State], accepting: bool) -> None:  # noqa: FBT001
+    """Before the first engine there is nothing to wait for."""
+    lifecycle = Lifecycle()
+    for state in states:
+        lifecycle.to(state)
+    assert lifecycle.accepting is accepting
 
 
 def test_refusals_say_when_to_come_again() -> None:
-    """Whoever is refused for the server's state is told to try again soon."""
+    """Whoever is refused for the server's state is told to try again soon; past the drain's limit nothing is taken."""
     refusal = Lifecycle().refusal()
     assert (refusal.message, refusal.retry_after_s) == ("the server is starting; try again", 1)
-
-
-def test_the_drain_ends() -> None:
-    """Past the drain's limit nothing is taken."""
     lifecycle = lifecycle_in(S.DRAINING)
     lifecycle.accept_no_more()
-    assert not lifecycle.accepting
-
-
-def test_no_lame_duck_for_what_was_never_ready() -> None:
-    """A server that is told to end while it warms up takes nothing."""
-    lifecycle = lifecycle_in(S.WARMING)
-    lifecycle.to(S.DRAINING)
     assert not lifecycle.accepting
 
 
@@ -155,75 +148,49 @@ def test_replies_say_what_computed(engine: str, compute_type: str) -> None:
     assert b"\r\nx-compute-type: %b\r\n" % compute_type.encode() in outcome_head(outcome)
 
 
-def test_no_dimensions_keeps_all() -> None:
-    """Without options the vectors are scaled and nothing else."""
-    found = embed.finish([(np.array([3.0, 4.0], np.float32),)], EmbedOptions(), normalize=True)
-    np.testing.assert_allclose(found, [[0.6, 0.8]])
+PAIR, TRIPLE = [3.0, 4.0], [3.0, 4.0, 12.0]
 
 
-def test_dimensions_are_cut_before_scaling() -> None:
-    """What is cut off does not count for the length."""
-    pooled = np.array([[3.0, 4.0, 12.0], [1.0, 0.0, 5.0]], np.float32)
-    found = embed.finish([(row,) for row in pooled], EmbedOptions(dimensions=2), normalize=True)
-    np.testing.assert_allclose(found, [[0.6, 0.8], [1.0, 0.0]])
+@pytest.mark.parametrize(
+    ("pooled", "options", "own", "expected"),
+    [
+        pytest.param(PAIR, EmbedOptions(), True, [0.6, 0.8], id="scaled and nothing else"),
+        pytest.param(TRIPLE, EmbedOptions(dimensions=2), True, [0.6, 0.8], id="cut before it is scaled"),
+        pytest.param(TRIPLE, EmbedOptions(normalize=False), True, TRIPLE, id="the model's own numbers"),
+        pytest.param(TRIPLE, EmbedOptions(normalize=False, dimensions=2), True, PAIR, id="the model's own, cut"),
+        pytest.param(PAIR, EmbedOptions(), False, PAIR, id="the model's folder decides where nobody asks"),
+        pytest.param(PAIR, EmbedOptions(normalize=True), False, [0.6, 0.8], id="the request decides"),
+        pytest.param([0.0, 0.0], EmbedOptions(), True, [0.0, 0.0], id="no direction, no division by zero"),
+    ],
+)
+def test_vectors(pooled: list[float], options: EmbedOptions, own: bool, expected: list[float]) -> None:  # noqa: FBT001
+    """What a request and the model's folder make of pooled rows, which come off the wire and are read-only."""
+    row = np.frombuffer(np.array(pooled, np.float32).tobytes(), np.float32)
+    found = embed.finish([(row,), (row,)], options, normalize=own)
+    np.testing.assert_allclose(found, [expected, expected], rtol=1e-6)
+    assert found.flags.c_contiguous
 
 
-def test_unscaled_vectors_are_the_models_own() -> None:
-    """`normalize` off leaves the numbers as they are, cut or whole, in rows that encoders can write."""
-    pooled = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(
-        embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False), normalize=True), pooled
-    )
-    cut = embed.finish([(row,) for row in pooled], EmbedOptions(normalize=False, dimensions=2), normalize=True)
-    np.testing.assert_array_equal(cut, pooled[:, :2])
-    assert cut.flags.c_contiguous
+@pytest.mark.parametrize(
+    ("raw", "activation", "score"), [(None, "identity", 3.0), (None, "sigmoid", 0.953), (False, "identity", 0.953)]
+)
+def test_what_a_request_leaves_open_the_model_decides(raw: bool | None, activation: str, score: float) -> None:  # noqa: FBT001
+    """A score is what the model makes of a logit."""
+    found = rerank.finish([(np.array([3.0], np.float32),)], RerankOptions(raw), activation)
+    assert found == [pytest.approx(score, abs=1e-3)]
 
 
-def test_what_a_request_leaves_open_the_model_decides() -> None:
-    """Vectors are scaled where the model's folder says so, or a request; a score is what the model makes of a logit."""
-    rows = [(np.array([3.0, 4.0], np.float32),)]
-    for asked, own, expected in [(None, False, 3.0), (None, True, 0.6), (True, False, 0.6), (False, True, 3.0)]:
-        assert embed.finish(rows, EmbedOptions(asked), normalize=own)[0, 0] == pytest.approx(expected)
-    for raw, activation, score in [(None, "identity", 3.0), (None, "sigmoid", 0.953), (False, "identity", 0.953)]:
-        assert rerank.finish(rows, RerankOptions(raw), activation) == [pytest.approx(score, abs=1e-3)]
-
-
-def test_a_zero_vector_stays_zero() -> None:
-    """A vector without a direction is not divided by zero."""
-    np.testing.assert_array_equal(
-        embed.finish([(np.zeros(3, np.float32),)], EmbedOptions(), normalize=True), np.zeros((1, 3))
-    )
-
-
-def test_read_only_vectors_are_taken() -> None:
-    """Rows that come straight off the wire are read-only; they are not written to."""
-    pooled = np.frombuffer(np.ones((1, 4), np.float32).tobytes(), np.float32).reshape(1, 4)
-    np.testing.assert_allclose(
-        embed.finish([(row,) for row in pooled], EmbedOptions(), normalize=True), np.full((1, 4), 0.5)
-    )
-
-
-@pytest.mark.parametrize("dimensions", [1, 384])
-def test_dimensions_in_range(dimensions: int) -> None:
-    """From 1 to the model's size is allowed."""
-    embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(vector_size=384, matryoshka=()))
-
-
-@pytest.mark.parametrize(("dimensions", "taken"), [(64, True), (384, True), (128, False), (385, False)])
-def test_dimensions_of_a_matryoshka_model(dimensions: int, taken: bool) -> None:  # noqa: FBT001  drawn
-    """Only sizes that the model was trained for, and all of a vector."""
-    model = SimpleNamespace(vector_size=384, matryoshka=(64, 256))
-    if taken:
+@pytest.mark.parametrize(
+    ("sizes", "dimensions", "refused"),
+    [
+        *[((), dimensions, None) for dimensions in (1, 384)],
+        *[((), dimensions, "between 1 and 384") for dimensions in (0, -1, 385, 10**30)],
+        *[((64, 256), dimensions, None) for dimensions in (64, 384)],
+        *[((64, 256), number, f"{number} dimensions .*; this model has one of 64, 256, 384") for number in (128, 385)],
+    ],
+)
+def test_dimensions(sizes: tuple[int, ...], dimensions: int, refused: str | None) -> None:
+    """From 1 to the model's size, or a size that a Matryoshka model was trained for; else the client is told."""
+    model = SimpleNamespace(vector_size=384, matryoshka=sizes)
+    with pytest.raises(InvalidRequest, match=refused) if refused else contextlib.nullcontext():
         embed.check(EmbedOptions(dimensions=dimensions), model)
-    else:
-        with pytest.raises(
-            InvalidRequest, match=f"{dimensions} dimensions are asked for; this model has one of 64, 256, 384"
-        ):
-            embed.check(EmbedOptions(dimensions=dimensions), model)
-
-
-@pytest.mark.parametrize("dimensions", [0, -1, 385, 10**30])
-def test_dimensions_out_of_range(dimensions: int) -> None:
-    """Anything else is the client's error."""
-    with pytest.raises(InvalidRequest, match="between 1 and 384"):
-        embed.check(EmbedOptions(dimensions=dimensions), SimpleNamespace(vector_size=384, matryoshka=()))

@@ -128,7 +128,7 @@ OUTSIDERS = {
         beside=("loadtest", *_SERVER),
     ),
     "HAProxy": Outsider(
-        tests=("tests/fault/rolling_test.py", "tests/fault/agent_check_test.py"),
+        tests=("tests/fault/haproxy_test.py",),
         # The way of a connection, what ends it, and the weight that a replica tells.
         paths=(
             *("deploy/haproxy", "loadtest/errors.py", "loadtest/benchmarks/drive.py", "loadtest/benchmarks/rolling"),
@@ -187,7 +187,7 @@ OUTSIDERS = {
         beside=("loadtest", *_SERVER),
     ),
     "HTTP/2 and gRPC": Outsider(
-        tests=("tests/contract/h2spec_test.py", "tests/contract/foreign_grpc_test.py"),
+        tests=("tests/contract/foreign_http2_test.py",),
         paths=("serving/grpc", "serving/net", "serving/oip", "tests/support/foreign"),
         runs=("serving.cli",),
         beside=_SERVER,

@@ -19,7 +19,7 @@ Sentence Transformers; labels, spans, words and orders are those of Transformers
 `URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`, and `...` stands for a key (any, unless the server has
 some), a query, texts, or the name of a model (any, where one model has the task). Where a client cannot, its line has
 the words that it shows, and what to write instead. Elasticsearch and Weaviate are not run: what is sent is what the
-source of that version makes. TEI's gRPC stubs are driven by `tests/contract/tei_grpc_test.py`,
+source of that version makes. TEI's gRPC stubs are driven by `tests/contract/tei_test.py`,
 Triton's clients by `tests/contract/triton_clients_test.py`.
 
 | client | version | what its user writes | what comes |

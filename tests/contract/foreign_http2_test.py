@@ -1,4 +1,4 @@
-"""gRPC by clients that nobody here wrote, over four implementations of HTTP/2 beside our own."""
+"""HTTP/2 and gRPC by programs that nobody here wrote: h2spec, h2load, curl and four clients."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import json
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers
 from tests.support.foreign import CLIENTS, h2load, missing
 from tests.support.http2 import prefixed
 from tests.support.models import NAME
+from tests.support.server import FAKE
+from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.server import Server
+
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 TEXTS = ["plain", "another text", "and one that is somewhat longer than the others"]
@@ -105,3 +112,46 @@ def test_h2load(fake_server: Server, tmp_path: Path, wire: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert re.search(r"2000 succeeded, 0 failed, 0 errored, 0 timeout", done.stdout), done.stdout
     assert re.search(r"status codes: 2000 2xx", done.stdout), done.stdout
+
+
+H2SPEC = SHARED / "tools" / "h2spec"
+"""Built so that it asks with POST and gRPC's headers."""
+
+CASES = 147
+
+_NO_DATA = "expects data of a reply that is a status alone"
+_NO_PRIORITIES = "RFC 9113, 5.3.2, dropped priorities, and what they depend on with them"
+KNOWN = {
+    "Sends a WINDOW_UPDATE frame on half-closed (remote) stream": _NO_DATA,
+    "Sends a PRIORITY frame on half-closed (remote) stream": _NO_DATA,
+    "Sends HEADERS frames that causes their advertised concurrent stream limit to be exceeded": (
+        "expects streams to stay open that are answered at once"
+    ),
+    "Sends HEADERS frame that depends on itself": _NO_PRIORITIES,
+    "Sends PRIORITY frame that depend on itself": _NO_PRIORITIES,
+}
+"""Cases that fail, and why they should."""
+
+
+@needs_shared(H2SPEC)
+def test_h2spec(serve: Callable[..., Server], fake_server: Server, tmp_path: Path) -> None:
+    """No case fails but those whose rule no longer is one, or which ask for what no call of gRPC is."""
+    secured = serve(*FAKE, tls=Certificates(tmp_path / "certificates"))
+    # Side by side: nearly all of it is waiting for what does not come.
+    with ThreadPoolExecutor() as pool:
+        reports = [
+            pool.submit(_failures, fake_server.grpc, tmp_path / "plain.xml"),
+            pool.submit(_failures, secured.grpc, tmp_path / "tls.xml", "-t", "-k"),
+        ]
+    for report in reports:
+        assert report.result().keys() == KNOWN.keys(), report.result()
+
+
+def _failures(address: str, report: Path, *options: str) -> dict[str, str | None]:
+    host, _, port = address.rpartition(":")
+    path = ("-P", "/inference.GRPCInferenceService/ServerLive")
+    command = [H2SPEC, "--strict", "-h", host, "-p", port, *path, "-j", report, *options]
+    subprocess.run(command, capture_output=True, timeout=120, check=False)
+    cases = list(ET.parse(report).iter("testcase"))  # noqa: S314  h2spec's own
+    assert len(cases) == CASES
+    return {case.attrib["classname"]: case.findtext("error") for case in cases if case.find("error") is not None}
