@@ -42,7 +42,6 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """A model repository with the exported demo model."""
     return demo_repository()
 
 
@@ -102,7 +101,6 @@ def tasks_server(tasks_repository: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless browser."""
     if chromium() is None:
         pytest.skip("no Chromium here (see make chromium)")
     with Browser(tmp_path_factory.mktemp("browser")) as running:

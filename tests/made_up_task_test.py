@@ -44,13 +44,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one of BERT."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[float]:
-    """What PyTorch answers."""
     model = transformers.AutoModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     with torch.inference_mode():

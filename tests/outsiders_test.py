@@ -28,7 +28,6 @@ STARTERS = ("tests/support/server.py", "loadtest/benchmarks/server_process.py")
 
 @pytest.fixture(params=OUTSIDERS)
 def outsider(request: pytest.FixtureRequest) -> Outsider:
-    """Each of the table."""
     return OUTSIDERS[request.param]
 
 
@@ -271,7 +270,6 @@ class Project:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
-    """What runs pytest in each project."""
     command = [sys.executable, "-c", FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -279,7 +277,6 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path, forks: subprocess.Popen[str]) -> Project:
-    """A new one."""
     return Project(tmp_path / "project", forks)
 
 

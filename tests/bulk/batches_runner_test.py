@@ -141,7 +141,6 @@ def read(jobs: BatchesApiService, file_id: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[BatchesApiService]:
-    """Those that a folder holds."""
     jobs = BatchesApiService(BatchesApiStore(folder, limits, clock), 1 << 20)
     try:
         yield jobs

@@ -28,7 +28,6 @@ STREAMS = range(1, 2 * CALLS, 2)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Runs a scenario in a loop of its own."""
     asyncio.run(scenario)
 
 
@@ -40,17 +39,14 @@ async def connected(start: bytes = START) -> Peer:
 
 
 def reset(stream: int) -> bytes:
-    """The client gives a call up."""
     return frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
 
 
 def message(value: bytes) -> bytes:
-    """What a call sends."""
     return prefixed(BytesValue(value=value).SerializeToString())
 
 
 async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small") -> int:
-    """A whole call, and its status."""
     await peer.say(call(encoder, stream, value))
     return peer.replies()[stream].status
 

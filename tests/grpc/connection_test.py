@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 def exchange(*parts: bytes) -> Peer:
-    """What comes of some bytes."""
-
     async def run() -> Peer:
         peer = Peer()
         await peer.say(*parts)

@@ -24,13 +24,11 @@ RESET = frame(RST_STREAM, 0, 1, (8).to_bytes(4, "big"))
 
 
 def opened(path: str, data: bytes, flags: int = END_STREAM, **changes: str | None) -> bytes:
-    """A call of a path with these bytes."""
     fields = Encoder().encode(request_fields(path, **changes))
     return frame(HEADERS, END_HEADERS, 1, fields) + frame(DATA, flags, 1, data)
 
 
 def unary(value: bytes, **changes: str | None) -> bytes:
-    """A whole call of `echo`."""
     return call(Encoder(), 1, value, **changes)
 
 

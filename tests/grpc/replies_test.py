@@ -52,7 +52,6 @@ async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValu
 
 
 async def several(request: BytesValue, call: Call) -> AsyncIterator[BytesValue]:
-    """Three times the same."""
     for _ in range(3):
         yield await answer(request, call)
 
@@ -89,8 +88,6 @@ REFUSED = st.sampled_from(
 
 
 class Reply(NamedTuple):
-    """What the client read."""
-
     fields: dict[str, str]
     data: bytes
 

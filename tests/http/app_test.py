@@ -67,8 +67,6 @@ _UNEQUAL = {"date", "connection"}
 
 
 class Case(NamedTuple):
-    """A request."""
-
     method: str
     path: str
     body: bytes | None = None
@@ -116,8 +114,6 @@ ANSWERS: dict[type, tuple[Any, Callable[[tuple[str, ...]], Any]]] = {
 
 
 class Versions:
-    """Loads and unloads nothing."""
-
     async def load(self, name: str, version: int | None = None) -> None:
         if version is not None:
             raise ModelNotFound(f"{name} has no such version")
@@ -130,8 +126,6 @@ class Versions:
 
 
 class Observer(RequestObserver):
-    """Keeps traces."""
-
     def __init__(self) -> None:
         super().__init__(lambda _: None, [lambda _: None])
         self.traces: list[RequestTrace] = []
@@ -183,7 +177,6 @@ class Everywhere:
         return self
 
     def upload(self, body: bytes, headers: dict[str, str]) -> list[str]:
-        """The ids of a file that is uploaded everywhere."""
         replies = [
             http_call(address, "POST", "/v1/files", body, headers) for address in (self._address, self._uvicorn_address)
         ]
@@ -238,7 +231,6 @@ class Everywhere:
         return Case(route.method, path, body if route.method == "POST" else None)
 
     def ask_ours(self, case: Case) -> None:
-        """Asks over our own connection alone."""
         http_call(self._address, case.method, case.path, case.body, case.headers)
         self._taken(1)
 
@@ -278,7 +270,6 @@ class Everywhere:
 
 @pytest.fixture(scope="module")
 def repository(tasks_repository: Path) -> Repository:
-    """A model of every task."""
     return Repository.open(tasks_repository, engine="fake")
 
 

@@ -42,7 +42,6 @@ def test_cohere_errors_are_a_message_with_an_id(path: str) -> None:
 
 
 def body(path: str, error: BertserveError) -> Any:
-    """An error's body, decoded."""
     return json.loads(error_body(path, error, "id"))
 
 

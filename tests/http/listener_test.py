@@ -36,7 +36,6 @@ router = Router("Test")
 
 @router.hot("/echo", Docs())
 async def echo(_: Api, http: HttpRequest) -> HttpReply:
-    """Answers what it is asked."""
     return HttpReply(http.body)
 
 
@@ -79,7 +78,6 @@ def connect(listener: HttpListener) -> socket.socket:
 
 
 async def received(client: socket.socket) -> bytes:
-    """What comes next."""
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1 << 16), 10)
 
 
@@ -100,7 +98,6 @@ async def stand_still(seconds: float, client: socket.socket, data: bytes) -> Non
 
 
 async def used(listener: HttpListener) -> socket.socket:
-    """A connection that has had an answer."""
     client = connect(listener)
     client.send(REQUEST)
     assert (await received(client)).startswith(ANSWERED)

@@ -44,7 +44,6 @@ MADE: dict[bytes, HttpReply | Exception] = {}
 
 @router.get("/made")
 async def made(_: Api, http: HttpRequest) -> HttpReply:
-    """Whatever the test has made."""
     reply = MADE[http.headers[b"x-number"]]
     if isinstance(reply, Exception):
         raise copy.copy(reply)  # each has a traceback of its own
@@ -162,14 +161,12 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    """One for all tests."""
     with Running() as listener:
         yield listener
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that is sent in pieces."""
     path = tmp_path_factory.mktemp("files") / "file"
     path.write_bytes(bytes(300_000))
     return path

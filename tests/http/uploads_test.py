@@ -25,7 +25,6 @@ PURPOSE = b'Content-Disposition: form-data; name="purpose"'
 
 
 def form_of(*parts: tuple[bytes, bytes]) -> bytes:
-    """A form of parts, each with its header and its content."""
     return b"".join(b"--b\r\n%b\r\n\r\n%b\r\n" % part for part in parts) + b"--b--\r\n"
 
 

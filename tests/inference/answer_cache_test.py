@@ -32,8 +32,6 @@ OUTPUTS = TASKS["embed"].graph_outputs(hidden_size=2, labels=0, candidates=0)
 
 
 class Cached:
-    """A cache before a dispatcher."""
-
     def __init__(self, most_bytes: int = MIB) -> None:
         self.bench = Bench()
         self.cache = AnswerCache(most_bytes)
@@ -65,19 +63,16 @@ class Instant(Dispatcher):
         self.row = row
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
-        """As `Dispatcher.run`."""
         request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0)
         request.rows = [self.row] * len(texts)
         return request
 
 
 def numbers(found: CachedRows) -> list[list[float]]:
-    """The only output of each text."""
     return [row.tolist() for (row,) in found.result()]
 
 
 def right(*texts: EncodedText) -> list[list[float]]:
-    """What the engine answers to them."""
     return [answer(one) for one in texts]
 
 
@@ -331,21 +326,17 @@ class Schedule:
         self.requests.append(Request(texts, await self.both.ask(*texts, timeout_s=(60.0, 1.0)[number % 2])))
 
     async def finish(self, number: int) -> None:
-        """Ends one of the batches that run."""
         if running := list(self.both.bench.engine.running):
             self.both.bench.engine.finish(running[number % len(running)])
 
     async def cancel(self, number: int) -> None:
-        """One of the clients hangs up."""
         if self.requests:
             self.requests[number % len(self.requests)].task.cancel()
 
     async def clear(self, _number: int) -> None:
-        """Another version takes over."""
         self.both.cache.clear()
 
     async def wait(self, number: int) -> None:
-        """Time passes."""
         await asyncio.sleep(number / 20)
 
 

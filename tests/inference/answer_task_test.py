@@ -109,7 +109,6 @@ def test_the_best_spans_of_all_windows(data: st.DataObject, longest: int, top_k:
 
 
 def one(found: list[AnswerSpan]) -> AnswerSpan:
-    """The only answer."""
     (span,) = found
     return span
 

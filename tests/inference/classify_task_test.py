@@ -21,7 +21,6 @@ def scores(
     multi_label: bool = False,
     regression: bool = False,
 ) -> dict[str, float]:
-    """The classes of one input, in the order of the answer."""
     row = (np.array(values, np.float32),)
     labels = LABELS[: len(values)]
     (answer,) = classify.finish(

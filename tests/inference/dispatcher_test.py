@@ -590,8 +590,6 @@ async def test_a_client_that_leaves_as_its_request_fails_makes_no_noise() -> Non
 
 
 class Request(NamedTuple):
-    """A request of a random schedule and what became of it."""
-
     model: ModelIndex
     texts: list[EncodedText]
     deadline: float
@@ -654,13 +652,11 @@ class Schedule:
             engine.finish(lane)
 
     def cancel(self, one: int, _other: int) -> None:
-        """One of the clients hangs up."""
         if self.requests:
             request = self.requests[one % len(self.requests)]
             request.cancelled.append(request.task.cancel())
 
     def engine(self, _one: int, _other: int) -> None:
-        """The engine goes, or a new one comes."""
         if self.engine_is_up:
             self.ever_down = True
             self.bench.dispatcher.engine_restarts(0.0)

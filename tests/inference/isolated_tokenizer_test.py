@@ -43,17 +43,14 @@ PUBLISHED = (
 
 
 def replace(pattern: str, content: str = "", kind: str = "Regex") -> dict[str, Any]:
-    """A normalizer."""
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
 def split(pattern: str) -> dict[str, Any]:
-    """A pre-tokenizer."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def sequence(name: str, *rules: dict[str, Any]) -> dict[str, Any]:
-    """Several of a kind."""
     return {"type": "Sequence", name: list(rules)}
 
 

@@ -31,7 +31,6 @@ class Blocked:
         self.has_begun, self.go_on = threading.Event(), threading.Event()
 
     def sizes_bytes(self, texts: list[str], **_: object) -> list[int]:
-        """As the tokenizer's own."""
         return list(map(len, texts))
 
     def encode(self, _: object, **__: object) -> list[Any]:

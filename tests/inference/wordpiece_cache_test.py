@@ -25,7 +25,6 @@ Variant = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def config(models: Path) -> dict[str, Any]:
-    """The demo model's tokenizer file."""
     parsed: dict[str, Any] = json.loads((models / NAME / "1" / "tokenizer.json").read_text(encoding="utf-8"))
     return parsed
 

@@ -12,11 +12,9 @@ class Connection:
         self._name, self._idle_since, self._used, self._gone = name, idle_since, used, gone
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """As the server's."""
         return None if self._idle_since is None or self._name in self._gone else (self._used, self._idle_since)
 
     def close_if_idle(self) -> None:
-        """Is gone."""
         self._gone.append(self._name)
 
 

@@ -9,8 +9,6 @@ from serving.net.fair_queue import FairQueue
 
 
 class Clock:
-    """Time that work takes."""
-
     def __init__(self) -> None:
         self.now = 0.0
 

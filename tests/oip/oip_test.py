@@ -19,12 +19,10 @@ shapes = st.lists(st.integers(0, 6) | st.sampled_from([-1, 2**31, 2**62]), max_s
 
 
 def ids(rows: list[list[int]], name: str = "input_ids", datatype: str = "INT64") -> Tensor:
-    """A tensor of numbers, row by row."""
     return Tensor(name, datatype, [len(rows), len(rows[0])], data=rows)
 
 
 def rows_of(*tensors: Tensor) -> list[tuple[list[int], list[int] | None]]:
-    """Ids and segments of each input."""
     found = inputs_of(tensors)
     assert all(isinstance(text, EncodedText) for text in found)
     return [(list(text.ids), None if text.type_ids is None else list(text.type_ids)) for text in found]  # type: ignore[union-attr]

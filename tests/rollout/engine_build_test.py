@@ -26,7 +26,6 @@ LIMIT_S = 30.0
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the scripts write."""
     return tmp_path
 
 

@@ -72,7 +72,6 @@ def end(of: Scheduler, batch: Assignment | None) -> float:
 
 
 def began(of: Scheduler, now: float) -> Assignment:
-    """The batch that starts now."""
     batch = of.next(now)
     assert batch is not None
     return batch

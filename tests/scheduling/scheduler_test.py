@@ -52,7 +52,6 @@ def start(
 
 
 def began(scheduler: Scheduler, now: float) -> Assignment:
-    """The batch that starts now."""
     batch = scheduler.next(now)
     assert batch is not None
     return batch
@@ -345,7 +344,6 @@ class Replay:
         )
 
     def run(self) -> None:
-        """Plays everything to its end."""
         for number, arrival in enumerate(self.arrivals):
             self.at(arrival.at_ms / 1e3, lambda number=number: self.arrive(number))
         while self.events:
@@ -421,7 +419,6 @@ class Replay:
         self.scheduler.learn(assignment, predicted_us * self.slowness, self.scheduler.done(assignment, self.now))
 
     def settle(self, item: WorkItem, fate: str) -> None:
-        """Each item has one fate."""
         assert isinstance(item.owner, int)
         place = (item.owner, item.index)
         assert place not in self.fate, f"{fate} after {self.fate[place]}"

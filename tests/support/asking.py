@@ -74,7 +74,6 @@ def wait_for_more(askers: list[Asker[T]], count: int) -> None:
 
 
 def failures(askers: list[Asker[T]]) -> list[Exception]:
-    """What ended some of them."""
     return [asker.failure for asker in askers if asker.failure is not None]
 
 

@@ -152,7 +152,6 @@ class Page:
         return message["result"]
 
     def open(self, url: str) -> None:
-        """Goes to an address and waits until its scripts have run."""
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
 

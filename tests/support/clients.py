@@ -123,7 +123,6 @@ def post_json(address: str, path: str, body: Any, headers: Mapping[str, str] | N
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request that is answered."""
     reply = post_json(server.http, path, message)
     assert reply.status == 200, reply.body
     return reply.json()
@@ -172,7 +171,6 @@ class _Http(Transport):
         self._connection.__exit__(None, None, None)
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """As `Transport.embed`."""
         body, headers = self.encode(list(texts), truncate=truncate)
         if timeout_ms is not None:
             headers["X-Request-Timeout-Ms"] = str(timeout_ms)
@@ -189,8 +187,6 @@ class _Http(Transport):
 
 
 class Tei(_Http):
-    """`/embed`."""
-
     name, family, path = "embed", "tei", "/embed"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
@@ -281,7 +277,6 @@ class Grpc(Transport):
         self.channel.close()
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """As `Transport.embed`."""
         request = self.request(texts, truncate=truncate)
         if timeout_ms is not None:
             request.parameters["timeout"].int64_param = round(timeout_ms * 1000)
@@ -348,7 +343,6 @@ def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -
 
 
 def refusal(error: grpc.RpcError) -> Refused:
-    """A failed gRPC call as a `Refused`."""
     return Refused(error.code().name, error.details() or "", metadata(error))
 
 

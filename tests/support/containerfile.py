@@ -17,8 +17,6 @@ _COMMENT = re.compile(r"^#.*\n", re.MULTILINE)
 
 @dataclass
 class Stage:
-    """A stage."""
-
     name: str
     base: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
@@ -28,7 +26,6 @@ class Stage:
 
 
 def stages(path: Path) -> list[Stage]:
-    """The stages of a file, in order."""
     found: list[Stage] = []
     text = _CONTINUED.sub(" ", _COMMENT.sub("", path.read_text(encoding="utf-8")))
     for line in filter(None, map(str.strip, text.splitlines())):

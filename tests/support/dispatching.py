@@ -103,18 +103,14 @@ class ScriptedEngine:
 
 
 class Sizes:
-    """Keeps the sizes of the batches."""
-
     def __init__(self) -> None:
         self.started: list[int] = []
         self.ended: list[int] = []
 
     def batch_started(self, assignment: Assignment) -> None:
-        """As `BatchObserver` says."""
         self.started.append(len(assignment.items))
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """As `BatchObserver` says."""
         assert occupied_us >= 0
         self.ended.append(len(assignment.items))
 

@@ -45,7 +45,6 @@ def words(models: Path, tokens: int, word: str = "server") -> str:
 
 
 def unit(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Each row scaled to length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 

@@ -79,7 +79,6 @@ class ForkedProcess:
         return self._ended.result() if self._ended.done() else None
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -99,7 +98,6 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once."""
         self.send_signal(signal.SIGKILL)
 
 

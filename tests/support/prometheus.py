@@ -28,7 +28,6 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def promtool(*words: str, given: str = "", where: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs promtool; `given` is its standard input."""
     command = [str(_PROGRAMS / "promtool"), *words]
     return subprocess.run(command, input=given, cwd=where, capture_output=True, text=True, timeout=60, check=False)
 

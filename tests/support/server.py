@@ -263,7 +263,6 @@ class Server:
         wait_for(told, f"the state {state}", START_LIMIT_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the server process alone."""
         self.process.send_signal(number)
 
     def wait(self, seconds: float = _STOP_LIMIT_S) -> int:
@@ -274,7 +273,6 @@ class Server:
         return self.wait()
 
     def wait_logged(self, text: str, seconds: float = 10.0) -> None:
-        """Waits until a text stands in the log."""
         wait_for(lambda: text in self.log, f"{text!r} in the log", seconds)
 
     def _take_addresses(self, http: str, grpc: str, metrics: str) -> None:
@@ -304,7 +302,6 @@ def is_running(pid: int) -> bool:
 
 
 def listening(address: str) -> bool:
-    """Whether a TCP connection to `host:port` is accepted now."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
@@ -314,7 +311,6 @@ def listening(address: str) -> bool:
 
 
 def elapsed(started: float) -> float:
-    """Seconds since a value of `time.monotonic`."""
     return time.monotonic() - started
 
 

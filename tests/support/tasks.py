@@ -46,8 +46,6 @@ _TRACED = "model.onnx"
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model as its author has it."""
-
     task: str
     model: Any
     tokenizer: transformers.PreTrainedTokenizerFast

@@ -68,8 +68,6 @@ def graph(number: float) -> onnx.ModelProto:
 
 
 class Shelf:
-    """A repository that versions are put into."""
-
     def __init__(self, models: Path, root: Path) -> None:
         self.root = root / "models"
         self._models = models
@@ -100,7 +98,6 @@ class Shelf:
         return version
 
     def path(self, version: int) -> Path:
-        """Where a version lies, or will."""
         return self.root / NAME / str(version)
 
     def token(self, word: str) -> int:
@@ -152,7 +149,6 @@ class Reader(threading.Thread):
         self.wrong: list[Exception | AssertionError] = []
 
     def run(self) -> None:
-        """Asks until told to stop."""
         with self._transport(self._server) as client:
             for number in itertools.count():
                 if self._stop_asking.wait(_REST_S):
@@ -256,7 +252,6 @@ def served(server: Server) -> int:
 
 
 def wait_served(server: Server, version: int) -> None:
-    """Waits until a version is served."""
     wait_for(lambda: served(server) == version, f"version {version}", _SWAP_LIMIT_S)
 
 

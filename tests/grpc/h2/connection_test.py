@@ -75,7 +75,6 @@ class Server:
         return events
 
     def open(self, data: bytes) -> Stream:
-        """The stream that a request opens."""
         (event,) = [event for event in self.say(data) if isinstance(event, RequestReceived)]
         return event.stream
 
@@ -84,7 +83,6 @@ class Server:
         return wire.split(self.h2.data_to_send())
 
     def goaway(self) -> int:
-        """The code with which the connection ended."""
         (code,) = [said.number for said in self.said() if said.kind == GOAWAY]
         assert self.h2.finished
         assert isinstance(self.events[-1], ConnectionFailed)
@@ -564,7 +562,6 @@ def test_a_connection_may_begin_with_less_credit() -> None:
 
 
 def unary(encoder: Encoder, number: int, *fields: tuple[str, str]) -> bytes:
-    """A small request with a body."""
     return request(encoder, number, 0, *fields) + frame(DATA, END_STREAM, number, b"x" * 60)
 
 
