@@ -31,8 +31,8 @@ from serving.errors import (
 )
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
-from tests.support.engine_processes import asynchronous
 from tests.support.no_room import no_room
+from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
