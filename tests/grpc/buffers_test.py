@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import BytesValue
 from hpack import Encoder
 
 from serving.settings import Settings
 from tests.support import http2
-from tests.support.grpc_peer import START, Peer, call, talk
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, prefixed, request_fields
+from tests.support.grpc_peer import START, Peer, call, message, opened, talk, value
+from tests.support.http2 import DATA, END_STREAM, RST_STREAM, WINDOW_UPDATE, frame, prefixed
 from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 SETTINGS = Settings(body_limit_bytes=1 << 20, buffer_limit_mb=4)
 SHARE = 2 << 20
 PART = 15_000
 LARGE = bytes(PART)
+NO_WINDOW = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
 RESOURCE_EXHAUSTED, OK = 8, 0
 CALLS = 200
 STREAMS = range(1, 2 * CALLS, 2)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
 
 
 async def connected(start: bytes = START) -> Peer:
@@ -43,10 +35,6 @@ def reset(stream: int) -> bytes:
     return frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
 
 
-def message(value: bytes) -> bytes:
-    return prefixed(BytesValue(value=value).SerializeToString())
-
-
 async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small") -> int:
     await peer.say(call(encoder, stream, value))
     return peer.replies()[stream].status
@@ -58,8 +46,7 @@ async def test_messages_that_do_not_end() -> None:
     peer, encoder = await connected(), Encoder()
     begun = message(bytes(1 << 19))[:PART]
     for stream in STREAMS:
-        opened = frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields("/echo")))
-        await peer.say(opened + frame(DATA, 0, stream, begun))
+        await peer.say(opened(encoder, stream, "/echo") + frame(DATA, 0, stream, begun))
     replies = peer.replies()
     refused = [stream for stream, reply in replies.items() if reply.ended]
     assert {replies[stream].status for stream in refused} == {RESOURCE_EXHAUSTED}
@@ -90,29 +77,27 @@ async def test_messages_that_are_worked_on() -> None:
 @asynchronous
 async def test_replies_that_are_not_read() -> None:
     """Beyond the share their streams are reset; the others come whole once the client takes them."""
-    no_window = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
-    peer, encoder = await connected(no_window), Encoder()
+    peer, encoder = await connected(NO_WINDOW), Encoder()
     for stream in STREAMS:
         await peer.say(call(encoder, stream, b"large"))
     resets = [stream for stream, reply in peer.replies().items() if reply.reset == http2.ENHANCE_YOUR_CALM]
     assert len(resets) == CALLS - (SHARE // (PART + 8))
-    assert {error.reason for error in peer.errors} == {"buffers_full"}
-    await peer.say(frame(http2.WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+    assert set(peer.reasons) == {"buffers_full"}
+    await peer.say(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
     for stream in set(STREAMS) - set(resets):
-        await peer.say(frame(http2.WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
+        await peer.say(frame(WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
     answered = [reply for stream, reply in peer.replies().items() if stream not in resets]
-    assert {(reply.status, BytesValue.FromString(reply.message).value) for reply in answered} == {(OK, LARGE)}
+    assert {(reply.status, value(reply)) for reply in answered} == {(OK, LARGE)}
     assert peer.connection.share.held == 0
 
 
 @asynchronous
 async def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
-    no_window = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
-    peer, sent = await connected(no_window), 4
+    peer, sent = await connected(NO_WINDOW), 4
     await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
     assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
-    await peer.say(frame(http2.WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
+    await peer.say(frame(WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
     assert peer.replies()[1].data == message(LARGE) * sent
     assert peer.connection.share.held == 0
     await peer.say(frame(DATA, END_STREAM, 1))
@@ -130,30 +115,26 @@ async def test_answers_that_are_there_at_once() -> None:
     assert peer.connection.share.held == 0
 
 
-def test_messages_that_grow_when_they_are_inflated() -> None:
+@asynchronous
+async def test_messages_that_grow_when_they_are_inflated() -> None:
     """A message of a few bytes counts with what it becomes, of one call and of streams."""
+    peer, encoder = await connected(), Encoder()
+    large = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
+    bomb = gzip.compress(large)
+    grown = range(len(large), len(large) + len(bomb) + 1)
+    for stream, path in ((1, "/echo"), (3, "/talk"), (5, "/echo"), (7, "/talk")):
+        held = peer.connection.share.held
+        data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
+        await peer.say(opened(encoder, stream, path, grpc_encoding="gzip"), data)
 
-    async def scenario() -> None:
-        peer, encoder = await connected(), Encoder()
-        message = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
-        bomb = gzip.compress(message)
-        grown = range(len(message), len(message) + len(bomb) + 1)
-        for stream, path in ((1, "/echo"), (3, "/talk"), (5, "/echo"), (7, "/talk")):
-            fields = encoder.encode(request_fields(path, grpc_encoding="gzip"))
-            data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
-            held = peer.connection.share.held
-            await peer.say(frame(HEADERS, END_HEADERS, stream, fields), data)
+        def counts(stream: int = stream, held: int = held) -> bool:
+            # While it is inflated, it counts with as much as it may become.
+            return stream in peer.replies() or peer.connection.share.held - held in grown
 
-            def counts(stream: int = stream, held: int = held) -> bool:
-                # While it is inflated, it counts with as much as it may become.
-                return stream in peer.replies() or peer.connection.share.held - held in grown
-
-            await until(counts, "the message to count")
-        assert {stream: reply.status for stream, reply in peer.replies().items()} == {5: 8, 7: 8}
-        await peer.say(reset(1), reset(3))
-        assert peer.connection.share.held == 0
-
-    run(scenario())
+        await until(counts, "the message to count")
+    assert {stream: reply.status for stream, reply in peer.replies().items()} == {5: 8, 7: 8}
+    await peer.say(reset(1), reset(3))
+    assert peer.connection.share.held == 0
 
 
 @asynchronous

@@ -272,16 +272,6 @@ def test_a_first_frame_that_is_not_settings() -> None:
     assert server.goaway() == ErrorCode.PROTOCOL_ERROR
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_at_the_start(data: bytes) -> None:
-    """What is not HTTP/2 ends the connection without a word."""
-    server = Server(start=data)
-    if not wire.PREFACE.startswith(data[:24]):
-        assert server.h2.finished
-        assert not server.h2.begun
-        assert server.said() == []
-
-
 frames_of_any_kind = st.builds(
     frame, st.integers(0, 11), st.integers(0, 255), st.sampled_from([0, 1, 3, 5, 7, 2**31 - 1]), st.binary(max_size=40)
 )
