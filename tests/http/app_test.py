@@ -6,24 +6,23 @@ import asyncio
 import json
 import socket
 import threading
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pytest
 import uvicorn
+from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
 from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import ModelNotFound
 from serving.http import openapi
-from serving.http.api import Api
 from serving.http.app import App
 from serving.http.faults import TeiError, error_type
-from serving.http.listener import HttpListener
 from serving.http.routes import ApiRoute, HotRoute
 from serving.inference.served_models import Repository
-from serving.lifecycle import Lifecycle, State
-from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.oip.service import V2Service
@@ -49,13 +48,13 @@ from serving.tei.service import TeiService
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
 from tests.support.held import held
+from tests.support.http_app import LOOPBACK, listening_beside, ready_api
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from serving.errors import BertserveError
     from serving.models.statistics import BatchStatistics
     from serving.records import InferRequest, RequestTrace
 
@@ -134,6 +133,18 @@ class Observer(RequestObserver):
         self.traces.append(trace)
 
 
+@contextmanager
+def under_uvicorn(app: App) -> Iterator[str]:
+    """Its address."""
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", server_header=False)
+    server, opened = uvicorn.Server(config), socket.create_server((LOOPBACK, 0))
+    with start_blocking_portal() as portal:
+        serving = portal.start_task_soon(server.serve, [opened])
+        yield "{}:{}".format(*opened.getsockname())
+        server.should_exit = True
+        serving.result()
+
+
 class Everywhere:
     """One application on a listener of ours, under uvicorn, and in Starlette's client.
 
@@ -144,37 +155,35 @@ class Everywhere:
     def __init__(self, repository: Repository, settings: Settings, keys: ApiKeys | None) -> None:
         self.errors: list[str] = []
         self._observer = Observer()
+        self._stack = ExitStack()
         pipeline: Any = Pipeline(repository)
-        lifecycle = Lifecycle()
-        lifecycle.to(State.WARMING)
-        lifecycle.to(State.READY)
+        api = ready_api(settings, pipeline=pipeline, repository=repository)
         self.app = App(
-            Api(
-                pipeline=pipeline,
-                repository=repository,
-                lifecycle=lifecycle,
-                settings=settings,
-                v2=V2Service(pipeline, repository, lifecycle, settings, Versions()),
+            replace(
+                api,
+                v2=V2Service(pipeline, repository, api.lifecycle, settings, Versions()),
                 tei=TeiService(pipeline, repository, settings),
                 status=lambda *, costs=True: {"costs": costs},
                 render_metrics=lambda: b"metric 1\n",
                 metrics_type="text/plain; version=0.0.4",
-                record_error=self._record,
+                record_error=lambda error, *_: self.errors.append(error.reason),
                 keys=keys,
                 observer=self._observer,
                 load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
                 jobs=BatchesApiService.open(settings),
             )
         )
-        self._settings = settings
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(30)
-        self._client = TestClient(self.app)
+        if self.app.api.jobs is not None:
+            self._stack.callback(self.app.api.jobs.close)
+        self._address = self._stack.enter_context(listening_beside(self.app))
+        self._uvicorn_address = self._stack.enter_context(under_uvicorn(self.app))
+        self._client = self._stack.enter_context(closing(TestClient(self.app)))
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def upload(self, body: bytes, headers: dict[str, str]) -> list[str]:
         replies = [
@@ -186,34 +195,6 @@ class Everywhere:
         assert [status for status, _ in statuses] == [200] * 3
         self._taken(3)
         return [reply["id"] for _, reply in statuses]
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-        if self.app.api.jobs is not None:
-            self.app.api.jobs.close()
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join()
-
-    async def _serve(self) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        opened = socket.create_server(("127.0.0.1", 0))
-        opened.setblocking(False)
-        listener = HttpListener(self.app, opened, self._settings, budget=BufferBudget.of(self._settings))
-        await listener.start()
-        self._address = "{}:{}".format(*listener.address)
-        config = uvicorn.Config(self.app, log_config=None, lifespan="off", ws="none", server_header=False)
-        server, opened = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
-        self._uvicorn_address = "{}:{}".format(*opened.getsockname())
-        serving = asyncio.create_task(server.serve([opened]))
-        self._started.set()
-        await self._ending.wait()
-        server.should_exit = True
-        await serving
-        listener.close()
-        await listener.emptied()
-
-    def _record(self, error: BertserveError, *_: str) -> None:
-        self.errors.append(error.reason)
 
     def routes(self) -> list[ApiRoute]:
         """Every route of the application; nothing else is in it."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import socket
-import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import h11
 import pytest
@@ -15,24 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, NotReady
-from serving.http.api import Api
 from serving.http.app import App
 from serving.http.asgi import FILE_BYTES
 from serving.http.exchange import HttpReply
-from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
-from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import FREE_BYTES, BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
+from tests.support.http_app import listening_beside, ready_api
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from serving.errors import BertserveError
+    from serving.http.api import Api
     from serving.http.exchange import HttpRequest
     from serving.records import RequestTrace
 
@@ -91,44 +87,22 @@ class Running:
         self.errors: list[str] = []
         # A connection that had an age would draw it, and so change the random numbers of the strategies.
         words = ["--models", "models", "--cors-origins", PAGE, "--max-connection-age-s", "0"]
-        self.settings = Settings.load(words, {})
         self.budget = BufferBudget(1 << 20, 1 << 20)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join()
-
-    async def _serve(self) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        nothing: Any = None
-        lifecycle = Lifecycle()
-        lifecycle.to(State.WARMING)
-        lifecycle.to(State.READY)
-        api = Api(
-            *(nothing, nothing, lifecycle, self.settings, nothing, nothing, dict, bytes, ""),
-            record_error=self._record,
+        api = ready_api(
+            Settings.load(words, {}),
+            record_error=lambda error, *_: self.errors.append(error.reason),
             observer=RequestObserver(lambda *_: None, [self.traces.append]),
             load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
-        opened = socket.create_server(("127.0.0.1", 0))
-        opened.setblocking(False)
-        listener = HttpListener(App(api, [router], documented=False), opened, self.settings, budget=self.budget)
-        await listener.start()
-        self.address = listener.address
-        self._started.set()
-        await self._ending.wait()
-        listener.close()
-        await listener.emptied()
+        self._port = listening_beside(App(api, [router], documented=False), self.budget)
 
-    def _record(self, error: BertserveError, *_: str) -> None:
-        self.errors.append(error.reason)
+    def __enter__(self) -> Self:
+        host, _, port = self._port.__enter__().rpartition(":")
+        self.address = host, int(port)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._port.__exit__(*error)
 
     def exchange(self, sent: bytes, methods: Sequence[str]) -> list[tuple[h11.Response, bytes]]:
         """The replies to requests that are sent together, strictly parsed; nothing lies between or behind them."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.errors import BertserveError, NotReady
-from serving.http.api import Api
 from serving.http.exchange import HttpRequest
 from serving.logs import LogWriter, RateLimit, escaped, fields, line, members
+from tests.support.http_app import ready_api
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
     told: list[tuple[BertserveError, str, str, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
-    nothing: Any = None
-    api = Api(*[nothing] * 9, record_error=lambda *words: told.append(words))
+    api = ready_api(record_error=lambda *words: told.append(words))
     reply = asyncio.run(api.answer(_fails, "/embed", request))
     api.sent(request, reply, len(reply.body))
     assert reply.status == 500
