@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.engine.base import InlineEngine
@@ -47,6 +46,7 @@ from tests.support.dispatching import (
     run_request,
     text,
 )
+from tests.support.fuzzing import each
 from tests.support.virtual_time import VirtualLoop, now, virtually
 
 if TYPE_CHECKING:
@@ -146,18 +146,23 @@ async def test_a_request_knows_its_waits() -> None:
     assert pending.queue_us == pytest.approx(5e5)
 
 
+@pytest.mark.parametrize(
+    ("bad", "error", "batches"), [(RAISES, EngineFault, [1, 7, *[1] * 7]), (NAN, NonFiniteOutput, [1, 7])]
+)
 @virtually
-async def test_one_poisonous_text_fails_its_own_request_alone() -> None:
-    """A batch that raises runs again text by text: exactly one request fails, and its neighbours are right."""
+async def test_one_bad_text_fails_its_own_request_alone(
+    bad: int, error: type[BertserveError], batches: list[int]
+) -> None:
+    """A batch that raises runs again text by text; NaN is never sent, and the other rows of its batch are."""
     bench = Bench()
     tasks = [await bench.ask(text(number)) for number in range(4)]
-    poison = await bench.ask(text(RAISES))
+    poison = await bench.ask(text(bad))
     tasks += [await bench.ask(text(number)) for number in range(4, 7)]
     bench.engine.finish_all()
-    with pytest.raises(EngineFault):
+    with pytest.raises(error):
         await poison
     assert [await rows(task) for task in tasks] == [[[number, 1]] for number in range(7)]
-    assert bench.sizes.started == [1, 7, *[1] * 7]
+    assert bench.sizes.started == batches
     bench.assert_nothing_is_left()
 
 
@@ -201,19 +206,6 @@ async def test_a_text_that_was_given_up_is_not_retried() -> None:
     bench.engine.finish_all()
     assert bench.engine.seen == [0, 1, 2, RAISES, 2, RAISES]
     assert await rows(stays) == [[2, 1]]
-
-
-@virtually
-async def test_a_row_that_is_not_finite_fails_its_own_request_alone() -> None:
-    """NaN is never sent; the other rows of the batch are."""
-    bench = Bench()
-    await bench.ask(text(0))
-    first, poison, second = await bench.ask(text(1)), await bench.ask(text(NAN)), await bench.ask(text(2))
-    bench.engine.finish_all()
-    with pytest.raises(NonFiniteOutput):
-        await poison
-    assert [await rows(first), await rows(second)] == [[[1, 1]], [[2, 1]]]
-    assert bench.sizes.started == [1, 3]
 
 
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
@@ -278,29 +270,19 @@ async def test_what_is_computed_for_a_cancelled_request_is_thrown_away() -> None
     assert await rows(after) == [[3, 1]]
 
 
+@pytest.mark.parametrize("queued", [True, False], ids=["in the queue", "while computing"])
 @virtually
-async def test_a_deadline_that_passes_in_the_queue_takes_the_request_out() -> None:
-    """At its time exactly, and the engine never sees it."""
+async def test_a_deadline_that_passes_is_told_at_its_time(*, queued: bool) -> None:
+    """The engine never sees what passes in the queue; of what is computed the answer is thrown away."""
     bench = Bench()
-    first = await bench.ask(text(1))
+    before = [await bench.ask(text(1))] if queued else []
     late = await bench.ask(text(2), timeout_s=5)
     with pytest.raises(DeadlineExceeded):
         await late
     assert now() == pytest.approx(5)
     bench.engine.finish_all()
-    assert await rows(first) == [[1, 1]]
-    assert bench.engine.seen == [1]
-    bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> None:
-    """Nobody waits for the engine then; what it answers later is thrown away."""
-    bench = Bench()
-    late = await bench.ask(text(1), timeout_s=5)
-    with pytest.raises(DeadlineExceeded):
-        await late
-    bench.engine.finish()
+    assert [await rows(task) for task in before] == [[[1, 1]]] * queued
+    assert bench.engine.seen == ([1] if queued else [2])
     bench.assert_nothing_is_left()
 
 
@@ -484,46 +466,27 @@ async def test_a_deadline_before_the_next_engine_is_refused_at_once() -> None:
     assert await rows(kept) == [[2, 1]]
 
 
+@pytest.mark.parametrize("first_told", ["by its owner", "by a restart", "by its lanes"])
+@pytest.mark.parametrize(("count", "model"), [(5, BATCHED), (1000, TEXT_BY_TEXT)])
 @virtually
-async def test_an_engine_that_is_given_up_fails_what_waits_for_it() -> None:
-    """Nothing comes any more."""
+async def test_an_engine_that_goes_for_good_fails_everything_at_once(
+    first_told: str, count: int, model: ModelIndex
+) -> None:
+    """What is computed and what is queued, each once and without a pause, with the reason; then there is no engine."""
     bench = Bench()
-    task = await bench.ask(text(1))
-    bench.dispatcher.engine_restarts(0.0)
-    bench.engine.lose()
-    bench.dispatcher.engine_down(EngineLost("gone"))
-    with pytest.raises(EngineLost):
-        await task
-    with pytest.raises(NotReady):
-        await run_request(bench.dispatcher, BATCHED, [text(2)], now() + 1)
-    bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_an_engine_that_goes_for_good_fails_everything_at_once() -> None:
-    """What is computed and what is queued alike, with the reason given; then there is no engine."""
-    bench = Bench()
-    tasks = [await bench.ask(text(number)) for number in range(5)]
+    tasks = [await bench.ask(text(number), model=model) for number in range(count)]
+    if first_told == "by a restart":
+        bench.dispatcher.engine_restarts(0.0)
+    if first_told != "by its owner":
+        bench.engine.gone = True
+        bench.engine.lose(next(iter(bench.engine.running)))
     bench.dispatcher.engine_down(EngineLost("gone", retry_after_s=1))
     found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in found] == [EngineLost] * 5
+    assert {type(one) for one in found} == {EngineLost}
     assert now() == 0
     bench.assert_nothing_is_left()
     with pytest.raises(NotReady):
         await run_request(bench.dispatcher, BATCHED, [text(1)], now() + 1)
-
-
-@virtually
-async def test_an_engine_whose_lanes_tell_of_its_end_first() -> None:
-    """Whatever is queued meanwhile fails too, a thousand requests without a pause and each of them once."""
-    bench = Bench()
-    tasks = [await bench.ask(text(number), model=TEXT_BY_TEXT) for number in range(1000)]
-    bench.engine.gone = True
-    bench.engine.lose()
-    bench.dispatcher.engine_down(EngineLost("gone"))
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(one) for one in found} == {EngineLost}
-    bench.assert_nothing_is_left()
 
 
 @virtually
@@ -713,16 +676,9 @@ def play(drawn: bytes) -> None:
     assert complaints == []
 
 
-@given(st.binary(min_size=10, max_size=60))
-@settings(derandomize=True, max_examples=1_500, deadline=None)
-def test_each_request_has_exactly_one_outcome_and_the_right_rows(drawn: bytes) -> None:
+@pytest.mark.parametrize(
+    ("steps", "examples"), [((5, 30), 1_500), pytest.param((25, 200), 30_000, marks=pytest.mark.endurance)]
+)
+def test_each_request_has_exactly_one_outcome_and_the_right_rows(steps: tuple[int, int], examples: int) -> None:
     """Over many schedules of requests, ends, faults, cancellations, deadlines and dying engines."""
-    play(drawn)
-
-
-@pytest.mark.endurance
-@given(st.binary(min_size=50, max_size=400))
-@settings(derandomize=True, max_examples=30_000, deadline=None)
-def test_each_request_has_exactly_one_outcome_over_long_schedules(drawn: bytes) -> None:
-    """The same with many more steps each."""
-    play(drawn)
+    each(st.binary(min_size=2 * steps[0], max_size=2 * steps[1]), examples, play)

@@ -1,38 +1,30 @@
 from __future__ import annotations
 
 import heapq
-from array import array
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, DeadlineExceeded, Overloaded
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
+from tests.support.fuzzing import each, sizes
+from tests.support.schedulers import FIRST, began, items, start, start_one, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.scheduling.batcher import Assignment
     from serving.scheduling.cost import ModelCosts
+    from serving.scheduling.queue import WorkItem
 
-FIRST = ModelIndex(0)
 ONE_LANE = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False])
 TEN_MS = constant(10_000)
-
-
-def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
-    return [
-        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, owner, index)
-        for index, tokens in enumerate(lengths)
-    ]
 
 
 def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:
@@ -40,36 +32,6 @@ def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LA
     scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=policy.max_batch_tokens)])
     return scheduler
-
-
-def start(
-    scheduler: Scheduler, request: list[WorkItem], priority: int, deadline: float, now: float
-) -> Assignment | None:
-    """Admits a request and submits it; its permit is not given back."""
-    permit = Permit(scheduler.admission, request[0].model, priority, deadline)
-    permit.confirm([item.tokens for item in request], now)
-    return scheduler.submit(request, permit, now)
-
-
-def began(scheduler: Scheduler, now: float) -> Assignment:
-    batch = scheduler.next(now)
-    assert batch is not None
-    return batch
-
-
-def start_one(scheduler: Scheduler, timeout: float = 1.0) -> Assignment:
-    """A text that starts at once, at the time 0."""
-    batch = start(scheduler, items(8), DEFAULT_PRIORITY, timeout, 0.0)
-    assert batch is not None
-    return batch
-
-
-def submit(
-    scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
-) -> list[WorkItem]:
-    request = items(*lengths)
-    start(scheduler, request, priority, now + timeout, now)
-    return request
 
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
@@ -94,33 +56,25 @@ def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     assert scheduler.queue.items == 0
 
 
-def test_a_short_text_overtakes_a_long_one_for_a_while_only() -> None:
-    """Six times its own cost: 1 ms against 8 ms with all the time of the world."""
-    for later_s, first in ((0.030, 8), (0.045, 64)):
-        scheduler = one_lane(per_token(125))
-        submit(scheduler, 8)
-        submit(scheduler, 64)
-        submit(scheduler, 8, now=later_s)
-        head = scheduler.queue.head()
-        assert head is not None
-        assert head.tokens == first
+@pytest.mark.parametrize(
+    ("text", "asked", "goes_first"),
+    [
+        (8, {"now": 0.030}, True),
+        (8, {"now": 0.045}, False),
+        (65, {"timeout": 0.045}, True),
+        (200, {"priority": 1}, True),
+    ],
+    ids=["a short one overtakes", "for a while only", "a near deadline before a far one", "an earlier class"],
+)
+def test_which_text_goes_first(text: int, asked: dict[str, Any], *, goes_first: bool) -> None:
+    """Of one of 64 tokens with all the time of the world, which costs 8 ms, and of another.
 
-
-def test_a_near_deadline_goes_before_a_far_one() -> None:
-    """The latest start that keeps it is the key, if that is sooner."""
+    A text is overtaken for six times its own cost; the latest start that keeps a deadline counts, if that is sooner.
+    """
     scheduler = one_lane(per_token(125))
     submit(scheduler, 8)
-    submit(scheduler, 64)
-    (hurried,) = submit(scheduler, 65, timeout=0.045)
-    assert scheduler.queue.head() is hurried
-
-
-def test_an_earlier_class_goes_first() -> None:
-    scheduler = one_lane()
-    submit(scheduler, 8)
-    submit(scheduler, 8)
-    (urgent,) = submit(scheduler, 200, priority=1)
-    assert scheduler.queue.head() is urgent
+    (long,), (other,) = submit(scheduler, 64), submit(scheduler, text, **asked)
+    assert scheduler.queue.head() is (other if goes_first else long)
 
 
 @pytest.mark.parametrize(("timeout", "error"), [(0.005, DeadlineExceeded), (0.015, Overloaded), (0.025, None)])
@@ -286,8 +240,7 @@ def test_a_full_batch_does_not_wait() -> None:
     """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
     scheduler = delayed()
     submit(scheduler, *[8] * 9)
-    batch = began(scheduler, 0.0)
-    assert len(batch.items) == 8
+    assert len(began(scheduler, 0.0).items) == 8
 
 
 def test_a_deadline_ends_the_waiting() -> None:
@@ -453,10 +406,7 @@ def replay(schedule: tuple[list[Arrival], int, int]) -> None:
     Replay(arrivals, seed, lanes=lanes).run()
 
 
-FULL = 100_000
-
-
-@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+@sizes(100_000)
 def test_no_item_is_lost_doubled_or_started_against_the_rules(examples: int) -> None:
     """Over thousands of schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
-    settings(max_examples=examples)(given(schedules())(replay))()
+    each(schedules(), examples, replay)
