@@ -61,7 +61,7 @@ def asking(*asks: Callable[[], T], rest_s: float = 0.0) -> Iterator[list[Asker[T
             asker.join()
 
 
-def wait_for_more(askers: list[Asker[T]], count: int) -> None:
+def wait_for_more(askers: list[Asker[T]], count: int, seconds: float = 10.0) -> None:
     """Waits until each has so many more answers, or one has failed."""
     before = [len(asker.answers) for asker in askers]
     wait_for(
@@ -70,6 +70,7 @@ def wait_for_more(askers: list[Asker[T]], count: int) -> None:
             or all(len(asker.answers) >= had + count for asker, had in zip(askers, before, strict=True))
         ),
         "answers for every client",
+        seconds,
     )
 
 
