@@ -114,7 +114,6 @@ async def uploaded(jobs: BatchesApiService, count: int, owner: str = "me") -> st
 
 
 async def stored(jobs: BatchesApiService, look: Callable[[BatchesApiStore], T]) -> T:
-    """What the database says, once it says something."""
     async with asyncio.timeout(20):
         while not (found := await jobs.run(look)):  # noqa: ASYNC110  it is on a disk
             await asyncio.sleep(0.002)

@@ -254,8 +254,6 @@ def ids_of(data: bytes) -> set[str]:
 
 
 class Reader:
-    """Frames of the server's, read by their form alone."""
-
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
         self.goaway = self.marked = False

@@ -33,14 +33,12 @@ def unary(value: bytes, **changes: str | None) -> bytes:
 
 
 async def wait_and_leave(peer: Peer, first: bytes) -> None:
-    """Lets a method begin, and gives its call up."""
     await peer.say(first)
     assert not peer.replies().get(1)
     await peer.say(RESET)
 
 
 async def miss_a_deadline(peer: Peer) -> None:
-    """Asks for replies without an end, for a millisecond."""
     await peer.say(with_data("/watch", prefixed(b""), grpc_timeout="1m"))
     await until(lambda: peer.replies()[1].ended, "the deadline")
 

@@ -38,7 +38,6 @@ NAMES = {number: name for name, number in STATUS.items()}
 
 
 async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValue:
-    """As many bytes as it is asked for, or what goes wrong."""
     wanted = request.value.decode()
     if wanted == "refuse":
         raise InvalidRequest("wrong")
@@ -64,8 +63,6 @@ METHODS = {
 
 
 class Case(NamedTuple):
-    """A call, and the status that it ends with."""
-
     path: str
     wanted: str
     status: str

@@ -216,7 +216,6 @@ class Everywhere:
         self._taken(1)
 
     def ask(self, case: Case) -> int:
-        """Asks everywhere, checks that the answers are one, and gives its status."""
         method, path, body, headers = case
         self._taken(0)
         direct = http_call(self._address, method, path, body, headers)
@@ -255,7 +254,6 @@ def repository(tasks_repository: Path) -> Repository:
 
 
 def everywhere(repository: Repository, *options: str, keys: ApiKeys | None = None) -> Everywhere:
-    """The application with these options, and a small limit of bodies."""
     words = ["--models", "models", "--body-limit-bytes", str(LIMIT), *options]
     return Everywhere(repository, Settings.load(words, {}), keys)
 

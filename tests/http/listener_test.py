@@ -50,7 +50,6 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 def listening(limiter: ConnectionLimiter | None = None) -> AbstractAsyncContextManager[HttpListener]:
-    """A port with one route."""
     settings = Settings.load(LIMITS, {})
     return http_app.listening(App(ready_api(settings), [router], documented=False), limiter=limiter)
 

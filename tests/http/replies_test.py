@@ -60,14 +60,11 @@ class Heavy(bytes):
 
 
 class Case(NamedTuple):
-    """A request, and what its endpoint answers."""
-
     method: str
     path: str
     reply: HttpReply | Exception
 
     def request(self, number: int, *fields: str) -> bytes:
-        """As it is sent, with an id of its own."""
         MADE[b"%d" % number] = self.reply
         lines = [f"{self.method} {self.path} HTTP/1.1", "Host: test", f"X-Number: {number}", f"X-Request-Id: r{number}"]
         return "\r\n".join([*lines, *fields, "", ""]).encode()

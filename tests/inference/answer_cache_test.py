@@ -43,14 +43,12 @@ class Cached:
         timeout_s: float = 60.0,
         priority: int = DEFAULT_PRIORITY,
     ) -> asyncio.Task[CachedRows]:
-        """Sends a request and lets it reach the engine, where it has to."""
         permit = Permit(self.bench.dispatcher._scheduler.admission, model, priority, now() + timeout_s)
         task = asyncio.create_task(self.cache.run(self.bench.dispatcher, permit, texts, OUTPUTS))
         await asyncio.sleep(0)
         return task
 
     async def answered(self, *texts: EncodedText, model: ModelIndex = BATCHED) -> CachedRows:
-        """Sends a request and lets the engine do all it is given."""
         task = await self.ask(*texts, model=model)
         self.bench.engine.finish_all()
         return await task
@@ -292,14 +290,11 @@ class Request(NamedTuple):
 
 
 class Schedule:
-    """Plays random steps and checks what each request gets."""
-
     def __init__(self) -> None:
         self.both = Cached(2048)
         self.requests: list[Request] = []
 
     async def play(self, steps: list[tuple[str, int]]) -> None:
-        """Plays the steps, lets everything end and checks the outcomes."""
         for step, number in steps:
             await getattr(self, step)(number)
         while not all(request.task.done() for request in self.requests):
@@ -313,7 +308,6 @@ class Schedule:
         self.both.bench.assert_nothing_is_left()
 
     def check(self, request: Request) -> None:
-        """It has its own answer, or missed its deadline."""
         error = request.task.exception()
         if error is None:
             assert numbers(request.task.result()) == right(*request.texts)
@@ -321,7 +315,6 @@ class Schedule:
             assert isinstance(error, DeadlineExceeded)
 
     async def ask(self, number: int) -> None:
-        """Asks for one to three texts that others ask for, too, sometimes with a near deadline."""
         texts = [text(1 + (number + place) % 5) for place in range(1 + number % 3)]
         self.requests.append(Request(texts, await self.both.ask(*texts, timeout_s=(60.0, 1.0)[number % 2])))
 

@@ -561,8 +561,6 @@ class Request(NamedTuple):
 
 
 class Schedule:
-    """Plays random steps on a dispatcher and checks what each request gets."""
-
     def __init__(self) -> None:
         self.bench = Bench()
         self.requests: list[Request] = []
@@ -572,7 +570,6 @@ class Schedule:
         self.engines = [self.bench.engine]
 
     async def play(self, steps: Sequence[tuple[str, int, int]]) -> None:
-        """Plays the steps, lets everything end and checks the outcomes."""
         for step, one, other in steps:
             getattr(self, step)(one, other)
             # Without a turn of the loop in between, steps fall into one moment.
@@ -608,7 +605,6 @@ class Schedule:
         self.requests.append(Request(model, texts, deadline, task, []))
 
     def finish(self, one: int, _other: int) -> None:
-        """Ends one of the batches that run, of an old engine too."""
         running = [(engine, lane) for engine in self.engines for lane in engine.running]
         if running:
             engine, lane = running[one % len(running)]
@@ -663,7 +659,6 @@ STEPS = ("ask", "ask", "ask", "finish", "finish", "cancel", "tick", "engine")
 
 
 def play(drawn: bytes) -> None:
-    """Plays a schedule on a clock of its own, two bytes a step; whatever the loop complains of fails."""
     steps = [(STEPS[one % 8], one // 8, other) for one, other in zip(drawn[::2], drawn[1::2], strict=False)]
     complaints: list[Any] = []
 

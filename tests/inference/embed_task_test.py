@@ -27,7 +27,6 @@ pooled_outputs = arrays.arrays(
 
 
 def rows(pooled: np.ndarray) -> list[tuple[np.ndarray]]:
-    """The output as the dispatcher hands it on: text by text."""
     return [(row,) for row in pooled]
 
 

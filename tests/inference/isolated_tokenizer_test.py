@@ -64,7 +64,6 @@ def content(models: Path) -> dict[str, Any]:
 
 
 def opened(content: dict[str, Any], **changes: Any) -> TextTokenizer:
-    """The tokenizer with some of its sections changed, as a start opens it."""
     return opened_tokenizer(json.dumps(content | changes), MAX_LENGTH, VOCAB, MASK, "right")
 
 

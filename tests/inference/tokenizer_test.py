@@ -31,7 +31,6 @@ CLS, SEP = 101, 102
 
 @pytest.fixture(scope="module")
 def tokenizer(models: Path) -> TextTokenizer:
-    """The demo model's tokenizer as the server opens it."""
     path = models / NAME / "1"
     return TextTokenizer.open(path, open_bundle(path).manifest)
 

@@ -6,8 +6,6 @@ from serving.net.connection_limiter import ConnectionLimiter
 
 
 class Connection:
-    """One that was used or not, idle since some moment, or busy."""
-
     def __init__(self, name: str, idle_since: float | None, gone: list[str], *, used: bool = True) -> None:
         self._name, self._idle_since, self._used, self._gone = name, idle_since, used, gone
 

@@ -66,12 +66,7 @@ class Life:
 
 
 class Bench:
-    """A slot whose engines are `Life`s.
-
-    Attributes:
-        lives: Those that were started.
-        refuse: The next one is refused.
-    """
+    """A slot whose engines are `Life`s; where `refuse` is set the next one is refused."""
 
     def __init__(self, models: Path, keep_version_s: float = 300.0) -> None:
         self.lives: list[Life] = []

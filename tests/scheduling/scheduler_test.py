@@ -285,7 +285,6 @@ class Replay:
         self.fate: dict[tuple[int, int], str] = {}
 
     def costs(self, model: int, lanes: int) -> ModelCosts:
-        """A few microseconds a token and something for each batch."""
         return model_costs(
             per_token(30, 300),
             per_token(50, 300) if self.policy.narrow[model] else None,
@@ -378,7 +377,6 @@ class Replay:
         self.fate[place] = fate
 
     def check(self) -> None:
-        """Nothing is left, and everything that was taken has its fate."""
         for queue in (self.scheduler.queue, self.scheduler.bulk):
             assert (queue.items, queue.tokens, queue.backlog.total_us) == (0, 0, 0)
         assert not any(self.scheduler._held_bulk)

@@ -18,13 +18,7 @@ T = TypeVar("T")
 
 
 class Asker(threading.Thread, Generic[T]):
-    """Asks until it is told to stop, or until a call fails in any way but a refusal.
-
-    Attributes:
-        answers: What the calls returned.
-        refused: Refusals, after which it goes on.
-        failure: What ended it, if anything did.
-    """
+    """Asks until it is told to stop, or until a call fails in any way but a refusal (`failure`)."""
 
     def __init__(self, ask: Callable[[], T], rest_s: float) -> None:
         super().__init__(daemon=True)

@@ -139,11 +139,7 @@ class Page:
         return serial
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """The result of a command; meanwhile events are taken in.
-
-        Raises:
-            CommandRefused: The browser refuses.
-        """
+        """The result of a command; meanwhile events are taken in. `CommandRefused` where the browser refuses."""
         serial = self.send(method, **parameters)
         while (message := json.loads(self._socket.recv())).get("id") != serial:
             self._hear(message)
@@ -156,11 +152,7 @@ class Page:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited where it is a promise.
-
-        Raises:
-            PageError: It throws.
-        """
+        """The value of an expression, awaited where it is a promise; `PageError` where it throws."""
         found = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )

@@ -152,11 +152,7 @@ class Transport:
         """Closes connections."""
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """The texts' vectors.
-
-        Raises:
-            Refused: The server answered an error.
-        """
+        """The texts' vectors; `Refused` where the server answers an error."""
         raise NotImplementedError
 
 
@@ -197,8 +193,6 @@ class Tei(_Http):
 
 
 class OpenAiFloat(_Http):
-    """`/v1/embeddings` with numbers."""
-
     name, family, path = "openai-float", "openai", "/v1/embeddings"
     encoding_format = "float"
 
@@ -216,8 +210,6 @@ class OpenAiFloat(_Http):
 
 
 class OpenAiBase64(OpenAiFloat):
-    """`/v1/embeddings` with base64."""
-
     name, encoding_format = "openai-base64", "base64"
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
@@ -329,13 +321,11 @@ STATUS: Mapping[str, Mapping[str, int | str]] = {
 
 
 def bytes_tensor(texts: Sequence[str]) -> bytes:
-    """A BYTES tensor: each element behind its length."""
     encoded = [text.encode() for text in texts]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
 
 def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
-    """A message of ModelInfer with raw contents."""
     request = pb.ModelInferRequest(model_name=model, id=identity)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -351,11 +341,7 @@ def metadata(call: Any) -> dict[str, str]:
 
 
 def grpc_raw(address: str, method: str, data: bytes, *, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    """A unary call with bytes as they are.
-
-    Raises:
-        Refused: The call failed.
-    """
+    """A unary call with bytes as they are; `Refused` where it fails."""
     with open_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
         try:
             return bytes(channel.unary_unary(method)(data, timeout=TIMEOUT_S, metadata=headers))
@@ -453,11 +439,7 @@ class RawConnection:
         self.socket.shutdown(socket.SHUT_WR)
 
     def read_to_end(self) -> bytes:
-        """Everything until the server closes.
-
-        Raises:
-            TimeoutError: It does not.
-        """
+        """Everything until the server closes; `TimeoutError` where it does not."""
         parts = []
         while True:
             try:

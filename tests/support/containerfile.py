@@ -47,10 +47,6 @@ def lineage(all_stages: list[Stage], name: str) -> list[tuple[str, str]]:
 
 
 def words(rest: str) -> list[str]:
-    """An instruction in its exec form, which needs no shell.
-
-    Raises:
-        ValueError: It is in the other form.
-    """
+    """An instruction in its exec form, which needs no shell; `ValueError` in the other form."""
     found: list[str] = json.loads(rest)
     return found

@@ -70,7 +70,6 @@ class ScriptedEngine:
         self.gone = False
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Keeps the batch, or answers as the engine does whose process has gone."""
         if self.gone:
             done(EngineLost("the process has just ended", begun=False))
             return

@@ -31,7 +31,6 @@ TEXT_BY_TEXT = model_spec("text-by-text", size=SIZE, batch_invariant=False)
 
 
 def faulty(faults: Mapping[int, str]) -> dict[str, float | str]:
-    """The option that has the fake engine do this at these tokens."""
     return {"fake_faults": ",".join(f"{token}:{fault}" for token, fault in faults.items())}
 
 

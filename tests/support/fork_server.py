@@ -82,11 +82,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns the exit code, negative for a signal's number.
-
-        Raises:
-            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
-        """
+        """Waits for the end and returns the exit code, negative for a signal's number; as `Popen` if it still runs."""
         try:
             return self._ended.result(timeout)
         except NotYet:
@@ -105,11 +101,7 @@ class ForkServer:
     """The near end of a fork server; it ends with this process, and its children with it."""
 
     def __init__(self, imported: Sequence[str]) -> None:
-        """Starts it.
-
-        Args:
-            imported: The modules that it imports before it forks. They start no threads that a fork would miss.
-        """
+        """Imports these modules before it forks; they start no threads that a fork would miss."""
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self._process = subprocess.Popen(
@@ -135,16 +127,7 @@ class ForkServer:
         errors: int | None = None,
         files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
-        """Starts `bertserve` with these words.
-
-        Args:
-            words: The command line behind the program's name.
-            env: The whole environment.
-            cwd: The working directory.
-            output: A descriptor, or `subprocess.PIPE` for `stdout` to read it.
-            errors: The descriptor of standard error; by default, it goes where standard output goes.
-            files: Soft and hard limit of open files; those of this process by default.
-        """
+        """Starts `bertserve` with these words; without descriptors, `stdout` reads its output and its errors."""
         if output != subprocess.PIPE:
             return self._start(words, env, cwd, (output, output if errors is None else errors), None, files)
         reading, writing = os.pipe()
@@ -162,11 +145,7 @@ class ForkServer:
         timeout_s: float,
         files: tuple[int, int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `bertserve` with these words to its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended after `timeout_s`; it is killed.
-        """
+        """Runs `bertserve` with these words to its end; one that has none in time is killed."""
         # A pipe would have to be read meanwhile.
         with (
             tempfile.TemporaryFile("w+", errors="replace") as out,

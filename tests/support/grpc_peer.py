@@ -63,7 +63,6 @@ class Wire(asyncio.Transport):
 
 
 async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
-    """Answers what it is asked, with the deadline behind it."""
     remaining_s = call.time_remaining()
     call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
     if request.value == b"refuse":
@@ -78,7 +77,6 @@ async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
 
 
 async def watch(request: BytesValue, _: Call) -> AsyncIterator[BytesValue]:
-    """Answers what it is asked, and never ends."""
     yield request
     await asyncio.get_running_loop().create_future()
 
@@ -108,7 +106,6 @@ class Peer:
             await asyncio.sleep(0)
 
     async def inflated(self, *parts: bytes) -> None:
-        """The same where a thread has to work."""
         await self.say(*parts)
         await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
 

@@ -216,11 +216,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def replies_in(data: bytes, methods: list[bytes]) -> list[Reply]:
-    """The replies in what a server has sent, to requests with these methods, and to what is none behind them.
-
-    Raises:
-        h11.RemoteProtocolError: They are none.
-    """
+    """The replies in what a server has sent, to requests with these methods, and to what is none behind them."""
     if data in {b"", CONTINUE}:  # the latter to a request whose body never came
         return []
     if methods:

@@ -45,7 +45,6 @@ def keep_only_fp32(manifest: dict[str, Any]) -> None:
 
 
 def sign(bundle: Path) -> None:
-    """Writes the files' true digests and sizes into the manifest."""
 
     def change(manifest: dict[str, Any]) -> None:
         data = [artifact["data"] for artifact in manifest["artifacts"] if artifact.get("data")]

@@ -52,7 +52,6 @@ class Prometheus:
         self._program = program(command, work / "prometheus.log", self._has_scraped)
 
     def __enter__(self) -> Self:
-        """Starts it and waits until it has scraped each target."""
         self._program.__enter__()
         return self
 

@@ -106,11 +106,7 @@ class Shelf:
         return identity
 
     def version_of(self, texts: Sequence[str], vectors: NDArray[np.float32]) -> int:
-        """The version that gave all of these answers.
-
-        Raises:
-            AssertionError: They are not all one version's, or not right.
-        """
+        """The version that gave all of these answers, which are right."""
         found = {round(float(vector[1] / vector[2])) for vector in vectors}
         assert len(found) == 1, f"one request was answered by the versions {found}"
         (version,) = found
@@ -205,7 +201,6 @@ def engines(server: Server) -> set[int]:
 
 
 def candidate(server: Server, before: set[int]) -> int:
-    """The engine process that has come up beside those before."""
     return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
 
 

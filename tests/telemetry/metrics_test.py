@@ -33,7 +33,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def outcome(texts: int, *, truncated: int = 0) -> Outcome:
-    """An answer to so many texts, with a time of its own for each stage."""
     timings = Timings(tokenize_us=100, queue_us=2000, compute_us=30_000, total_us=400_000)
     return Outcome(np.zeros((texts, 4), np.float32), "m", "1", timings, tokens=7 * texts, truncated_tokens=truncated)
 
