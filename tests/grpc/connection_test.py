@@ -338,17 +338,3 @@ def test_connections_do_not_end_together() -> None:
     ages = [lifetime_s(Settings(max_connection_age_s=100)) for _ in range(200)]
     assert 90 <= min(ages) < 95
     assert 105 < max(ages) <= 110
-
-
-@asynchronous
-async def test_cancels_leave_a_neighbour_alone() -> None:
-    """400 calls a second that are given up, for seconds, and a call beside them is answered."""
-    peer, encoder = Peer(), Encoder()
-    await peer.say(START, opened(encoder, 1, "/echo"))
-    for second in range(8):
-        for number in range(3 + 800 * second, 803 + 800 * second, 2):
-            await peer.say(opened(encoder, number, "/echo") + frame(DATA, 0, number, b"\0\0"))
-            await peer.say(frame(http2.RST_STREAM, 0, number, b"\0\0\0\x08"))
-        peer.connection.tick(1.0)
-    await peer.say(frame(DATA, END_STREAM, 1, message(b"neighbour")))
-    assert value(peer.replies()[1]) == b"neighbour"

@@ -437,17 +437,6 @@ def test_pages_may_read_every_header(keyed: Everywhere) -> None:
     assert named - set(reply.headers["access-control-expose-headers"].split(", ")) == set()
 
 
-def test_the_document_names_the_headers(plain: Everywhere) -> None:
-    """Those that requests may bring, those of replies and those of errors."""
-    document = TestClient(plain.app).get("/openapi.json").json()
-    embed = document["paths"]["/embed"]["post"]
-    parameters = {entry["name"] for entry in embed["parameters"]}
-    timed = {"X-Request-Timeout-Ms", "X-Request-Priority"}
-    assert parameters == {*timed, "X-Request-Id", "traceparent", "endpoint-load-metrics-format"}
-    assert {"Server-Timing", "X-Compute-Tokens", "X-Queue-Time"} <= embed["responses"]["200"]["headers"].keys()
-    assert "Retry-After-Ms" in embed["responses"]["429"]["headers"]
-
-
 def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -> None:
     """And what a client cannot use: pages, and routes that only refuse."""
     alone = Repository([repository.find("embed")])

@@ -15,7 +15,7 @@ from serving.http.apis.tei import text_inputs
 from serving.http.apis.tei_messages import EmbedRequest
 from serving.http.exchange import JsonDecoder
 from serving.net.requests import request_id
-from serving.oip.tensors import Tensor, split_bytes, texts_of
+from serving.oip.tensors import Output, Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor
 
 encodable = st.text(st.characters(exclude_categories=["Cs"]))
@@ -23,8 +23,9 @@ encodable = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(st.lists(encodable, max_size=8))
 def test_bytes_tensor_round_trip(texts: list[str]) -> None:
-    """Any texts come out of a BYTES tensor as they went in."""
+    """Any texts come out of a BYTES tensor as they went in, and are written as a client would write them."""
     assert split_bytes(memoryview(bytes_tensor(texts)), len(texts)) == texts
+    assert bytes(Output("text", "BYTES", [len(texts)], texts).blob()) == bytes_tensor(texts)
 
 
 @given(st.lists(encodable, min_size=1, max_size=4), st.data())

@@ -149,16 +149,6 @@ def test_one_window_with_an_answer_is_enough() -> None:
     assert one(found).answer == "00"
 
 
-def test_the_same_words_in_two_windows() -> None:
-    """Their scores add up, and the first place counts."""
-    rows = [row([0, 3], [0, 3]), row([3, 0], [3, 0])]
-    windows = [window([0, 1]), window([0, 1], first=1)]
-    total = np.exp(3) + 1 + np.exp(NULL)
-    found = one(answer.finish(CONTEXT, windows, rows, AnswerOptions()))
-    assert (found.answer, found.start) == ("01", 3)
-    assert found.score == pytest.approx(2 * (np.exp(3) / total) ** 2)
-
-
 def test_tokens_inside_of_words(tokenizer: TextTokenizer) -> None:
     """Where a request wants no whole words, an answer's characters are those of its tokens."""
     (aligned,) = tokenizer.encode_windows([("the", "xyz")], length=LENGTH, overlap=0, truncate=True, whole_words=False)

@@ -183,17 +183,6 @@ async def test_retried_texts_keep_their_place() -> None:
 
 
 @virtually
-async def test_a_text_that_fails_alone_is_not_tried_again() -> None:
-    """It had no neighbour that could have been to blame."""
-    bench = Bench()
-    task = await bench.ask(text(RAISES))
-    bench.engine.finish()
-    with pytest.raises(EngineFault):
-        await task
-    assert len(bench.engine.started) == 1
-
-
-@virtually
 async def test_a_text_that_was_given_up_is_not_retried() -> None:
     """Of a batch that failed, only those run again for whom somebody still waits."""
     bench = Bench()
@@ -219,22 +208,6 @@ async def test_a_request_with_one_bad_text_fails_whole_and_at_once(bad: int, err
         await task
     assert bench.engine.seen == [bad]
     bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_the_fake_engines_faults_hit_one_request_each() -> None:
-    """The same with the backend that servers are tested with."""
-    dispatcher = inline({50: Fault.RAISE, 51: Fault.NAN})
-    texts = [text(number) for number in range(48, 54)]
-    found = await asyncio.gather(
-        *[run_request(dispatcher, BATCHED, [one], now() + 1) for one in texts], return_exceptions=True
-    )
-    assert [type(one).__name__ for one in found] == [
-        *["PendingRequest"] * 2,
-        "EngineFault",
-        "NonFiniteOutput",
-        *["PendingRequest"] * 2,
-    ]
 
 
 @virtually

@@ -174,14 +174,6 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     assert (dropped, list(batch.items)) == ([late], [fine])
 
 
-def test_what_is_cancelled_is_gone_at_once() -> None:
-    scheduler = one_lane()
-    submit(scheduler, 8)
-    request = submit(scheduler, 8, 9, 10)
-    scheduler.cancel(request)
-    assert (scheduler.queue.items, scheduler.queue.tokens, scheduler.queue.backlog.total_us) == (0, 0, 0)
-
-
 def test_costs_are_corrected_by_what_is_seen() -> None:
     """Batches that take twice as long as predicted move the prediction towards it, and refusals with it."""
     scheduler = one_lane()

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,26 +146,16 @@ def test_lines_are_written_in_order_and_a_storm_is_bounded(pipe: tuple[int, int]
     assert (writer.lost, writer.limit.hidden > 900) == (0, True)
 
 
-def test_lines_that_cannot_be_written_are_counted(pipe: tuple[int, int]) -> None:
-    """A pipe whose reader has gone costs its lines; when one can be written again, it is."""
-    writer = LogWriter("text", descriptor=pipe[1])
+@pytest.mark.parametrize("full", [False, True], ids=["no reader", "no room"])
+def test_lines_that_cannot_be_written_are_counted(pipe: tuple[int, int], *, full: bool) -> None:
+    """A pipe whose reader has gone costs its lines, and so does a full disk, as `/dev/full` answers every write."""
     os.close(pipe[0])
-    for number in range(5):
-        writer.emit(record("line %d", number))
-    writer.flush()
-    assert writer.lost == 5
-
-
-def test_a_full_disk_costs_lines() -> None:
-    """`/dev/full` answers every write as a full disk does."""
-    descriptor = os.open("/dev/full", os.O_WRONLY)
-    try:
-        writer = LogWriter("text", descriptor=descriptor)
-        writer.emit(record("line"))
+    with Path("/dev/full").open("wb") as disk:
+        writer = LogWriter("text", descriptor=disk.fileno() if full else pipe[1])
+        for number in range(5):
+            writer.emit(record("line %d", number))
         writer.flush()
-        assert writer.lost == 1
-    finally:
-        os.close(descriptor)
+    assert writer.lost == 5
 
 
 def test_nobody_waits_for_who_does_not_read(pipe: tuple[int, int]) -> None:
