@@ -19,7 +19,7 @@ from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import Permit
 from serving.tasks import TASKS
 from tests.support.dispatching import BATCHED, NAN, RAISES, TEXT_BY_TEXT, Bench, answer, text
-from tests.support.virtual_time import now, virtually
+from tests.support.virtual_time import asynchronous, now, virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,12 @@ class Cached:
         task = await self.ask(*texts, model=model)
         self.bench.engine.finish_all()
         return await task
+
+    async def settle(self, *tasks: asyncio.Task[CachedRows]) -> None:
+        """Lets the engine work until these have ended."""
+        while not all(task.done() for task in tasks):
+            self.bench.engine.finish_all()
+            await asyncio.sleep(0)
 
 
 class Instant(Dispatcher):
@@ -120,9 +126,7 @@ async def test_two_that_wait_for_one_another_both_end() -> None:
     both = Cached()
     one = await both.ask(text(1))
     several = [await both.ask(text(2), text(1)), await both.ask(text(3), text(2)), await both.ask(text(1), text(3))]
-    while not all(task.done() for task in [one, *several]):
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(one, *several)
     assert numbers(several[2].result()) == right(text(1), text(3))
 
 
@@ -133,11 +137,7 @@ async def test_a_client_that_leaves_does_not_take_the_answer_of_others() -> None
     first, second, third = [await both.ask(text(1)) for _ in range(3)]
     first.cancel()
     second.cancel()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    while not third.done():
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(first, second, third)
     assert numbers(third.result()) == right(text(1))
     both.bench.assert_nothing_is_left()
 
@@ -152,9 +152,7 @@ async def test_each_keeps_its_own_deadline() -> None:
         with pytest.raises(DeadlineExceeded):
             await task
     assert both.bench.dispatcher.load().misses["queue"] + both.bench.dispatcher.load().misses["engine"] == 2
-    while not patient.done():
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(patient)
     assert numbers(patient.result()) == right(text(1))
 
 
@@ -195,9 +193,7 @@ async def test_an_error_is_not_an_answer(bad: int, error: type[Exception]) -> No
     """It fails each who asks, is not kept, and fails nobody who waits for another text of the request."""
     both = Cached()
     tasks = [await both.ask(text(1), text(bad)), await both.ask(text(bad)), await both.ask(text(1))]
-    while not all(task.done() for task in tasks):
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(*tasks)
     for task in tasks[:2]:
         with pytest.raises(error):
             task.result()
@@ -235,24 +231,31 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
         row[0] = 0.0
 
 
-def test_answers_for_each_token_are_kept_without_padding() -> None:
+@pytest.mark.parametrize(
+    ("task", "row", "shapes"),
+    [
+        ("embed_tokens", (np.arange(64.0).reshape(8, 8),), [(3, 8)]),
+        ("answer", (np.zeros(8), np.zeros(8)), [(3,), (3,)]),
+        ("embed", (np.zeros(8),), [(8,)]),
+        ("fill_mask", (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1)), [(1, 4), (1, 4), (1,)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@asynchronous
+async def test_answers_for_each_token_are_kept_without_padding(
+    task: str, row: Row, shapes: list[tuple[int, ...]]
+) -> None:
     """Whatever batch a text was in; vectors of a whole text stay whole."""
-
-    async def kept(task: str, row: Row) -> Row:
-        bench, cache = Bench(), AnswerCache(MIB)
-        permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
-        outputs = TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
-        await cache.run(Instant(row), permit, [text(1, 2, 3)], outputs)
-        found = cache.find(BATCHED, [text(1, 2, 3)])
-        assert found is not None
-        return found.rows[0]
-
-    (vectors,) = asyncio.run(kept("embed_tokens", (np.arange(64.0).reshape(8, 8),)))
-    assert vectors.tolist() == np.arange(24.0).reshape(3, 8).tolist()
-    assert [part.shape for part in asyncio.run(kept("answer", (np.zeros(8), np.zeros(8))))] == [(3,), (3,)]
-    assert [part.shape for part in asyncio.run(kept("embed", (np.zeros(8),)))] == [(8,)]
-    masks = (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1))
-    assert [part.shape for part in asyncio.run(kept("fill_mask", masks))] == [(1, 4), (1, 4), (1,)]
+    bench, cache = Bench(), AnswerCache(MIB)
+    permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
+    await cache.run(
+        Instant(row), permit, [text(1, 2, 3)], TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
+    )
+    found = cache.find(BATCHED, [text(1, 2, 3)])
+    assert found is not None
+    assert [part.shape for part in found.rows[0]] == shapes
+    for kept, whole in zip(found.rows[0], row, strict=True):
+        np.testing.assert_array_equal(kept, whole[: len(kept)])
 
 
 @pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.endurance)])
@@ -297,9 +300,7 @@ class Schedule:
     async def play(self, steps: list[tuple[str, int]]) -> None:
         for step, number in steps:
             await getattr(self, step)(number)
-        while not all(request.task.done() for request in self.requests):
-            self.both.bench.engine.finish_all()
-            await asyncio.sleep(0)
+        await self.both.settle(*(request.task for request in self.requests))
         self.both.bench.engine.finish_all()
         for request in self.requests:
             if not request.task.cancelled():
