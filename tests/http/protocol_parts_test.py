@@ -1,19 +1,16 @@
-"""Parts of the protocols that need no server: BYTES tensors, strict JSON, request ids."""
+"""Parts of the protocols that need no server: BYTES tensors, inputs, request ids."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest, MalformedRequest
+from serving.errors import InvalidRequest
 from serving.http.apis.tei import text_inputs
-from serving.http.apis.tei_messages import EmbedRequest
-from serving.http.exchange import JsonDecoder
 from serving.net.requests import request_id
 from serving.oip.tensors import Output, Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor
@@ -59,41 +56,6 @@ def test_shapes(shape: list[int], count: int | None) -> None:
     refused = pytest.raises(InvalidRequest, match="shape") if count is None else contextlib.nullcontext()
     with refused:
         assert len(texts_of(Tensor("text", "BYTES", shape, data=["x"] * (1 if count is None else count)))) == count
-
-
-def decoding_error(data: bytes) -> InvalidRequest | None:
-    """How a body for `/embed` is refused; None if it is taken."""
-    try:
-        text_inputs(JsonDecoder(EmbedRequest).decode(data).inputs)
-    except InvalidRequest as error:
-        return error
-    return None
-
-
-@given(st.binary(max_size=100))
-def test_json_of_any_bytes(data: bytes) -> None:
-    """Any body is a message or an error of the client's that repeats none of it."""
-    error = decoding_error(data)
-    if error is not None:
-        assert 400 <= error.http_status < 500
-        assert len(data) < 12 or data.decode("utf-8", "replace") not in error.message
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-fields = st.sampled_from(["inputs", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions", "x"])
-
-
-@given(st.dictionaries(fields, json_values, max_size=5))
-def test_json_of_any_shape(message: dict[str, object]) -> None:
-    """Any JSON object is a message or breaks the schema: 422, with a sentence."""
-    error = decoding_error(msgspec.json.encode(message))
-    if error is not None:
-        assert not isinstance(error, MalformedRequest)
-        assert error.message
 
 
 @pytest.mark.parametrize(

@@ -211,15 +211,6 @@ def test_errors_come_back(both: tuple[IsolatedTokenizer, TextTokenizer]) -> None
         assert sentences[0] == sentences[1]
 
 
-def test_a_text_that_takes_too_long_costs_its_process_alone(content: dict[str, Any]) -> None:
-    """The next one is answered by another process."""
-    tokenizer = opened(content, normalizer=sequence("normalizers", replace(QUADRATIC, "▁"), content["normalizer"]))
-    with pytest.raises(DeadlineExceeded, match="rules for tokens"):
-        tokenizer.encode([" " * 250_000], truncate=True)
-    (encoded,) = tokenizer.encode(["a text"], truncate=True)
-    assert list(encoded.ids) == Tokenizer.from_str(json.dumps(content)).encode("a text").ids
-
-
 def test_a_process_that_was_killed_costs_no_request(content: dict[str, Any]) -> None:
     """As a kernel without memory kills one: the next text starts another."""
     tokenizer = opened(content, normalizer=YEAR)
