@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -74,12 +75,10 @@ def failures(askers: list[Asker[T]]) -> list[Exception]:
 
 def numbered_texts(client: Transport, number: int) -> Callable[[], tuple[str, Answer]]:
     """Asks with a text of its own each time, and returns it with the answer."""
-    asked = 0
+    numbers = itertools.count(1)
 
     def ask() -> tuple[str, Answer]:
-        nonlocal asked
-        asked += 1
-        text = f"client {number} asks for the {asked}. time"
+        text = f"client {number} asks for the {next(numbers)}. time"
         return text, client.embed([text])
 
     return ask

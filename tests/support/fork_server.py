@@ -128,14 +128,19 @@ class ForkServer:
         files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
         """Starts `bertserve` with these words; without descriptors, `stdout` reads its output and its errors."""
-        if output != subprocess.PIPE:
-            return self._start(words, env, cwd, (output, output if errors is None else errors), None, files)
-        reading, writing = os.pipe()
-        stdout = os.fdopen(reading, errors="replace")
-        try:
-            return self._start(words, env, cwd, (writing, writing if errors is None else errors), stdout, files)
-        finally:
-            os.close(writing)
+        limits = files or resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
+        message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
+        stdout = None
+        with contextlib.ExitStack() as stack:
+            if output == subprocess.PIPE:
+                reading, output = os.pipe()
+                stdout = os.fdopen(reading, errors="replace")
+                stack.callback(os.close, output)
+            with self._lock:
+                self._started = Future()
+                socket.send_fds(self._socket, [message], [output, output if errors is None else errors])
+                pid, ended = self._started.result(_START_LIMIT_S)
+                return ForkedProcess(pid, ended, stdout)
 
     def run(
         self,
@@ -151,7 +156,7 @@ class ForkServer:
             tempfile.TemporaryFile("w+", errors="replace") as out,
             tempfile.TemporaryFile("w+", errors="replace") as err,
         ):
-            process = self._start(words, env, cwd, (out.fileno(), err.fileno()), None, files)
+            process = self.start(words, env, cwd, out.fileno(), err.fileno(), files)
             try:
                 code = process.wait(timeout_s)
             finally:
@@ -159,23 +164,6 @@ class ForkServer:
             for file in (out, err):
                 file.seek(0)
             return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
-
-    def _start(
-        self,
-        words: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
-        outputs: tuple[int, int],
-        stdout: IO[str] | None,
-        files: tuple[int, int] | None,
-    ) -> ForkedProcess:
-        limits = files or resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
-        message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
-        with self._lock:
-            self._started = Future()
-            socket.send_fds(self._socket, [message], list(outputs))
-            pid, ended = self._started.result(_START_LIMIT_S)
-            return ForkedProcess(pid, ended, stdout)
 
     def _listen(self) -> None:
         while message := self._socket.recv(_MESSAGE_BYTES):
