@@ -17,6 +17,7 @@ from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
+from tests.support.schedulers import submit
 from tests.support.virtual_time import now, virtually
 
 if TYPE_CHECKING:
@@ -153,18 +154,20 @@ def test_exactly_one_state_is_shown(state: State) -> None:
     assert found == {f"bertserve_state{{state={other}}}": float(other is state) for other in State}
 
 
-@virtually
-async def test_the_queue_is_read_when_it_is_scraped() -> None:
-    """What waits now, what was refused and which deadlines were missed so far."""
+def followed() -> tuple[Metrics, Dispatcher]:
+    """A dispatcher whose batches take 10 ms, and its metrics."""
     metrics = Metrics()
     dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
     metrics.follow(dispatcher)
-    scheduler = dispatcher._scheduler
-    scheduler.engine_up(1, [model_costs(constant(10_000))])
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
-    with Permit(scheduler.admission, ModelIndex(0), 2, 1.0) as permit:
-        permit.confirm([8, 8], 0.0)
-        scheduler.submit(items, permit, 0.0)
+    dispatcher._scheduler.engine_up(1, [model_costs(constant(10_000))])
+    return metrics, dispatcher
+
+
+@virtually
+async def test_the_queue_is_read_when_it_is_scraped() -> None:
+    """What waits now, what was refused and which deadlines were missed so far."""
+    metrics, dispatcher = followed()
+    submit(dispatcher._scheduler, 8, 8, timeout=1.0)
     dispatcher.missed(Permit(dispatcher.admission, ModelIndex(0), 2, 1.0))
     dispatcher._non_finite += 3
     with dispatcher.admission.reserve(60, 0.0), pytest.raises(Overloaded):
@@ -184,17 +187,11 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
 @virtually
 async def test_a_restart_of_the_engine_is_no_load() -> None:
     """Autoscalers add replicas by the predicted wait: only work counts there, though admission knows of the restart."""
-    metrics = Metrics()
-    dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
-    metrics.follow(dispatcher)
-    dispatcher._scheduler.engine_up(1, [model_costs(constant(10_000))])
+    metrics, dispatcher = followed()
     dispatcher.engine_restarts(20.0)
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
-    with Permit(dispatcher.admission, ModelIndex(0), 2, now() + 60.0) as permit:
-        permit.confirm([8, 8], now())
-        dispatcher._scheduler.submit(items, permit, now())
-        assert dispatcher.load().wait_s > 20.0
-        found = samples(metrics)
+    submit(dispatcher._scheduler, 8, 8)
+    assert dispatcher.load().wait_s > 20.0
+    found = samples(metrics)
     assert 0 < found["bertserve_predicted_wait_seconds"] == pytest.approx(found["bertserve_queue_work_seconds"])
 
 
