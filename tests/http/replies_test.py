@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import socket
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-import h11
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,12 +18,16 @@ from serving.net.buffers import FREE_BYTES, BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
+from tests.support.clients import RawConnection
 from tests.support.http_app import listening_beside, ready_api
+from tests.support.http_sequences import reply_in
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import h11
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
@@ -94,8 +95,7 @@ class Running:
         self._port = listening_beside(App(api, [router], documented=False), self.budget)
 
     def __enter__(self) -> Self:
-        host, _, port = self._port.__enter__().rpartition(":")
-        self.address = host, int(port)
+        self.address = self._port.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,30 +103,14 @@ class Running:
 
     def exchange(self, sent: bytes, methods: Sequence[str]) -> list[tuple[h11.Response, bytes]]:
         """The replies to requests that are sent together, strictly parsed; nothing lies between or behind them."""
-        with socket.create_connection(self.address, timeout=10) as client:
-            client.sendall(sent)
-            received, replies = b"", []
-            for method in methods:
-                reader = h11.Connection(h11.CLIENT)
-                reader.send(h11.Request(method=method, target="/", headers=[("Host", "test")]))
-                reader.send(h11.EndOfMessage())
-                if received:
-                    reader.receive_data(received)
-                head, body = None, b""
-                while not isinstance(event := reader.next_event(), h11.EndOfMessage):
-                    if event is h11.NEED_DATA:
-                        reader.receive_data(client.recv(1 << 16))
-                    elif isinstance(event, h11.Response):
-                        head = event
-                    elif isinstance(event, h11.Data):
-                        body += bytes(event.data)
-                assert head is not None
-                received = reader.trailing_data[0]
-                replies.append((head, body))
-            assert received == b""
-            client.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                client.recv(1)
+        with RawConnection(self.address) as client:
+            client.send(sent)
+            client.end()
+            received, replies = client.read_to_end(), []
+        for method in methods:
+            head, body, received = reply_in(received, to_head=method == "HEAD")
+            replies.append((head, body))
+        assert received == b""
         return replies
 
 
@@ -227,11 +211,9 @@ def test_a_reply_that_cannot_be_written_ends_in_another(
     """As for want of memory: a short one says so, the log too, and the connection ends."""
     running.traces.clear()
     case = Case("GET" if path == "/made" else "POST", path, HttpReply(Heavy(b"a")))
-    with socket.create_connection(running.address, timeout=10) as client:
-        client.sendall(case.request(0))
-        received = b""
-        while piece := client.recv(1 << 16):
-            received += piece
+    with RawConnection(running.address) as client:
+        client.send(case.request(0))
+        received = client.read_to_end()
     assert received.startswith(b"HTTP/1.1 500 ")
     assert b"\r\nconnection: close\r\n" in received
     wait_for(lambda: running.traces, "the trace")
@@ -246,16 +228,14 @@ def test_a_file_that_ends_too_soon_ends_the_connection(
     running.traces.clear()
     path = tmp_path / "shrinks"
     path.write_bytes(file.read_bytes() * 100)
-    with socket.create_connection(running.address, timeout=10) as client:
-        client.sendall(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
+    with RawConnection(running.address) as client:
+        client.send(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
         first = b""
         while len(first) < 2 * FILE_BYTES:
-            first += client.recv(1 << 16)
+            first += client.socket.recv(1 << 16)
         assert first.startswith(b"HTTP/1.1 200 ")
         path.write_bytes(b"")
-        with contextlib.suppress(ConnectionResetError):
-            while client.recv(1 << 16):
-                pass
+        client.read_to_end()
     wait_for(lambda: running.traces, "the trace")
     (trace,) = running.traces
     assert (trace.status, trace.reason) == (200, "internal")
