@@ -139,7 +139,6 @@ class Observer(RequestObserver):
 
 @contextmanager
 def under_uvicorn(app: App) -> Iterator[str]:
-    """Its address."""
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", server_header=False)
     server, opened = uvicorn.Server(config), socket.create_server((LOOPBACK, 0))
     with start_blocking_portal() as portal:
@@ -264,7 +263,6 @@ def everywhere(repository: Repository, *options: str, keys: ApiKeys | None = Non
 
 @pytest.fixture(scope="module")
 def plain(repository: Repository) -> Iterator[Everywhere]:
-    """Everybody may ask."""
     with everywhere(repository, "--model-control", "true") as served:
         yield served
 

@@ -49,7 +49,6 @@ async def made(_: Api, http: HttpRequest) -> HttpReply:
 
 @router.hot("/hot", Docs())
 async def hot(api: Api, http: HttpRequest) -> HttpReply:
-    """The same past ASGI."""
     return await made(api, http)
 
 

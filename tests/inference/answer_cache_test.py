@@ -54,7 +54,6 @@ class Cached:
         return await task
 
     async def settle(self, *tasks: asyncio.Task[CachedRows]) -> None:
-        """Lets the engine work until these have ended."""
         while not all(task.done() for task in tasks):
             self.bench.engine.finish_all()
             await asyncio.sleep(0)

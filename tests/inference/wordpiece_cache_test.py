@@ -31,7 +31,6 @@ def config(models: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def demo(config: dict[str, Any]) -> Tokenizer:
-    """The demo model's tokenizer: uncased BERT."""
     return Tokenizer.from_str(json.dumps(config))
 
 

@@ -119,7 +119,6 @@ class Peer:
 
     @property
     def reasons(self) -> list[str]:
-        """Of the errors so far."""
         return [error.reason for error in self.errors]
 
     def kinds(self) -> list[int]:
@@ -144,17 +143,14 @@ def message(value: bytes) -> bytes:
 
 
 def value(reply: Reply) -> bytes:
-    """What its only message holds."""
     return bytes(BytesValue.FromString(reply.message).value)
 
 
 def opened(encoder: Encoder, stream: int, path: str, **changes: str | None) -> bytes:
-    """The beginning of a call."""
     return frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields(path, **changes)))
 
 
 def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
-    """A call of `echo`."""
     return opened(encoder, stream, "/echo", **changes) + frame(DATA, END_STREAM, stream, message(value))
 
 

@@ -49,7 +49,6 @@ def submit(
 
 
 def began(scheduler: Scheduler, now: float) -> Assignment:
-    """The batch that starts now."""
     batch = scheduler.next(now)
     assert batch is not None
     return batch

@@ -79,7 +79,6 @@ class Server:
         return event.stream
 
     def said(self) -> list[Frame]:
-        """The frames sent since the last time."""
         return wire.split(self.h2.data_to_send())
 
     def goaway(self) -> int:
