@@ -202,46 +202,57 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
         assert not RUN_ALONE & module.project_imports, module.name
 
 
-def test_asking_engines_imports_no_library() -> None:
-    """What the settings and the models know of engines is known at once, and where a library is missing."""
-    asked = "import sys, serving.settings, serving.inference.served_models; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
-    imported = {name.partition(".")[0] for name in done.stdout.split()}
-    assert imported & {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "onnx"} == set()
-
-
-def test_the_server_imports_nothing_of_ray() -> None:
-    """Bulk on Ray lies in a room that the server uses for its Batches API; an image without Ray and Arrow serves."""
-    loaded = "import sys, bertserve, serving.server, serving.operations.doctor; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    ("asked", "strangers", "loaded"),
+    [
+        (
+            "serving.settings, serving.inference.served_models",
+            "onnxruntime openvino tensorrt tensorrt_rtx cuda onnx",
+            "serving.engine.kinds",
+        ),
+        (
+            "bertserve, serving.server, serving.operations.doctor",
+            "ray pyarrow pandas",
+            "serving.bulk.batches_api.runner",
+        ),
+    ],
+    ids=["what is known of engines", "the server"],
+)
+def test_what_a_missing_library_is_not_needed_for(asked: str, strangers: str, loaded: str) -> None:
+    """Settings and models know of engines without their libraries; an image without Ray and Arrow serves."""
+    program = f"import sys, {asked}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
-    assert "serving.bulk.batches_api.runner" in modules
-    assert not {name for name in modules if name.partition(".")[0] in {"ray", "pyarrow", "pandas"}}
+    assert loaded in modules
+    assert not {name for name in modules if name.partition(".")[0] in strangers.split()}
 
 
-def test_costs_stand_alone() -> None:
-    """Engine, models and exporter use them and see nothing else of scheduling."""
-    for module in _below("serving.scheduling.cost"):
-        assert module.project_imports == set(), module.name
+@pytest.mark.parametrize(
+    ("rooms", "strangers"),
+    [
+        # A clock is passed in, so that the simulator can drive the very same code.
+        ("serving.scheduling", "time asyncio socket threading os"),
+        # Bytes in, events and bytes out: no socket, no loop, no clock, no settings.
+        ("serving.grpc.h2", "time asyncio socket ssl threading os logging"),
+        # How work is queued and done is not a protocol's business.
+        ("serving.http serving.grpc serving.oip serving.tei serving.net", "serving.inference.dispatcher"),
+        # The server speaks gRPC without gRPC's own library, which answers in threads of its own.
+        ("serving", "grpc"),
+    ],
+)
+def test_what_a_room_does_without(rooms: str, strangers: str) -> None:
+    """It reads no clock and does no I/O, sees the pipeline alone, or speaks by itself."""
+    for module in _below(*rooms.split()):
+        assert not module.reaches(*strangers.split()), module.name
 
 
-def test_scheduling_reads_no_clock_and_does_no_io() -> None:
-    """A clock is passed in, so that the simulator can drive the very same code."""
-    for module in _below("serving.scheduling"):
-        assert not module.reaches("time", "asyncio", "socket", "threading", "os"), module.name
-
-
-def test_http_2_stands_alone() -> None:
-    """Bytes in, events and bytes out: no socket, no loop, no clock, no settings."""
-    for module in _below("serving.grpc.h2"):
-        assert all(_lies_in(name, "serving.grpc.h2") for name in module.project_imports), module.name
-        assert not module.reaches("time", "asyncio", "socket", "ssl", "threading", "os", "logging"), module.name
-
-
-def test_transport_sees_the_pipeline_alone() -> None:
-    """How work is queued and done is not a protocol's business."""
-    for module in _below("serving.http", "serving.grpc", "serving.oip", "serving.tei", "serving.net"):
-        assert not module.reaches("serving.inference.dispatcher"), module.name
+@pytest.mark.parametrize(
+    ("room", "allowed"), [("serving.scheduling.cost", ()), ("serving.grpc.h2", ("serving.grpc.h2",))]
+)
+def test_what_stands_alone(room: str, allowed: tuple[str, ...]) -> None:
+    """Engine, models and exporter use costs and see nothing else of scheduling; HTTP/2 knows nobody who uses it."""
+    for module in _below(room):
+        assert all(_lies_in(name, *allowed) for name in module.project_imports), module.name
 
 
 def _folders() -> list[str]:
@@ -294,11 +305,6 @@ def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[s
     """A machine without the library still runs everything else."""
     users = {module.name for module in _below("serving") if module.reaches(library)}
     assert users == owners
-
-
-def test_the_wire_is_ours() -> None:
-    """The server speaks gRPC without gRPC's own library, which answers in threads of its own."""
-    assert not {module.name for module in _below("serving") if module.reaches("grpc")}
 
 
 TESTS_OF_TESTS = {"tests.fault.over_tls_test": "runs what connections promise once more, over TLS"}

@@ -42,36 +42,24 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """A model repository with the exported demo model."""
     return demo_repository()
 
 
-@pytest.fixture(scope="session")
-def int8_server(models: Path) -> Iterator[Server]:
-    """A server that runs the INT8 artifact on ONNX Runtime."""
-    with Server(models, "--precision", "int8", *MEASURED) as server:
-        yield server
+def _server(*options: str) -> Any:
+    """A server of the demo model with these options, for every test that changes nothing of it."""
+
+    @pytest.fixture(scope="session")
+    def server(models: Path) -> Iterator[Server]:
+        with Server(models, *options) as running:
+            yield running
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def fp32_server(models: Path) -> Iterator[Server]:
-    """A server that runs the fp32 artifact on ONNX Runtime."""
-    with Server(models, "--precision", "fp32", *MEASURED) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def fake_server(models: Path) -> Iterator[Server]:
-    """A server whose engine answers `fake_vector` at once."""
-    with Server(models, *FAKE) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def impatient_server(models: Path) -> Iterator[Server]:
-    """The same, but it waits only briefly for slow clients."""
-    with Server(models, *IMPATIENT) as server:
-        yield server
+int8_server = _server("--precision", "int8", *MEASURED)
+fp32_server = _server("--precision", "fp32", *MEASURED)
+fake_server = _server(*FAKE)
+impatient_server = _server(*IMPATIENT)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +90,6 @@ def tasks_server(tasks_repository: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless browser."""
     if chromium() is None:
         pytest.skip("no Chromium here (see make chromium)")
     with Browser(tmp_path_factory.mktemp("browser")) as running:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from serving.operations.generated_pages import metrics_page, settings_page
 from tests.contract.clients.page import page as clients_page
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_settings_page_tells_the_settings_of_today() -> None:
-    """`docs/settings.md` was made from the present `Settings`; `make docs` makes it anew."""
-    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == settings_page()
+def rules() -> str:
+    return str(runpy.run_path(str(ROOT / "deploy/monitoring/prometheusrule.py"))["rendered"]())
 
 
-def test_the_metrics_page_tells_the_metrics_of_today() -> None:
-    """`docs/metrics.md` was made from the present catalogue; `make docs` makes it anew."""
-    assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == metrics_page()
-
-
-def test_the_page_of_clients_tells_the_cases_of_today() -> None:
-    """`docs/clients.md` was made from the present cases and pins; `make docs` makes it anew."""
-    assert (ROOT / "docs/clients.md").read_text(encoding="utf-8") == clients_page()
-
-
-def test_the_operators_rules_are_the_rules_of_today() -> None:
-    """`prometheusrule.yaml` was made from the present `rules.yaml`; `make docs` makes it anew."""
-    monitoring = ROOT / "deploy" / "monitoring"
-    namespace = runpy.run_path(str(monitoring / "prometheusrule.py"))
-    assert (monitoring / "prometheusrule.yaml").read_text(encoding="utf-8") == namespace["rendered"]()
+@pytest.mark.parametrize(
+    ("file", "made"),
+    [
+        ("docs/settings.md", settings_page),
+        ("docs/metrics.md", metrics_page),
+        ("docs/clients.md", clients_page),
+        ("deploy/monitoring/prometheusrule.yaml", rules),
+    ],
+)
+def test_a_file_tells_what_it_was_made_from(file: str, made: Callable[[], str]) -> None:
+    """The settings, the catalogue of metrics, the cases of clients, the rules of today; `make docs` makes it anew."""
+    assert (ROOT / file).read_text(encoding="utf-8") == made()

@@ -44,13 +44,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one of BERT."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[float]:
-    """What PyTorch answers."""
     model = transformers.AutoModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     with torch.inference_mode():
@@ -59,7 +57,6 @@ def expected(checkpoint: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def models(checkpoint: Path, expected: Sequence[float], environment: dict[str, str]) -> Path:
-    """A repository with its export, whose metric was taken too."""
     folder, labelled = checkpoint.with_name("models"), checkpoint.with_name("labelled.csv")
     with labelled.open("w") as file:
         csv.writer(file).writerows([text, "", value] for text, value in zip(TEXTS, expected, strict=True))
@@ -69,7 +66,6 @@ def models(checkpoint: Path, expected: Sequence[float], environment: dict[str, s
 
 
 def run(environment: dict[str, str], *words: str, program: Sequence[str] = ("bertserve.py",)) -> str:
-    """What a command prints that ends well."""
     command, variables = [sys.executable, *program, *words], os.environ | environment
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr + ended.stdout

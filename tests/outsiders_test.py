@@ -28,12 +28,10 @@ STARTERS = ("tests/support/server.py", "loadtest/benchmarks/server_process.py")
 
 @pytest.fixture(params=OUTSIDERS)
 def outsider(request: pytest.FixtureRequest) -> Outsider:
-    """Each of the table."""
     return OUTSIDERS[request.param]
 
 
 def held(outsider: Outsider, file: Path) -> bool:
-    """Whether a row says something of a file."""
     paths = ("tests", "constraints.txt", *outsider.paths, *outsider.beside, *outsider.imports_of)
     return any(file.is_relative_to(ROOT / path) for path in paths)
 
@@ -233,7 +231,6 @@ class Project:
 
     @classmethod
     def clone_of(cls, other: Project) -> Self:
-        """A fresh clone elsewhere on the same machine."""
         clone = cls.__new__(cls)
         clone.folder, clone.cache, clone._forks = other.folder.with_name("clone"), other.cache, other._forks
         other.git("clone", "--quiet", ".", str(clone.folder))
@@ -244,13 +241,11 @@ class Project:
         subprocess.run(["git", *identity, *words], cwd=self.folder, check=True)  # noqa: S607
 
     def write(self, content: str) -> None:
-        """Changes the outsider's subject, and commits."""
         (self.folder / "subject.txt").write_text(content)
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", content)
 
     def run(self, *words: str, **variables: str) -> str:
-        """What pytest says at the end."""
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             "XDG_CACHE_HOME": str(self.cache),
@@ -271,7 +266,6 @@ class Project:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
-    """What runs pytest in each project."""
     command = [sys.executable, "-c", FORKS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -279,7 +273,6 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path, forks: subprocess.Popen[str]) -> Project:
-    """A new one."""
     return Project(tmp_path / "project", forks)
 
 

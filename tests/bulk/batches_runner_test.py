@@ -31,8 +31,8 @@ from serving.errors import (
 )
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
-from tests.support.engine_processes import asynchronous
 from tests.support.no_room import no_room
+from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ async def uploaded(jobs: BatchesApiService, count: int, owner: str = "me") -> st
 
 
 async def stored(jobs: BatchesApiService, look: Callable[[BatchesApiStore], T]) -> T:
-    """What the database says, once it says something."""
     async with asyncio.timeout(20):
         while not (found := await jobs.run(look)):  # noqa: ASYNC110  it is on a disk
             await asyncio.sleep(0.002)
@@ -141,12 +140,17 @@ def read(jobs: BatchesApiService, file_id: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def jobs_in(folder: Path, clock: Clock, limits: StoreLimits = LIMITS) -> Iterator[BatchesApiService]:
-    """Those that a folder holds."""
     jobs = BatchesApiService(BatchesApiStore(folder, limits, clock), 1 << 20)
     try:
         yield jobs
     finally:
         jobs.close()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, clock: Clock) -> Iterator[BatchesApiService]:
+    with jobs_in(tmp_path, clock) as opened:
+        yield opened
 
 
 async def at_once(_: dict[str, Any]) -> None:
@@ -164,29 +168,28 @@ def only(count: int) -> Callable[[dict[str, Any]], Awaitable[None]]:
 
 
 @asynchronous
-async def test_a_job_whose_time_is_over_expires(tmp_path: Path, clock: Clock) -> None:
+async def test_a_job_whose_time_is_over_expires(jobs: BatchesApiService, clock: Clock) -> None:
     """What is done by then is its output; every other line says why it is not."""
-    with jobs_in(tmp_path, clock) as jobs:
-        await jobs.create(job_of(await uploaded(jobs, 50), clock))
+    await jobs.create(job_of(await uploaded(jobs, 50), clock))
 
-        async def some(body: dict[str, Any]) -> None:
-            if body["n"] == 20:
-                clock.now += DAY_S
-            if body["n"] >= 20:
-                raise NotReady("not now")
+    async def some(body: dict[str, Any]) -> None:
+        if body["n"] == 20:
+            clock.now += DAY_S
+        if body["n"] >= 20:
+            raise NotReady("not now")
 
-        job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.ended)
-        assert (job.state, job.total) == (JobState.EXPIRED, 50)
-        output, errors = read(jobs, job.output_id), read(jobs, job.error_id)
-        assert [line["custom_id"] for line in output + errors] == [f"r-{n}" for n in range(50)]
-        assert len(output) <= 20
-        assert {line["error"]["code"] for line in errors} == {"batch_expired"}
-        assert (job.completed, job.failed) == (len(output), len(errors))
+    job = await worked_off(jobs, Endpoint(some), clock, lambda job: job.ended)
+    assert (job.state, job.total) == (JobState.EXPIRED, 50)
+    output, errors = read(jobs, job.output_id), read(jobs, job.error_id)
+    assert [line["custom_id"] for line in output + errors] == [f"r-{n}" for n in range(50)]
+    assert len(output) <= 20
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert (job.completed, job.failed) == (len(output), len(errors))
 
 
 @asynchronous
 async def test_a_line_that_ends_engines_is_named_in_the_log(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    jobs: BatchesApiService, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: it is the line's answer, and others with the same text are refused without a word."""
 
@@ -194,17 +197,16 @@ async def test_a_line_that_ends_engines_is_named_in_the_log(
         if body["n"]:
             raise EngineFault("ended two", news=body["n"] == 1)
 
-    with jobs_in(tmp_path, clock) as jobs:
-        await jobs.create(job_of(await uploaded(jobs, 3), clock))
-        job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
-        errors = [line["response"] for line in read(jobs, job.error_id)]
-        assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
+    await jobs.create(job_of(await uploaded(jobs, 3), clock))
+    job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
+    errors = [line["response"] for line in read(jobs, job.error_id)]
+    assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
     (record,) = [record for record in caplog.records if "ended two engine processes" in record.getMessage()]
     assert record.__dict__["fields"]["request_id"] == "batch_req_a_2"
 
 
 @asynchronous
-async def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+async def test_what_passes_is_waited_for(jobs: BatchesApiService, clock: Clock) -> None:
     """Overload and restarts, however many, are no line's answer; other errors and bugs are."""
     asked: dict[int, int] = {}
 
@@ -220,17 +222,16 @@ async def test_what_passes_is_waited_for(tmp_path: Path, clock: Clock) -> None:
         if n == 5:
             raise ValueError("a bug")
 
-    with jobs_in(tmp_path, clock) as jobs:
-        await jobs.create(job_of(await uploaded(jobs, 7), clock))
-        job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
-        assert job.state is JobState.COMPLETED
-        assert [line["custom_id"] for line in read(jobs, job.output_id)] == ["r-0", "r-2", "r-3", "r-4", "r-6"]
-        errors = [line["response"] for line in read(jobs, job.error_id)]
-        assert [(error["status_code"], error["body"]["reason"]) for error in errors] == [
-            (422, "invalid_request"),
-            (500, "internal"),
-        ]
-        assert (asked[3], asked[4]) == (4, 10)
+    await jobs.create(job_of(await uploaded(jobs, 7), clock))
+    job = await worked_off(jobs, Endpoint(moody), clock, lambda job: job.ended)
+    assert job.state is JobState.COMPLETED
+    assert [line["custom_id"] for line in read(jobs, job.output_id)] == ["r-0", "r-2", "r-3", "r-4", "r-6"]
+    errors = [line["response"] for line in read(jobs, job.error_id)]
+    assert [(error["status_code"], error["body"]["reason"]) for error in errors] == [
+        (422, "invalid_request"),
+        (500, "internal"),
+    ]
+    assert (asked[3], asked[4]) == (4, 10)
 
 
 @asynchronous
@@ -292,7 +293,9 @@ async def test_results_that_are_gone_are_computed_again(tmp_path: Path, clock: C
 
 
 @asynchronous
-async def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_waited_for(
+    tmp_path: Path, jobs: BatchesApiService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Results that were written in part are cut off and written again; uploads are refused and leave nothing."""
     writes = os.write
     left = 3
@@ -305,20 +308,19 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, clock: Clock, monkeypat
             raise OSError(errno.ENOSPC, "No space left on device")
         return writes(handle, data)
 
-    with jobs_in(tmp_path, clock) as jobs:
-        await jobs.create(job_of(await uploaded(jobs, 30), clock))
-        monkeypatch.setattr(os, "write", full)
-        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
-        assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(30)]
-        assert left == 0
+    await jobs.create(job_of(await uploaded(jobs, 30), clock))
+    monkeypatch.setattr(os, "write", full)
+    job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+    assert [line["custom_id"] for line in read(jobs, job.output_id)] == [f"r-{n}" for n in range(30)]
+    assert left == 0
 
-        def none(_: int, __: bytes) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def none(_: int, __: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(os, "write", none)
-        with pytest.raises(StorageFull):
-            await uploaded(jobs, 3)
-        assert list((tmp_path / "incoming").iterdir()) == []
+    monkeypatch.setattr(os, "write", none)
+    with pytest.raises(StorageFull):
+        await uploaded(jobs, 3)
+    assert list((tmp_path / "incoming").iterdir()) == []
 
 
 @asynchronous
@@ -343,24 +345,23 @@ async def test_a_disk_without_room_for_the_database(tmp_path: Path, clock: Clock
 
 
 @asynchronous
-async def test_nothing_is_closed_under_a_thread(tmp_path: Path, clock: Clock) -> None:
+async def test_nothing_is_closed_under_a_thread(jobs: BatchesApiService) -> None:
     """Who is cancelled while a thread works with a file waits for it: the file's number may be another's at once."""
-    with jobs_in(tmp_path, clock) as jobs:
-        begun, end = threading.Event(), threading.Event()
+    begun, end = threading.Event(), threading.Event()
 
-        def write() -> None:
-            begun.set()
-            end.wait(20)
+    def write() -> None:
+        begun.set()
+        end.wait(20)
 
-        task = asyncio.create_task(jobs.in_thread(write))
-        await asyncio.to_thread(begun.wait, 20)
-        task.cancel()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not task.done()
-        end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    task = asyncio.create_task(jobs.in_thread(write))
+    await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @asynchronous
@@ -417,58 +418,55 @@ async def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog
 
 
 @asynchronous
-async def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, clock: Clock) -> None:
+async def test_files_and_jobs_go_when_their_time_is_over(tmp_path: Path, jobs: BatchesApiService, clock: Clock) -> None:
     """From the disk as from the lists; an input that a job still reads stays until it has ended."""
-    with jobs_in(tmp_path, clock) as jobs:
-        file_id = await uploaded(jobs, 3)
-        await jobs.create(job_of(file_id, clock))
-        clock.now += LIMITS.keep_s + 1
-        assert await jobs.run(lambda store: store.expire()) == 0
-        with pytest.raises(ObjectNotFound):
-            await jobs.run(lambda store: store.file("me", file_id))
-        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
-        assert await jobs.run(lambda store: store.expire()) == 1
-        clock.now += LIMITS.keep_s + 1
-        assert await jobs.run(lambda store: store.expire()) == 1
-        assert list((tmp_path / "files").iterdir()) == []
-        assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
-        with pytest.raises(ObjectNotFound):
-            await jobs.run(lambda store: store.job("me", job.id))
+    file_id = await uploaded(jobs, 3)
+    await jobs.create(job_of(file_id, clock))
+    clock.now += LIMITS.keep_s + 1
+    assert await jobs.run(lambda store: store.expire()) == 0
+    with pytest.raises(ObjectNotFound):
+        await jobs.run(lambda store: store.file("me", file_id))
+    job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+    assert await jobs.run(lambda store: store.expire()) == 1
+    clock.now += LIMITS.keep_s + 1
+    assert await jobs.run(lambda store: store.expire()) == 1
+    assert list((tmp_path / "files").iterdir()) == []
+    assert (jobs.store.files, jobs.store.used_bytes, sum(jobs.store.states.values())) == (0, 0, 0)
+    with pytest.raises(ObjectNotFound):
+        await jobs.run(lambda store: store.job("me", job.id))
 
 
 @asynchronous
-async def test_a_new_job_takes_the_place_of_the_one_that_ended_first(tmp_path: Path, clock: Clock) -> None:
+async def test_a_new_job_takes_the_place_of_the_one_that_ended_first(jobs: BatchesApiService, clock: Clock) -> None:
     """One of its owner's rather than another's; where none has ended it is refused."""
-    with jobs_in(tmp_path, clock) as jobs:
-        file_id = await uploaded(jobs, 1)
-        others = await uploaded(jobs, 1, "other")
-        await jobs.create(job_of(others, clock, "batch_o", "other"))
-        for name in ("batch_b", "batch_c"):
-            await jobs.create(job_of(file_id, clock, name))
-        with pytest.raises(Overloaded):
-            await jobs.create(job_of(file_id, clock, "batch_d"))
-        await jobs.run(lambda store: store.end_job("batch_o", JobState.FAILED))
-        await jobs.run(lambda store: store.end_job("batch_b", JobState.FAILED))
-        for name in ("batch_d", "batch_e"):
-            await jobs.create(job_of(file_id, clock, name))
-            listed, more = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
-            kept, _ = await jobs.run(lambda store: store.list_jobs("other", after=None, limit=10))
-            assert (listed[0].id, listed[-1].id, more) == (name, "batch_c", False)
-            assert [job.id for job in kept] == (["batch_o"] if name == "batch_d" else [])
+    file_id = await uploaded(jobs, 1)
+    others = await uploaded(jobs, 1, "other")
+    await jobs.create(job_of(others, clock, "batch_o", "other"))
+    for name in ("batch_b", "batch_c"):
+        await jobs.create(job_of(file_id, clock, name))
+    with pytest.raises(Overloaded):
+        await jobs.create(job_of(file_id, clock, "batch_d"))
+    await jobs.run(lambda store: store.end_job("batch_o", JobState.FAILED))
+    await jobs.run(lambda store: store.end_job("batch_b", JobState.FAILED))
+    for name in ("batch_d", "batch_e"):
+        await jobs.create(job_of(file_id, clock, name))
+        listed, more = await jobs.run(lambda store: store.list_jobs("me", after=None, limit=10))
+        kept, _ = await jobs.run(lambda store: store.list_jobs("other", after=None, limit=10))
+        assert (listed[0].id, listed[-1].id, more) == (name, "batch_c", False)
+        assert [job.id for job in kept] == (["batch_o"] if name == "batch_d" else [])
 
 
 @pytest.mark.parametrize("state", ["validating", "in progress"])
 @asynchronous
-async def test_a_job_cancelled_before_it_began(tmp_path: Path, clock: Clock, state: str) -> None:
+async def test_a_job_cancelled_before_it_began(jobs: BatchesApiService, clock: Clock, state: str) -> None:
     """Ends as cancelled, also where the server ended between the two."""
-    with jobs_in(tmp_path, clock) as jobs:
-        await jobs.create(job_of(await uploaded(jobs, 4), clock))
-        if state == "in progress":
-            await jobs.run(lambda store: store.begin_job("batch_a", 4))
-        await jobs.cancel("me", "batch_a")
-        job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
-        assert (job.state, job.completed) == (JobState.CANCELLED, 0)
-        assert len(read(jobs, job.error_id)) == (4 if state == "in progress" else 0)
+    await jobs.create(job_of(await uploaded(jobs, 4), clock))
+    if state == "in progress":
+        await jobs.run(lambda store: store.begin_job("batch_a", 4))
+    await jobs.cancel("me", "batch_a")
+    job = await worked_off(jobs, Endpoint(at_once), clock, lambda job: job.ended)
+    assert (job.state, job.completed) == (JobState.CANCELLED, 0)
+    assert len(read(jobs, job.error_id)) == (4 if state == "in progress" else 0)
 
 
 @pytest.mark.parametrize(
@@ -489,15 +487,14 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, prepare: Callable[[Path], 
 
 
 @asynchronous
-async def test_others_may_not_read_the_folder(tmp_path: Path, clock: Clock) -> None:
+async def test_others_may_not_read_the_folder(tmp_path: Path, jobs: BatchesApiService) -> None:
     """Also where the operator has made it for all to read."""
     tmp_path.chmod(0o755)  # noqa: ASYNC240  nothing waits yet
-    with jobs_in(tmp_path, clock) as jobs:
-        await uploaded(jobs, 1)
-        entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
-        assert entries == dict.fromkeys(
-            ("files", "incoming", "lock", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"), 0
-        )
+    await uploaded(jobs, 1)
+    entries = {entry.name: entry.stat().st_mode & 0o077 for entry in os.scandir(tmp_path)}
+    assert entries == dict.fromkeys(
+        ("files", "incoming", "lock", "jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"), 0
+    )
 
 
 @asynchronous

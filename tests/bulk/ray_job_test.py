@@ -54,11 +54,7 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Jobs:
-    """Runs of the same job: the same command but for where it writes.
-
-    Attributes:
-        words: Those that the runs have in common.
-    """
+    """Runs of the same job: the same command but for where it writes."""
 
     def __init__(self, models: Path, docs: Path, *options: str) -> None:
         self.words = ["--models", str(models), "--task", "embed", "--input", str(docs), "--id-column", "id"]
@@ -83,7 +79,6 @@ def finished(out: Path) -> int:
 
 
 def digests(out: Path) -> dict[str, str]:
-    """Every file of the output with its digest, by the manifest."""
     manifest = json.loads((out / "manifest.json").read_text())
     return {name: digest for part in manifest["parts"] for name, digest in part["files"].items()}
 

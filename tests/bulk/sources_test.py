@@ -19,7 +19,6 @@ ROWS = [{"id": f"doc {number}", "text": f'text, "{number}"\nin two lines é'} fo
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """The rows as a file of the kind that its name says."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=4)
     elif path.suffix == ".csv":

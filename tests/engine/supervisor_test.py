@@ -37,7 +37,6 @@ from tests.support.engine_processes import (
     SIZE,
     TEXT_BY_TEXT,
     Listener,
-    asynchronous,
     batch,
     cancel,
     faulty,
@@ -48,6 +47,7 @@ from tests.support.engine_processes import (
 from tests.support.server import is_running
 from tests.support.specs import model_spec
 from tests.support.stopping import stop
+from tests.support.virtual_time import asynchronous
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -54,8 +54,6 @@ _STATUSES = {0, 3, 4, 5, 8, 9, 12, 13}
 
 @dataclass
 class Answer:
-    """What came on one stream."""
-
     fields: dict[str, str] = field(default_factory=dict)
     data: bytes = b""
     ended: bool = False
@@ -66,7 +64,6 @@ class Answer:
         return self.ended or self.reset
 
     def messages(self) -> list[bytes]:
-        """Its messages."""
         found, rest = [], self.data
         while rest:
             size = int.from_bytes(rest[1:5], "big")
@@ -92,7 +89,6 @@ class Client:
         self.closed = self.marked = False
 
     def take(self, data: bytes) -> bytes:
-        """Reads; returns what is to be sent for it."""
         for event in self.h2.receive_data(data):
             number = getattr(event, "stream_id", None)
             answer = self.answers.setdefault(number, Answer()) if number else Answer()
@@ -258,8 +254,6 @@ def ids_of(data: bytes) -> set[str]:
 
 
 class Reader:
-    """Frames of the server's, read by their form alone."""
-
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
         self.goaway = self.marked = False
@@ -267,7 +261,6 @@ class Reader:
         self._decoder = Decoder()
 
     def take(self, data: bytes) -> bytes:
-        """Reads; returns nothing to be sent."""
         frames, self.rest = split(self.rest + data)
         for one in frames:
             assert len(one.payload) <= 16_384

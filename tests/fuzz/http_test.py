@@ -90,7 +90,6 @@ _NODE_TAKES_LESS = {
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node | None]:
-    """Where there is Node: its server."""
     with node_server() as server:
         yield server
 

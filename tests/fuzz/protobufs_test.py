@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.clients import MODEL_INFER, TIMEOUT_S
+from tests.support.clients import MODEL_INFER, TIMEOUT_S, bytes_tensor
 from tests.support.fuzzing import each, sizes, spoiled
 
 if TYPE_CHECKING:
@@ -24,21 +24,8 @@ _shapes = st.lists(st.integers(0, 4) | st.sampled_from([-1, 64, 65, 2**31, 2**62
 _seldom = st.sampled_from([*[False] * 7, True])
 """For each of the things that can go wrong: so that in a few hundred messages all went right in some."""
 
-_models = st.sampled_from(
-    [
-        "embed",
-        "embed",
-        "embed.tokens",
-        "embed_tokens",
-        "classify",
-        "rerank",
-        "answer",
-        "tag",
-        "fill_mask",
-        "fill_mask.tokens",
-        "x",
-    ]
-)
+_MODELS = "embed embed embed.tokens embed_tokens classify rerank answer tag fill_mask fill_mask.tokens x"
+_models = st.sampled_from(_MODELS.split())
 _inputs = st.sampled_from(
     [["text"], ["text"], ["text", "text_pair"], ["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]]
 ) | st.lists(_names, max_size=3)
@@ -61,7 +48,7 @@ def messages(draw: st.DrawFn) -> bytes:
         fitting = not draw(_seldom)
         if tensor.datatype == "BYTES":
             tensor.shape.extend([len(texts), 1] if fitting else draw(_shapes))
-            blob = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
+            blob = bytes_tensor(texts)
             tensor.contents.bytes_contents.extend(text.encode() for text in texts)
         else:
             tensor.shape.extend([1, len(ids)] if fitting else draw(_shapes))

@@ -38,7 +38,6 @@ NAMES = {number: name for name, number in STATUS.items()}
 
 
 async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValue:
-    """As many bytes as it is asked for, or what goes wrong."""
     wanted = request.value.decode()
     if wanted == "refuse":
         raise InvalidRequest("wrong")
@@ -52,7 +51,6 @@ async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValu
 
 
 async def several(request: BytesValue, call: Call) -> AsyncIterator[BytesValue]:
-    """Three times the same."""
     for _ in range(3):
         yield await answer(request, call)
 
@@ -65,8 +63,6 @@ METHODS = {
 
 
 class Case(NamedTuple):
-    """A call, and the status that it ends with."""
-
     path: str
     wanted: str
     status: str
@@ -89,8 +85,6 @@ REFUSED = st.sampled_from(
 
 
 class Reply(NamedTuple):
-    """What the client read."""
-
     fields: dict[str, str]
     data: bytes
 

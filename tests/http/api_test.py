@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.http.api import Api
 from serving.http.exchange import HttpReply, HttpRequest
-from serving.settings import Settings
+from tests.support.http_app import ready_api
+
+if TYPE_CHECKING:
+    from serving.http.api import Api
+
+REQUEST = HttpRequest("POST", "/embed", {}, b"", "r-1", 0.0)
 
 
 def _api(recorded: list[str]) -> Api:
-    nothing: Any = None  # all that these endpoints ask
-    settings = Settings.load([], {})
-    return Api(
-        *(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, ""),
-        record_error=lambda error, *_: recorded.append(error.reason),
-    )
-
-
-def _request() -> HttpRequest:
-    return HttpRequest("POST", "/embed", {}, b"", "r-1", 0.0)
+    return ready_api(record_error=lambda error, *_: recorded.append(error.reason))
 
 
 def test_what_waits_for_work_that_is_cancelled_is_answered() -> None:
@@ -35,7 +30,7 @@ def test_what_waits_for_work_that_is_cancelled_is_answered() -> None:
         await load
         return HttpReply(b"")
 
-    reply = asyncio.run(_api(recorded).answer(endpoint, "/embed", _request()))
+    reply = asyncio.run(_api(recorded).answer(endpoint, "/embed", REQUEST))
     assert (reply.status, reply.error and reply.error.reason, recorded) == (503, "not_ready", [])
 
 
@@ -48,7 +43,7 @@ def test_a_request_whose_client_has_gone_is_not_answered() -> None:
         return HttpReply(b"")
 
     async def leave() -> None:
-        exchange = asyncio.create_task(_api(recorded).answer(endpoint, "/embed", _request()))
+        exchange = asyncio.create_task(_api(recorded).answer(endpoint, "/embed", REQUEST))
         await asyncio.sleep(0)
         exchange.cancel()
         with pytest.raises(asyncio.CancelledError):

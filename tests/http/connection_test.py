@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from serving.http.api import Api
 from serving.http.app import App
 from serving.http.connection import HttpConnection
 from serving.http.port import HttpPort
-from serving.lifecycle import Lifecycle
 from serving.net.buffers import BufferBudget
 from serving.settings import Settings
 from tests.support.grpc_peer import Wire
+from tests.support.http_app import ready_api
 
 KIB = 1 << 10
 HEAD = b"POST /nothing HTTP/1.1\r\nHost: test\r\n"
@@ -42,9 +40,8 @@ def test_a_turn_parses_so_much(sent: bytes, least: int, most: int) -> None:
     """Less where it is the framing of small chunks, no further than a request that waits, and a plain body at once."""
 
     async def parsed() -> int:
-        settings, nothing = Settings.load([], {}), None
-        parts: tuple[Any, ...] = (nothing, nothing, Lifecycle(), settings, nothing, nothing, dict, bytes, "", print)
-        port = HttpPort(App(Api(*parts), [], documented=False), settings, "http", BufferBudget.of(settings))
+        settings = Settings.load([], {})
+        port = HttpPort(App(ready_api(settings), [], documented=False), settings, "http", BufferBudget.of(settings))
         connection = HttpConnection(port)
         connection.connection_made(Taken())
         connection.data_received(sent)

@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 
-from serving.http.api import Api
 from serving.http.app import App
 from serving.http.exchange import HttpReply
-from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
-from serving.lifecycle import Lifecycle, State
-from serving.net.buffers import BufferBudget
 from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.ports import bind
 from serving.settings import Settings
+from tests.support import http_app
+from tests.support.http_app import ready_api
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
+    from serving.http.api import Api
     from serving.http.exchange import HttpRequest
+    from serving.http.listener import HttpListener
 
 REQUEST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\r\nbody"
 ANSWERED = b"HTTP/1.1 200 OK"
@@ -36,7 +35,6 @@ router = Router("Test")
 
 @router.hot("/echo", Docs())
 async def echo(_: Api, http: HttpRequest) -> HttpReply:
-    """Answers what it is asked."""
     return HttpReply(http.body)
 
 
@@ -51,24 +49,9 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
     return run
 
 
-@asynccontextmanager
-async def listening(limiter: ConnectionLimiter | None = None) -> AsyncIterator[HttpListener]:
-    """A port with one route."""
-    settings, lifecycle = Settings.load(LIMITS, {}), Lifecycle()
-    unused: Any = None
-    lifecycle.to(State.WARMING)
-    lifecycle.to(State.READY)
-    api = Api(*(unused, unused, lifecycle, settings, unused, unused, dict, bytes, ""), record_error=lambda *_: None)
-    opened = bind("127.0.0.1", 0, "HTTP")
-    budget = BufferBudget.of(settings)
-    listener = HttpListener(App(api, [router], documented=False), opened, settings, budget=budget, limiter=limiter)
-    await listener.start()
-    try:
-        yield listener
-    finally:
-        lifecycle.to(State.DRAINING)
-        listener.close()
-        await asyncio.wait_for(listener.emptied(), 10)
+def listening(limiter: ConnectionLimiter | None = None) -> AbstractAsyncContextManager[HttpListener]:
+    settings = Settings.load(LIMITS, {})
+    return http_app.listening(App(ready_api(settings), [router], documented=False), limiter=limiter)
 
 
 def connect(listener: HttpListener) -> socket.socket:
@@ -79,7 +62,6 @@ def connect(listener: HttpListener) -> socket.socket:
 
 
 async def received(client: socket.socket) -> bytes:
-    """What comes next."""
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1 << 16), 10)
 
 
@@ -100,7 +82,6 @@ async def stand_still(seconds: float, client: socket.socket, data: bytes) -> Non
 
 
 async def used(listener: HttpListener) -> socket.socket:
-    """A connection that has had an answer."""
     client = connect(listener)
     client.send(REQUEST)
     assert (await received(client)).startswith(ANSWERED)

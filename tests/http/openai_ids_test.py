@@ -27,16 +27,12 @@ def test_nothing_is_read_unasked() -> None:
     assert OpenAiIds.open("") is None
 
 
-@pytest.mark.parametrize("content", [b"{}", b"YQ== 1 2", b"YQ== a", b"Y 1", b"\xff\xfe 1", b"YQ=="])
-def test_files_of_another_kind(tmp_path: Path, content: bytes) -> None:
-    """They end the start with their name and what they should be."""
+@pytest.mark.parametrize("content", [b"{}", b"YQ== 1 2", b"YQ== a", b"Y 1", b"\xff\xfe 1", b"YQ==", None])
+def test_files_of_another_kind(tmp_path: Path, content: bytes | None) -> None:
+    """They end the start with their name and what they should be; so does one that is not there."""
     file = tmp_path / "ranks"
-    file.write_bytes(b"YQ== 0\n" + content)
-    with pytest.raises(StartupError, match=r"--accept-token-ids \S+ranks: not a file of tiktoken's"):
+    if content is not None:
+        file.write_bytes(b"YQ== 0\n" + content)
+    said = "No such file" if content is None else r"--accept-token-ids \S+ranks: not a file of tiktoken's"
+    with pytest.raises(StartupError, match=said):
         OpenAiIds.open(f"cl100k_base={file}")
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Likewise."""
-    with pytest.raises(StartupError, match="No such file"):
-        OpenAiIds.open(f"cl100k_base={tmp_path}/ranks")

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
-import socket
-import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-import h11
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, NotReady
-from serving.http.api import Api
 from serving.http.app import App
 from serving.http.asgi import FILE_BYTES
 from serving.http.exchange import HttpReply
-from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
-from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import FREE_BYTES, BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
+from tests.support.clients import RawConnection
+from tests.support.http_app import listening_beside, ready_api
+from tests.support.http_sequences import reply_in
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from serving.errors import BertserveError
+    import h11
+
+    from serving.http.api import Api
     from serving.http.exchange import HttpRequest
     from serving.records import RequestTrace
 
@@ -44,7 +41,6 @@ MADE: dict[bytes, HttpReply | Exception] = {}
 
 @router.get("/made")
 async def made(_: Api, http: HttpRequest) -> HttpReply:
-    """Whatever the test has made."""
     reply = MADE[http.headers[b"x-number"]]
     if isinstance(reply, Exception):
         raise copy.copy(reply)  # each has a traceback of its own
@@ -53,7 +49,6 @@ async def made(_: Api, http: HttpRequest) -> HttpReply:
 
 @router.hot("/hot", Docs())
 async def hot(api: Api, http: HttpRequest) -> HttpReply:
-    """The same past ASGI."""
     return await made(api, http)
 
 
@@ -65,14 +60,11 @@ class Heavy(bytes):
 
 
 class Case(NamedTuple):
-    """A request, and what its endpoint answers."""
-
     method: str
     path: str
     reply: HttpReply | Exception
 
     def request(self, number: int, *fields: str) -> bytes:
-        """As it is sent, with an id of its own."""
         MADE[b"%d" % number] = self.reply
         lines = [f"{self.method} {self.path} HTTP/1.1", "Host: test", f"X-Number: {number}", f"X-Request-Id: r{number}"]
         return "\r\n".join([*lines, *fields, "", ""]).encode()
@@ -92,84 +84,43 @@ class Running:
         self.errors: list[str] = []
         # A connection that had an age would draw it, and so change the random numbers of the strategies.
         words = ["--models", "models", "--cors-origins", PAGE, "--max-connection-age-s", "0"]
-        self.settings = Settings.load(words, {})
         self.budget = BufferBudget(1 << 20, 1 << 20)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join()
-
-    async def _serve(self) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        nothing: Any = None
-        lifecycle = Lifecycle()
-        lifecycle.to(State.WARMING)
-        lifecycle.to(State.READY)
-        api = Api(
-            *(nothing, nothing, lifecycle, self.settings, nothing, nothing, dict, bytes, ""),
-            record_error=self._record,
+        api = ready_api(
+            Settings.load(words, {}),
+            record_error=lambda error, *_: self.errors.append(error.reason),
             observer=RequestObserver(lambda *_: None, [self.traces.append]),
             load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
-        opened = socket.create_server(("127.0.0.1", 0))
-        opened.setblocking(False)
-        listener = HttpListener(App(api, [router], documented=False), opened, self.settings, budget=self.budget)
-        await listener.start()
-        self.address = listener.address
-        self._started.set()
-        await self._ending.wait()
-        listener.close()
-        await listener.emptied()
+        self._port = listening_beside(App(api, [router], documented=False), self.budget)
 
-    def _record(self, error: BertserveError, *_: str) -> None:
-        self.errors.append(error.reason)
+    def __enter__(self) -> Self:
+        self.address = self._port.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._port.__exit__(*error)
 
     def exchange(self, sent: bytes, methods: Sequence[str]) -> list[tuple[h11.Response, bytes]]:
         """The replies to requests that are sent together, strictly parsed; nothing lies between or behind them."""
-        with socket.create_connection(self.address, timeout=10) as client:
-            client.sendall(sent)
-            received, replies = b"", []
-            for method in methods:
-                reader = h11.Connection(h11.CLIENT)
-                reader.send(h11.Request(method=method, target="/", headers=[("Host", "test")]))
-                reader.send(h11.EndOfMessage())
-                if received:
-                    reader.receive_data(received)
-                head, body = None, b""
-                while not isinstance(event := reader.next_event(), h11.EndOfMessage):
-                    if event is h11.NEED_DATA:
-                        reader.receive_data(client.recv(1 << 16))
-                    elif isinstance(event, h11.Response):
-                        head = event
-                    elif isinstance(event, h11.Data):
-                        body += bytes(event.data)
-                assert head is not None
-                received = reader.trailing_data[0]
-                replies.append((head, body))
-            assert received == b""
-            client.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                client.recv(1)
+        with RawConnection(self.address) as client:
+            client.send(sent)
+            client.end()
+            received, replies = client.read_to_end(), []
+        for method in methods:
+            head, body, received = reply_in(received, to_head=method == "HEAD")
+            replies.append((head, body))
+        assert received == b""
         return replies
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    """One for all tests."""
     with Running() as listener:
         yield listener
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that is sent in pieces."""
     path = tmp_path_factory.mktemp("files") / "file"
     path.write_bytes(bytes(300_000))
     return path
@@ -259,11 +210,9 @@ def test_a_reply_that_cannot_be_written_ends_in_another(
     """As for want of memory: a short one says so, the log too, and the connection ends."""
     running.traces.clear()
     case = Case("GET" if path == "/made" else "POST", path, HttpReply(Heavy(b"a")))
-    with socket.create_connection(running.address, timeout=10) as client:
-        client.sendall(case.request(0))
-        received = b""
-        while piece := client.recv(1 << 16):
-            received += piece
+    with RawConnection(running.address) as client:
+        client.send(case.request(0))
+        received = client.read_to_end()
     assert received.startswith(b"HTTP/1.1 500 ")
     assert b"\r\nconnection: close\r\n" in received
     wait_for(lambda: running.traces, "the trace")
@@ -278,16 +227,14 @@ def test_a_file_that_ends_too_soon_ends_the_connection(
     running.traces.clear()
     path = tmp_path / "shrinks"
     path.write_bytes(file.read_bytes() * 100)
-    with socket.create_connection(running.address, timeout=10) as client:
-        client.sendall(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
+    with RawConnection(running.address) as client:
+        client.send(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
         first = b""
         while len(first) < 2 * FILE_BYTES:
-            first += client.recv(1 << 16)
+            first += client.socket.recv(1 << 16)
         assert first.startswith(b"HTTP/1.1 200 ")
         path.write_bytes(b"")
-        with contextlib.suppress(ConnectionResetError):
-            while client.recv(1 << 16):
-                pass
+        client.read_to_end()
     wait_for(lambda: running.traces, "the trace")
     (trace,) = running.traces
     assert (trace.status, trace.reason) == (200, "internal")

@@ -15,6 +15,7 @@ from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.http.forms import FileForm
 from serving.records import Outcome, Timings
+from tests.support.virtual_time import asynchronous
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +26,6 @@ PURPOSE = b'Content-Disposition: form-data; name="purpose"'
 
 
 def form_of(*parts: tuple[bytes, bytes]) -> bytes:
-    """A form of parts, each with its header and its content."""
     return b"".join(b"--b\r\n%b\r\n\r\n%b\r\n" % part for part in parts) + b"--b--\r\n"
 
 
@@ -138,29 +138,26 @@ def test_forms_that_are_refused(
     assert caplog.records == []
 
 
-def test_a_body_takes_no_more_than_its_window() -> None:
+@asynchronous
+async def test_a_body_takes_no_more_than_its_window() -> None:
     """What is being written counts as what waits; there is room again when more is asked for."""
-
-    async def main() -> None:
-        rooms: list[bool] = []
-        body = ReceivedBody(lambda: rooms.append(body.full))
-        body.feed(b"a" * WINDOW_BYTES)
-        assert body.full
-        assert await body.read() == b"a" * WINDOW_BYTES
-        assert (body.full, rooms) == (True, [])
-        waiting = asyncio.ensure_future(body.read())
-        await asyncio.sleep(0)
-        assert (body.full, rooms) == (False, [False])
-        body.feed(b"b")
-        assert await waiting == b"b"
-        body.feed(b"c")
-        body.end()
-        assert [await body.read(), await body.read()] == [b"c", b""]
-        body.fail(SlowRequest("the rest did not come"))
-        with pytest.raises(SlowRequest):
-            await body.read()
-
-    asyncio.run(main())
+    rooms: list[bool] = []
+    body = ReceivedBody(lambda: rooms.append(body.full))
+    body.feed(b"a" * WINDOW_BYTES)
+    assert body.full
+    assert await body.read() == b"a" * WINDOW_BYTES
+    assert (body.full, rooms) == (True, [])
+    waiting = asyncio.ensure_future(body.read())
+    await asyncio.sleep(0)
+    assert (body.full, rooms) == (False, [False])
+    body.feed(b"b")
+    assert await waiting == b"b"
+    body.feed(b"c")
+    body.end()
+    assert [await body.read(), await body.read()] == [b"c", b""]
+    body.fail(SlowRequest("the rest did not come"))
+    with pytest.raises(SlowRequest):
+        await body.read()
 
 
 def test_no_line_mixes_two_versions() -> None:

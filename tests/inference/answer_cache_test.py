@@ -19,7 +19,7 @@ from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import Permit
 from serving.tasks import TASKS
 from tests.support.dispatching import BATCHED, NAN, RAISES, TEXT_BY_TEXT, Bench, answer, text
-from tests.support.virtual_time import now, virtually
+from tests.support.virtual_time import asynchronous, now, virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,6 @@ OUTPUTS = TASKS["embed"].graph_outputs(hidden_size=2, labels=0, candidates=0)
 
 
 class Cached:
-    """A cache before a dispatcher."""
-
     def __init__(self, most_bytes: int = MIB) -> None:
         self.bench = Bench()
         self.cache = AnswerCache(most_bytes)
@@ -45,17 +43,20 @@ class Cached:
         timeout_s: float = 60.0,
         priority: int = DEFAULT_PRIORITY,
     ) -> asyncio.Task[CachedRows]:
-        """Sends a request and lets it reach the engine, where it has to."""
         permit = Permit(self.bench.dispatcher._scheduler.admission, model, priority, now() + timeout_s)
         task = asyncio.create_task(self.cache.run(self.bench.dispatcher, permit, texts, OUTPUTS))
         await asyncio.sleep(0)
         return task
 
     async def answered(self, *texts: EncodedText, model: ModelIndex = BATCHED) -> CachedRows:
-        """Sends a request and lets the engine do all it is given."""
         task = await self.ask(*texts, model=model)
         self.bench.engine.finish_all()
         return await task
+
+    async def settle(self, *tasks: asyncio.Task[CachedRows]) -> None:
+        while not all(task.done() for task in tasks):
+            self.bench.engine.finish_all()
+            await asyncio.sleep(0)
 
 
 class Instant(Dispatcher):
@@ -65,19 +66,16 @@ class Instant(Dispatcher):
         self.row = row
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
-        """As `Dispatcher.run`."""
         request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0)
         request.rows = [self.row] * len(texts)
         return request
 
 
 def numbers(found: CachedRows) -> list[list[float]]:
-    """The only output of each text."""
     return [row.tolist() for (row,) in found.result()]
 
 
 def right(*texts: EncodedText) -> list[list[float]]:
-    """What the engine answers to them."""
     return [answer(one) for one in texts]
 
 
@@ -127,9 +125,7 @@ async def test_two_that_wait_for_one_another_both_end() -> None:
     both = Cached()
     one = await both.ask(text(1))
     several = [await both.ask(text(2), text(1)), await both.ask(text(3), text(2)), await both.ask(text(1), text(3))]
-    while not all(task.done() for task in [one, *several]):
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(one, *several)
     assert numbers(several[2].result()) == right(text(1), text(3))
 
 
@@ -140,11 +136,7 @@ async def test_a_client_that_leaves_does_not_take_the_answer_of_others() -> None
     first, second, third = [await both.ask(text(1)) for _ in range(3)]
     first.cancel()
     second.cancel()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    while not third.done():
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(first, second, third)
     assert numbers(third.result()) == right(text(1))
     both.bench.assert_nothing_is_left()
 
@@ -159,9 +151,7 @@ async def test_each_keeps_its_own_deadline() -> None:
         with pytest.raises(DeadlineExceeded):
             await task
     assert both.bench.dispatcher.load().misses["queue"] + both.bench.dispatcher.load().misses["engine"] == 2
-    while not patient.done():
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(patient)
     assert numbers(patient.result()) == right(text(1))
 
 
@@ -202,9 +192,7 @@ async def test_an_error_is_not_an_answer(bad: int, error: type[Exception]) -> No
     """It fails each who asks, is not kept, and fails nobody who waits for another text of the request."""
     both = Cached()
     tasks = [await both.ask(text(1), text(bad)), await both.ask(text(bad)), await both.ask(text(1))]
-    while not all(task.done() for task in tasks):
-        both.bench.engine.finish_all()
-        await asyncio.sleep(0)
+    await both.settle(*tasks)
     for task in tasks[:2]:
         with pytest.raises(error):
             task.result()
@@ -242,24 +230,31 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
         row[0] = 0.0
 
 
-def test_answers_for_each_token_are_kept_without_padding() -> None:
+@pytest.mark.parametrize(
+    ("task", "row", "shapes"),
+    [
+        ("embed_tokens", (np.arange(64.0).reshape(8, 8),), [(3, 8)]),
+        ("answer", (np.zeros(8), np.zeros(8)), [(3,), (3,)]),
+        ("embed", (np.zeros(8),), [(8,)]),
+        ("fill_mask", (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1)), [(1, 4), (1, 4), (1,)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@asynchronous
+async def test_answers_for_each_token_are_kept_without_padding(
+    task: str, row: Row, shapes: list[tuple[int, ...]]
+) -> None:
     """Whatever batch a text was in; vectors of a whole text stay whole."""
-
-    async def kept(task: str, row: Row) -> Row:
-        bench, cache = Bench(), AnswerCache(MIB)
-        permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
-        outputs = TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
-        await cache.run(Instant(row), permit, [text(1, 2, 3)], outputs)
-        found = cache.find(BATCHED, [text(1, 2, 3)])
-        assert found is not None
-        return found.rows[0]
-
-    (vectors,) = asyncio.run(kept("embed_tokens", (np.arange(64.0).reshape(8, 8),)))
-    assert vectors.tolist() == np.arange(24.0).reshape(3, 8).tolist()
-    assert [part.shape for part in asyncio.run(kept("answer", (np.zeros(8), np.zeros(8))))] == [(3,), (3,)]
-    assert [part.shape for part in asyncio.run(kept("embed", (np.zeros(8),)))] == [(8,)]
-    masks = (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1))
-    assert [part.shape for part in asyncio.run(kept("fill_mask", masks))] == [(1, 4), (1, 4), (1,)]
+    bench, cache = Bench(), AnswerCache(MIB)
+    permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
+    await cache.run(
+        Instant(row), permit, [text(1, 2, 3)], TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
+    )
+    found = cache.find(BATCHED, [text(1, 2, 3)])
+    assert found is not None
+    assert [part.shape for part in found.rows[0]] == shapes
+    for kept, whole in zip(found.rows[0], row, strict=True):
+        np.testing.assert_array_equal(kept, whole[: len(kept)])
 
 
 @pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.endurance)])
@@ -297,19 +292,14 @@ class Request(NamedTuple):
 
 
 class Schedule:
-    """Plays random steps and checks what each request gets."""
-
     def __init__(self) -> None:
         self.both = Cached(2048)
         self.requests: list[Request] = []
 
     async def play(self, steps: list[tuple[str, int]]) -> None:
-        """Plays the steps, lets everything end and checks the outcomes."""
         for step, number in steps:
             await getattr(self, step)(number)
-        while not all(request.task.done() for request in self.requests):
-            self.both.bench.engine.finish_all()
-            await asyncio.sleep(0)
+        await self.both.settle(*(request.task for request in self.requests))
         self.both.bench.engine.finish_all()
         for request in self.requests:
             if not request.task.cancelled():
@@ -318,7 +308,6 @@ class Schedule:
         self.both.bench.assert_nothing_is_left()
 
     def check(self, request: Request) -> None:
-        """It has its own answer, or missed its deadline."""
         error = request.task.exception()
         if error is None:
             assert numbers(request.task.result()) == right(*request.texts)
@@ -326,26 +315,21 @@ class Schedule:
             assert isinstance(error, DeadlineExceeded)
 
     async def ask(self, number: int) -> None:
-        """Asks for one to three texts that others ask for, too, sometimes with a near deadline."""
         texts = [text(1 + (number + place) % 5) for place in range(1 + number % 3)]
         self.requests.append(Request(texts, await self.both.ask(*texts, timeout_s=(60.0, 1.0)[number % 2])))
 
     async def finish(self, number: int) -> None:
-        """Ends one of the batches that run."""
         if running := list(self.both.bench.engine.running):
             self.both.bench.engine.finish(running[number % len(running)])
 
     async def cancel(self, number: int) -> None:
-        """One of the clients hangs up."""
         if self.requests:
             self.requests[number % len(self.requests)].task.cancel()
 
     async def clear(self, _number: int) -> None:
-        """Another version takes over."""
         self.both.cache.clear()
 
     async def wait(self, number: int) -> None:
-        """Time passes."""
         await asyncio.sleep(number / 20)
 
 

@@ -109,7 +109,6 @@ def test_the_best_spans_of_all_windows(data: st.DataObject, longest: int, top_k:
 
 
 def one(found: list[AnswerSpan]) -> AnswerSpan:
-    """The only answer."""
     (span,) = found
     return span
 
@@ -148,16 +147,6 @@ def test_one_window_with_an_answer_is_enough() -> None:
     rows = [row([8, 0], [8, 0], null=(0.0, 0.0)), row([0, 0], [0, 0], null=(12.0, 12.0))]
     found = answer.finish(CONTEXT, [window([0, 1]), window([0, 1], first=2)], rows, AnswerOptions(no_answer=True))
     assert one(found).answer == "00"
-
-
-def test_the_same_words_in_two_windows() -> None:
-    """Their scores add up, and the first place counts."""
-    rows = [row([0, 3], [0, 3]), row([3, 0], [3, 0])]
-    windows = [window([0, 1]), window([0, 1], first=1)]
-    total = np.exp(3) + 1 + np.exp(NULL)
-    found = one(answer.finish(CONTEXT, windows, rows, AnswerOptions()))
-    assert (found.answer, found.start) == ("01", 3)
-    assert found.score == pytest.approx(2 * (np.exp(3) / total) ** 2)
 
 
 def test_tokens_inside_of_words(tokenizer: TextTokenizer) -> None:

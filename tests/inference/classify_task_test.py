@@ -21,7 +21,6 @@ def scores(
     multi_label: bool = False,
     regression: bool = False,
 ) -> dict[str, float]:
-    """The classes of one input, in the order of the answer."""
     row = (np.array(values, np.float32),)
     labels = LABELS[: len(values)]
     (answer,) = classify.finish(
@@ -55,31 +54,29 @@ def test_no_logit_overflows(values: list[float], function: str) -> None:
     assert next(iter(found)) == LABELS[int(np.argmax(values))]
 
 
-def test_classes_of_a_multi_label_model_are_independent() -> None:
-    """Each class gets its own sigmoid."""
-    assert scores([0.0, 0.0, 0.0], multi_label=True) == dict.fromkeys(LABELS, 0.5)
-
-
-def test_values_of_a_regression_stay_as_they_are() -> None:
-    """They are no logits, also where there is only one."""
-    assert scores([-3.5], regression=True) == {"calm": -3.5}
-    assert scores([-3.5, 40.0], regression=True) == {"glad": 40.0, "calm": -3.5}
-
-
-def test_a_single_class_is_a_sigmoid() -> None:
-    """A softmax over one class would say 1 to everything."""
-    assert scores([0.0]) == {"calm": 0.5}
-
-
-def test_a_request_may_choose_the_function() -> None:
-    """What the request says wins over the model's own; `none` leaves the logits as they are."""
-    assert scores([1.0, 3.0, 2.0], ClassifyOptions("none")) == {"glad": 3.0, "sad": 2.0, "calm": 1.0}
-    assert scores([0.0, 0.0, 0.0], ClassifyOptions("sigmoid")) == dict.fromkeys(LABELS, 0.5)
-
-
-def test_the_best_so_many_classes() -> None:
-    """`top_k` keeps the best, scored beside all the others."""
-    assert scores([0.0, 0.0, 0.0], ClassifyOptions(top_k=2)) == pytest.approx({"calm": 1 / 3, "glad": 1 / 3})
+@pytest.mark.parametrize(
+    ("values", "options", "kind", "expected"),
+    [
+        ([0.0, 0.0, 0.0], None, {"multi_label": True}, dict.fromkeys(LABELS, 0.5)),
+        ([-3.5], None, {"regression": True}, {"calm": -3.5}),
+        ([-3.5, 40.0], None, {"regression": True}, {"glad": 40.0, "calm": -3.5}),
+        ([0.0], None, {}, {"calm": 0.5}),
+        ([1.0, 3.0, 2.0], ClassifyOptions("none"), {}, {"glad": 3.0, "sad": 2.0, "calm": 1.0}),
+        ([0.0, 0.0, 0.0], ClassifyOptions("sigmoid"), {}, dict.fromkeys(LABELS, 0.5)),
+        ([0.0, 0.0, 0.0], ClassifyOptions(top_k=2), {}, {"calm": 1 / 3, "glad": 1 / 3}),
+    ],
+    ids=[
+        *("each class of a multi-label model by itself", "one value as it is", "values as they are"),
+        *("a single class by a sigmoid", "logits asked for", "a sigmoid asked for", "the best beside all others"),
+    ],
+)
+def test_what_logits_become(
+    values: list[float], options: ClassifyOptions | None, kind: dict[str, bool], expected: dict[str, float]
+) -> None:
+    """By the model's kind, unless the request chooses: what it says wins. `top_k` keeps the best of all."""
+    found = scores(values, options, **kind)
+    assert found == pytest.approx(expected)
+    assert list(found) == list(expected)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.engine.base import InlineEngine
@@ -47,6 +46,7 @@ from tests.support.dispatching import (
     run_request,
     text,
 )
+from tests.support.fuzzing import each
 from tests.support.virtual_time import VirtualLoop, now, virtually
 
 if TYPE_CHECKING:
@@ -146,18 +146,23 @@ async def test_a_request_knows_its_waits() -> None:
     assert pending.queue_us == pytest.approx(5e5)
 
 
+@pytest.mark.parametrize(
+    ("bad", "error", "batches"), [(RAISES, EngineFault, [1, 7, *[1] * 7]), (NAN, NonFiniteOutput, [1, 7])]
+)
 @virtually
-async def test_one_poisonous_text_fails_its_own_request_alone() -> None:
-    """A batch that raises runs again text by text: exactly one request fails, and its neighbours are right."""
+async def test_one_bad_text_fails_its_own_request_alone(
+    bad: int, error: type[BertserveError], batches: list[int]
+) -> None:
+    """A batch that raises runs again text by text; NaN is never sent, and the other rows of its batch are."""
     bench = Bench()
     tasks = [await bench.ask(text(number)) for number in range(4)]
-    poison = await bench.ask(text(RAISES))
+    poison = await bench.ask(text(bad))
     tasks += [await bench.ask(text(number)) for number in range(4, 7)]
     bench.engine.finish_all()
-    with pytest.raises(EngineFault):
+    with pytest.raises(error):
         await poison
     assert [await rows(task) for task in tasks] == [[[number, 1]] for number in range(7)]
-    assert bench.sizes.started == [1, 7, *[1] * 7]
+    assert bench.sizes.started == batches
     bench.assert_nothing_is_left()
 
 
@@ -178,17 +183,6 @@ async def test_retried_texts_keep_their_place() -> None:
 
 
 @virtually
-async def test_a_text_that_fails_alone_is_not_tried_again() -> None:
-    """It had no neighbour that could have been to blame."""
-    bench = Bench()
-    task = await bench.ask(text(RAISES))
-    bench.engine.finish()
-    with pytest.raises(EngineFault):
-        await task
-    assert len(bench.engine.started) == 1
-
-
-@virtually
 async def test_a_text_that_was_given_up_is_not_retried() -> None:
     """Of a batch that failed, only those run again for whom somebody still waits."""
     bench = Bench()
@@ -203,19 +197,6 @@ async def test_a_text_that_was_given_up_is_not_retried() -> None:
     assert await rows(stays) == [[2, 1]]
 
 
-@virtually
-async def test_a_row_that_is_not_finite_fails_its_own_request_alone() -> None:
-    """NaN is never sent; the other rows of the batch are."""
-    bench = Bench()
-    await bench.ask(text(0))
-    first, poison, second = await bench.ask(text(1)), await bench.ask(text(NAN)), await bench.ask(text(2))
-    bench.engine.finish_all()
-    with pytest.raises(NonFiniteOutput):
-        await poison
-    assert [await rows(first), await rows(second)] == [[[1, 1]], [[2, 1]]]
-    assert bench.sizes.started == [1, 3]
-
-
 @pytest.mark.parametrize(("bad", "error"), [(RAISES, EngineFault), (NAN, NonFiniteOutput)])
 @virtually
 async def test_a_request_with_one_bad_text_fails_whole_and_at_once(bad: int, error: type[BertserveError]) -> None:
@@ -227,22 +208,6 @@ async def test_a_request_with_one_bad_text_fails_whole_and_at_once(bad: int, err
         await task
     assert bench.engine.seen == [bad]
     bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_the_fake_engines_faults_hit_one_request_each() -> None:
-    """The same with the backend that servers are tested with."""
-    dispatcher = inline({50: Fault.RAISE, 51: Fault.NAN})
-    texts = [text(number) for number in range(48, 54)]
-    found = await asyncio.gather(
-        *[run_request(dispatcher, BATCHED, [one], now() + 1) for one in texts], return_exceptions=True
-    )
-    assert [type(one).__name__ for one in found] == [
-        *["PendingRequest"] * 2,
-        "EngineFault",
-        "NonFiniteOutput",
-        *["PendingRequest"] * 2,
-    ]
 
 
 @virtually
@@ -278,29 +243,19 @@ async def test_what_is_computed_for_a_cancelled_request_is_thrown_away() -> None
     assert await rows(after) == [[3, 1]]
 
 
+@pytest.mark.parametrize("queued", [True, False], ids=["in the queue", "while computing"])
 @virtually
-async def test_a_deadline_that_passes_in_the_queue_takes_the_request_out() -> None:
-    """At its time exactly, and the engine never sees it."""
+async def test_a_deadline_that_passes_is_told_at_its_time(*, queued: bool) -> None:
+    """The engine never sees what passes in the queue; of what is computed the answer is thrown away."""
     bench = Bench()
-    first = await bench.ask(text(1))
+    before = [await bench.ask(text(1))] if queued else []
     late = await bench.ask(text(2), timeout_s=5)
     with pytest.raises(DeadlineExceeded):
         await late
     assert now() == pytest.approx(5)
     bench.engine.finish_all()
-    assert await rows(first) == [[1, 1]]
-    assert bench.engine.seen == [1]
-    bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_a_deadline_that_passes_while_computing_is_answered_at_once() -> None:
-    """Nobody waits for the engine then; what it answers later is thrown away."""
-    bench = Bench()
-    late = await bench.ask(text(1), timeout_s=5)
-    with pytest.raises(DeadlineExceeded):
-        await late
-    bench.engine.finish()
+    assert [await rows(task) for task in before] == [[[1, 1]]] * queued
+    assert bench.engine.seen == ([1] if queued else [2])
     bench.assert_nothing_is_left()
 
 
@@ -484,46 +439,27 @@ async def test_a_deadline_before_the_next_engine_is_refused_at_once() -> None:
     assert await rows(kept) == [[2, 1]]
 
 
+@pytest.mark.parametrize("first_told", ["by its owner", "by a restart", "by its lanes"])
+@pytest.mark.parametrize(("count", "model"), [(5, BATCHED), (1000, TEXT_BY_TEXT)])
 @virtually
-async def test_an_engine_that_is_given_up_fails_what_waits_for_it() -> None:
-    """Nothing comes any more."""
+async def test_an_engine_that_goes_for_good_fails_everything_at_once(
+    first_told: str, count: int, model: ModelIndex
+) -> None:
+    """What is computed and what is queued, each once and without a pause, with the reason; then there is no engine."""
     bench = Bench()
-    task = await bench.ask(text(1))
-    bench.dispatcher.engine_restarts(0.0)
-    bench.engine.lose()
-    bench.dispatcher.engine_down(EngineLost("gone"))
-    with pytest.raises(EngineLost):
-        await task
-    with pytest.raises(NotReady):
-        await run_request(bench.dispatcher, BATCHED, [text(2)], now() + 1)
-    bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_an_engine_that_goes_for_good_fails_everything_at_once() -> None:
-    """What is computed and what is queued alike, with the reason given; then there is no engine."""
-    bench = Bench()
-    tasks = [await bench.ask(text(number)) for number in range(5)]
+    tasks = [await bench.ask(text(number), model=model) for number in range(count)]
+    if first_told == "by a restart":
+        bench.dispatcher.engine_restarts(0.0)
+    if first_told != "by its owner":
+        bench.engine.gone = True
+        bench.engine.lose(next(iter(bench.engine.running)))
     bench.dispatcher.engine_down(EngineLost("gone", retry_after_s=1))
     found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(one) for one in found] == [EngineLost] * 5
+    assert {type(one) for one in found} == {EngineLost}
     assert now() == 0
     bench.assert_nothing_is_left()
     with pytest.raises(NotReady):
         await run_request(bench.dispatcher, BATCHED, [text(1)], now() + 1)
-
-
-@virtually
-async def test_an_engine_whose_lanes_tell_of_its_end_first() -> None:
-    """Whatever is queued meanwhile fails too, a thousand requests without a pause and each of them once."""
-    bench = Bench()
-    tasks = [await bench.ask(text(number), model=TEXT_BY_TEXT) for number in range(1000)]
-    bench.engine.gone = True
-    bench.engine.lose()
-    bench.dispatcher.engine_down(EngineLost("gone"))
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(one) for one in found} == {EngineLost}
-    bench.assert_nothing_is_left()
 
 
 @virtually
@@ -590,8 +526,6 @@ async def test_a_client_that_leaves_as_its_request_fails_makes_no_noise() -> Non
 
 
 class Request(NamedTuple):
-    """A request of a random schedule and what became of it."""
-
     model: ModelIndex
     texts: list[EncodedText]
     deadline: float
@@ -600,8 +534,6 @@ class Request(NamedTuple):
 
 
 class Schedule:
-    """Plays random steps on a dispatcher and checks what each request gets."""
-
     def __init__(self) -> None:
         self.bench = Bench()
         self.requests: list[Request] = []
@@ -611,7 +543,6 @@ class Schedule:
         self.engines = [self.bench.engine]
 
     async def play(self, steps: Sequence[tuple[str, int, int]]) -> None:
-        """Plays the steps, lets everything end and checks the outcomes."""
         for step, one, other in steps:
             getattr(self, step)(one, other)
             # Without a turn of the loop in between, steps fall into one moment.
@@ -647,20 +578,17 @@ class Schedule:
         self.requests.append(Request(model, texts, deadline, task, []))
 
     def finish(self, one: int, _other: int) -> None:
-        """Ends one of the batches that run, of an old engine too."""
         running = [(engine, lane) for engine in self.engines for lane in engine.running]
         if running:
             engine, lane = running[one % len(running)]
             engine.finish(lane)
 
     def cancel(self, one: int, _other: int) -> None:
-        """One of the clients hangs up."""
         if self.requests:
             request = self.requests[one % len(self.requests)]
             request.cancelled.append(request.task.cancel())
 
     def engine(self, _one: int, _other: int) -> None:
-        """The engine goes, or a new one comes."""
         if self.engine_is_up:
             self.ever_down = True
             self.bench.dispatcher.engine_restarts(0.0)
@@ -704,7 +632,6 @@ STEPS = ("ask", "ask", "ask", "finish", "finish", "cancel", "tick", "engine")
 
 
 def play(drawn: bytes) -> None:
-    """Plays a schedule on a clock of its own, two bytes a step; whatever the loop complains of fails."""
     steps = [(STEPS[one % 8], one // 8, other) for one, other in zip(drawn[::2], drawn[1::2], strict=False)]
     complaints: list[Any] = []
 
@@ -717,16 +644,9 @@ def play(drawn: bytes) -> None:
     assert complaints == []
 
 
-@given(st.binary(min_size=10, max_size=60))
-@settings(derandomize=True, max_examples=1_500, deadline=None)
-def test_each_request_has_exactly_one_outcome_and_the_right_rows(drawn: bytes) -> None:
+@pytest.mark.parametrize(
+    ("steps", "examples"), [((5, 30), 1_500), pytest.param((25, 200), 30_000, marks=pytest.mark.endurance)]
+)
+def test_each_request_has_exactly_one_outcome_and_the_right_rows(steps: tuple[int, int], examples: int) -> None:
     """Over many schedules of requests, ends, faults, cancellations, deadlines and dying engines."""
-    play(drawn)
-
-
-@pytest.mark.endurance
-@given(st.binary(min_size=50, max_size=400))
-@settings(derandomize=True, max_examples=30_000, deadline=None)
-def test_each_request_has_exactly_one_outcome_over_long_schedules(drawn: bytes) -> None:
-    """The same with many more steps each."""
-    play(drawn)
+    each(st.binary(min_size=2 * steps[0], max_size=2 * steps[1]), examples, play)

@@ -23,7 +23,6 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:
-    """With a mask token."""
     return TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), LENGTH, len(IDS), IDS["[MASK]"])
 
 

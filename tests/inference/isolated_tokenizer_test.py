@@ -43,17 +43,14 @@ PUBLISHED = (
 
 
 def replace(pattern: str, content: str = "", kind: str = "Regex") -> dict[str, Any]:
-    """A normalizer."""
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
 def split(pattern: str) -> dict[str, Any]:
-    """A pre-tokenizer."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def sequence(name: str, *rules: dict[str, Any]) -> dict[str, Any]:
-    """Several of a kind."""
     return {"type": "Sequence", name: list(rules)}
 
 
@@ -67,7 +64,6 @@ def content(models: Path) -> dict[str, Any]:
 
 
 def opened(content: dict[str, Any], **changes: Any) -> TextTokenizer:
-    """The tokenizer with some of its sections changed, as a start opens it."""
     return opened_tokenizer(json.dumps(content | changes), MAX_LENGTH, VOCAB, MASK, "right")
 
 
@@ -213,15 +209,6 @@ def test_errors_come_back(both: tuple[IsolatedTokenizer, TextTokenizer]) -> None
                 tokenizer.encode(each, truncate=False)
             sentences.append(str(refused.value))
         assert sentences[0] == sentences[1]
-
-
-def test_a_text_that_takes_too_long_costs_its_process_alone(content: dict[str, Any]) -> None:
-    """The next one is answered by another process."""
-    tokenizer = opened(content, normalizer=sequence("normalizers", replace(QUADRATIC, "▁"), content["normalizer"]))
-    with pytest.raises(DeadlineExceeded, match="rules for tokens"):
-        tokenizer.encode([" " * 250_000], truncate=True)
-    (encoded,) = tokenizer.encode(["a text"], truncate=True)
-    assert list(encoded.ids) == Tokenizer.from_str(json.dumps(content)).encode("a text").ids
 
 
 def test_a_process_that_was_killed_costs_no_request(content: dict[str, Any]) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 LABELS = ("O", "B-place", "I-place", "B-thing", "I-thing", "bare")
 SURE = 8.0
-OF_SIX = float(np.exp(SURE) / (np.exp(SURE) + len(LABELS) - 1))
-"""The probability of a tag whose logit is `SURE` beside zeros."""
 
 
 @pytest.fixture(scope="module")
@@ -78,63 +76,12 @@ def test_entities(tokenizer: TextTokenizer, case: str) -> None:
     assert all(text[entity.start : entity.end] == entity.word for entity in found)
 
 
-def test_each_token_by_itself_where_asked(tokenizer: TextTokenizer) -> None:
-    """`simple` lets every token have its own tag, also inside of a word."""
-    found = entities(tokenizer, "is xyz", ["O", "O", "B-place", "B-thing"], TagOptions("simple"))
-    assert [(entity.entity_group, entity.word) for entity in found] == [("place", "y"), ("thing", "z")]
-
-
-WORDS = {
-    # The tags of `x`, `y` and `z`, each with a logit: what the word `xyz` is called.
-    "first": ([("B-thing", 1.0), ("B-place", 9.0), ("I-place", 9.0)], "thing"),
-    "average": ([("B-thing", 3.0), ("B-place", 2.5), ("B-place", 2.5)], "place"),
-    "max": ([("B-thing", 3.0), ("B-place", 2.5), ("B-place", 2.5)], "thing"),
-}
-
-
-@pytest.mark.parametrize("aggregation", WORDS)
-def test_what_decides_the_tag_of_a_word(tokenizer: TextTokenizer, aggregation: Any) -> None:
-    """Its first token, the mean over its tokens, or the surest of them; its score is the probability that decided."""
-    tags, expected = WORDS[aggregation]
-    (aligned,) = tokenizer.encode_aligned(["is xyz"], truncate=True)
-    logits = np.zeros((len(aligned.ids), len(LABELS)), np.float32)
-    for row, (name, logit) in zip(logits[2:], tags, strict=False):
-        row[LABELS.index(name)] = logit
-    options = TagOptions(aggregation)
-    (found,) = tag.finish("is xyz", aligned, (logits,), options, LABELS, tokenizer)
-    probabilities = np.exp(logits[2:5]) / np.exp(logits[2:5]).sum(axis=1, keepdims=True)
-    decided = {
-        "first": probabilities[0],
-        "average": probabilities.mean(axis=0),
-        "max": probabilities[int(probabilities.max(axis=1).argmax())],
-    }
-    assert (found.entity_group, found.word, found.start, found.end) == (expected, "xyz", 3, 6)
-    assert found.score == pytest.approx(float(decided[aggregation].max()))
-
-
-def test_ungrouped_tokens(tokenizer: TextTokenizer) -> None:
-    """`none` gives each token by the vocabulary's name, if it has one, with its whole tag, place and characters."""
-    options = TagOptions("none")
-    found = entities(tokenizer, "is xy →", ["O", "B-thing", "I-thing", "B-place"], options)
-    assert [(one.entity, one.index, one.word, one.start, one.end) for one in found] == [
-        ("B-thing", 2, "x", 3, 4),
-        ("I-thing", 3, "##y", 4, 5),
-        ("B-place", 4, "→", 6, 7),
-    ]
-
-
 def test_ignored_tags(tokenizer: TextTokenizer) -> None:
     """A request says which tags are no entities: none of them, or others."""
     tags = ["O", "B-thing"]
     everything = entities(tokenizer, "the server", tags, TagOptions(ignore_labels=()))
     assert [entity.entity_group for entity in everything] == ["O", "thing"]
     assert entities(tokenizer, "the server", tags, TagOptions(ignore_labels=("O", "thing"))) == []
-
-
-def test_an_entitys_score_is_the_mean_of_its_words(tokenizer: TextTokenizer) -> None:
-    """Each word counts with the probability of its tag."""
-    (found,) = entities(tokenizer, "the server", ["B-thing", "I-thing"])
-    assert found.score == pytest.approx(OF_SIX)
 
 
 def test_a_long_text_is_cut_and_says_so(tokenizer: TextTokenizer) -> None:

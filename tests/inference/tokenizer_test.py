@@ -31,27 +31,22 @@ CLS, SEP = 101, 102
 
 @pytest.fixture(scope="module")
 def tokenizer(models: Path) -> TextTokenizer:
-    """The demo model's tokenizer as the server opens it."""
     path = models / NAME / "1"
     return TextTokenizer.open(path, open_bundle(path).manifest)
 
 
-def test_a_text(tokenizer: TextTokenizer, models: Path) -> None:
-    """A text becomes the library's ids, special tokens included, of segment 0."""
-    (encoded,) = tokenizer.encode(["What is a T4?"], truncate=True)
-    assert list(encoded.ids) == library(models).encode("What is a T4?").ids
-    assert (encoded.ids[0], encoded.ids[-1]) == (CLS, SEP)
-    assert encoded.type_ids is None
-    assert encoded.truncated == 0
-
-
-def test_a_pair(tokenizer: TextTokenizer, models: Path) -> None:
-    """A pair becomes one input whose second part has segment 1."""
-    (encoded,) = tokenizer.encode([("a question", "its context")], truncate=True)
-    expected = library(models).encode("a question", "its context")
+@pytest.mark.parametrize(
+    "given_input", ["What is a T4?", "[CLS] a [SEP] b", ("a question", "its context")], ids=["text", "special", "pair"]
+)
+def test_ids_are_the_librarys(tokenizer: TextTokenizer, models: Path, given_input: str | tuple[str, str]) -> None:
+    """Special tokens included, and what looks like one; the second part of a pair has segment 1."""
+    (encoded,) = tokenizer.encode([given_input], truncate=True)
+    pair = isinstance(given_input, tuple)
+    expected = library(models).encode(*(given_input if isinstance(given_input, tuple) else (given_input,)))
     assert list(encoded.ids) == expected.ids
-    assert list(encoded.type_ids or ()) == expected.type_ids
-    assert 1 in expected.type_ids
+    assert (encoded.ids[0], encoded.ids[-1], encoded.truncated) == (CLS, SEP, 0)
+    assert encoded.type_ids is None or list(encoded.type_ids) == expected.type_ids
+    assert (encoded.type_ids is not None) == (1 in expected.type_ids) == pair
 
 
 def test_several_inputs(tokenizer: TextTokenizer) -> None:
@@ -171,12 +166,6 @@ def test_a_text_of_fewer_tokens_than_are_read(tokenizer: TextTokenizer) -> None:
         assert surplus == pytest.approx(40_000, rel=0.01)
 
 
-def test_special_tokens_in_a_text_are_text_of_the_vocabulary(tokenizer: TextTokenizer, models: Path) -> None:
-    """What looks like a special token is read as the library reads it."""
-    (encoded,) = tokenizer.encode(["[CLS] a [SEP] b"], truncate=True)
-    assert list(encoded.ids) == library(models).encode("[CLS] a [SEP] b").ids
-
-
 @pytest.mark.parametrize("ids", [[0], [30_521], [CLS] * MAX_LENGTH])
 def test_token_ids(tokenizer: TextTokenizer, ids: list[int]) -> None:
     """Ids of the vocabulary are taken as they are, up to the model's length."""
@@ -193,8 +182,8 @@ def test_bad_token_ids(tokenizer: TextTokenizer, ids: list[int], truncate: bool)
 
 
 def test_size(tokenizer: TextTokenizer) -> None:
-    """The size counts characters of texts and pairs, and four for each id."""
-    assert tokenizer.sizes_bytes(["four", ("ab", "c"), [1, 2]]) == [4, 3, 8]
+    """The size counts characters of texts and pairs, and four for each id; as many as the limit says are read."""
+    assert tokenizer.sizes_bytes(["four", ("ab", "c"), [1, 2], "x" * 8192]) == [4, 3, 8, 8192]
 
 
 @pytest.mark.parametrize("too_long", ["x" * 8193, ("x" * 8000, "y" * 193)], ids=["text", "pair"])
@@ -203,11 +192,6 @@ def test_size_limit(tokenizer: TextTokenizer, too_long: str | tuple[str, str]) -
     with pytest.raises(InvalidRequest, match=r"input 2 has 8193 characters.* 8192.* allow truncation"):
         tokenizer.sizes_bytes(["a", "b", too_long])
     assert tokenizer.sizes_bytes(["a", too_long], truncate=True) == [1, 8193]
-
-
-def test_size_limit_itself(tokenizer: TextTokenizer) -> None:
-    """Exactly so many are read."""
-    assert tokenizer.sizes_bytes(["x" * 8192]) == [8192]
 
 
 @functools.cache

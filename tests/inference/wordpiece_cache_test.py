@@ -25,14 +25,12 @@ Variant = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def config(models: Path) -> dict[str, Any]:
-    """The demo model's tokenizer file."""
     parsed: dict[str, Any] = json.loads((models / NAME / "1" / "tokenizer.json").read_text(encoding="utf-8"))
     return parsed
 
 
 @pytest.fixture(scope="module")
 def demo(config: dict[str, Any]) -> Tokenizer:
-    """The demo model's tokenizer: uncased BERT."""
     return Tokenizer.from_str(json.dumps(config))
 
 

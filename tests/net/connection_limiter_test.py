@@ -6,17 +6,13 @@ from serving.net.connection_limiter import ConnectionLimiter
 
 
 class Connection:
-    """One that was used or not, idle since some moment, or busy."""
-
     def __init__(self, name: str, idle_since: float | None, gone: list[str], *, used: bool = True) -> None:
         self._name, self._idle_since, self._used, self._gone = name, idle_since, used, gone
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """As the server's."""
         return None if self._idle_since is None or self._name in self._gone else (self._used, self._idle_since)
 
     def close_if_idle(self) -> None:
-        """Is gone."""
         self._gone.append(self._name)
 
 

@@ -30,16 +30,13 @@ class Words(Connection["Port[Words]"]):
 
     @property
     def wire(self) -> Wire:
-        """The network."""
         assert isinstance(self._transport, Wire)
         return self._transport
 
     def receive(self, data: bytes) -> None:
-        """Takes a word."""
         self.words.append(data)
 
     def read_on(self) -> None:
-        """Takes two."""
         data, self._rest = bytes(self._rest[:8]), self._rest[8:]
         self.words += [data[at : at + 4] for at in range(0, len(data), 4)]
         if self._rest:
@@ -50,7 +47,6 @@ class Words(Connection["Port[Words]"]):
 
 
 def opened() -> Words:
-    """A connection of a port of its own."""
     settings = Settings.load(["--body-timeout-s", str(LIMIT_S)], {})
     return Words(Port(settings, BufferBudget.of(settings)))
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def has_ipv6() -> bool:
-    """Whether this machine's loopback has an address of IPv6."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, MalformedRequest, Unsupported
 from serving.oip.service import refuse_unsupported
-from serving.oip.tensors import Output, Tensor, inputs_of, split_bytes
+from serving.oip.tensors import Tensor, inputs_of, split_bytes
 from serving.records import EncodedText
 
 numbers = st.integers(-5, 5) | st.integers()
@@ -19,12 +19,10 @@ shapes = st.lists(st.integers(0, 6) | st.sampled_from([-1, 2**31, 2**62]), max_s
 
 
 def ids(rows: list[list[int]], name: str = "input_ids", datatype: str = "INT64") -> Tensor:
-    """A tensor of numbers, row by row."""
     return Tensor(name, datatype, [len(rows), len(rows[0])], data=rows)
 
 
 def rows_of(*tensors: Tensor) -> list[tuple[list[int], list[int] | None]]:
-    """Ids and segments of each input."""
     found = inputs_of(tensors)
     assert all(isinstance(text, EncodedText) for text in found)
     return [(list(text.ids), None if text.type_ids is None else list(text.type_ids)) for text in found]  # type: ignore[union-attr]
@@ -49,21 +47,14 @@ def test_bytes_and_numbers_mean_the_same(datatype: str) -> None:
     assert rows_of(Tensor("input_ids", datatype, [2, 2], data=[[1, 2], [3, 4]])) == expected
 
 
-@given(st.lists(numbers, max_size=8), shapes, st.sampled_from(["INT64", "INT32", "BYTES", "FP32"]))
-def test_any_numbers_of_any_shape(values: list[int], shape: list[int], datatype: str) -> None:
-    """They are inputs of that many rows, or refused."""
+@given(
+    st.lists(numbers, max_size=8) | st.binary(max_size=80), shapes, st.sampled_from(["INT64", "INT32", "BYTES", "FP32"])
+)
+def test_any_numbers_or_bytes_of_any_shape(values: list[int] | bytes, shape: list[int], datatype: str) -> None:
+    """They are inputs of that many rows, or refused; the product of a shape never overflows."""
+    given_as = {"blob": memoryview(values)} if isinstance(values, bytes) else {"data": values}
     try:
-        found = inputs_of([Tensor("input_ids", datatype, shape, data=values)])
-    except InvalidRequest:
-        return
-    assert [len(found)] == shape[:1]
-
-
-@given(st.binary(max_size=80), shapes, st.sampled_from(["INT64", "INT32"]))
-def test_any_bytes_of_any_shape(blob: bytes, shape: list[int], datatype: str) -> None:
-    """The same for bytes; the product of a shape never overflows."""
-    try:
-        found = inputs_of([Tensor("input_ids", datatype, shape, blob=memoryview(blob))])
+        found = inputs_of([Tensor("input_ids", datatype, shape, **given_as)])
     except InvalidRequest:
         return
     assert [len(found)] == shape[:1]
@@ -87,12 +78,6 @@ def test_inputs_that_do_not_belong_together(tensors: list[Tensor]) -> None:
     """Each is refused."""
     with pytest.raises(InvalidRequest):
         inputs_of(tensors)
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
-def test_texts_are_written_as_they_are_read(texts: list[str]) -> None:
-    """A BYTES output is a BYTES input."""
-    assert split_bytes(memoryview(Output("text", "BYTES", [len(texts)], texts).blob()), len(texts)) == texts
 
 
 def test_text_that_is_not_utf8() -> None:

@@ -24,19 +24,13 @@ if TYPE_CHECKING:
 LIMIT_S = 30.0
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Where the scripts write."""
-    return tmp_path
-
-
-def builds_by(place: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> EngineBuilder:
-    file = place / "script"
+def builds_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> EngineBuilder:
+    file = tmp_path / "script"
     file.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, subprocess\n{script}")
     file.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(file))
-    monkeypatch.chdir(place)
-    return EngineBuilder(place / "cache")
+    monkeypatch.chdir(tmp_path)
+    return EngineBuilder(tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -49,25 +43,25 @@ def builds_by(place: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Engi
     ],
 )
 def test_a_build_that_fails_says_whether_it_would_another_time(
-    place: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str, *, passing: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str, *, passing: bool
 ) -> None:
     """Where it was killed, or room was short: that says nothing of the bundle."""
-    builder = builds_by(place, monkeypatch, script)
+    builder = builds_by(tmp_path, monkeypatch, script)
     with pytest.raises(EngineFailed, match=f"no TensorRT engine could be built: .*{said}") as failed:
-        builder.build(place / "models" / "small" / "1")
+        builder.build(tmp_path / "models" / "small" / "1")
     assert failed.value.passing is passing
 
 
-def test_clients_hear_of_no_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_hear_of_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where the models lie nor the cache; the log has it all."""
-    words = f"bertserve build: bundle {place}/models/small/1: {place}/cache/small/1/made: No space left on device"
-    builder = builds_by(place, monkeypatch, f"print({words!r}); raise SystemExit(1)")
+    words = f"bertserve build: bundle {tmp_path}/models/small/1: {tmp_path}/cache/small/1/made: No space left on device"
+    builder = builds_by(tmp_path, monkeypatch, f"print({words!r}); raise SystemExit(1)")
     with pytest.raises(EngineFailed) as failed:
-        builder.build(place / "models" / "small" / "1")
+        builder.build(tmp_path / "models" / "small" / "1")
     assert str(failed.value).endswith(": bundle small/1: small/1/made: No space left on device")
 
 
-def test_a_build_is_told_to_end_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_told_to_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the drain begins, and not again at its end: that would interrupt its clearing up."""
     script = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -77,32 +71,34 @@ pathlib.Path("told").touch()
 again = signal.sigtimedwait([signal.SIGTERM], 0.5)
 pathlib.Path("times").write_text("1" if again is None else "2")
 """
-    builder = builds_by(place, monkeypatch, script)
+    builder = builds_by(tmp_path, monkeypatch, script)
     with ThreadPoolExecutor(1) as pool:
-        build = pool.submit(builder.build, place / "models" / "small" / "1")
-        wait_for((place / "started").exists, "the build")
+        build = pool.submit(builder.build, tmp_path / "models" / "small" / "1")
+        wait_for((tmp_path / "started").exists, "the build")
         builder.stop()
-        wait_for((place / "told").exists, "the signal")
+        wait_for((tmp_path / "told").exists, "the signal")
         builder.close()
-        assert (place / "times").read_text() == "1"
+        assert (tmp_path / "times").read_text() == "1"
         with pytest.raises(EngineFailed, match="the server ends") as failed:
             build.result(LIMIT_S)
     assert failed.value.passing
     with pytest.raises(EngineFailed, match="the server ends"):
-        builder.build(place / "models" / "small" / "2")
+        builder.build(tmp_path / "models" / "small" / "2")
 
 
-def test_what_a_killed_build_had_started_ends_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_build_had_started_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the pipe that a thread of the server reads, which the server's end waits for."""
     script = """
 subprocess.Popen(["sleep", "60"])
 pathlib.Path("started").write_text(str(os.getpid()))
 signal.pause()
 """
-    builder = builds_by(place, monkeypatch, script)
+    builder = builds_by(tmp_path, monkeypatch, script)
     with ThreadPoolExecutor(1) as pool:
-        build = pool.submit(builder.build, place / "models" / "small" / "1")
-        leader = int(wait_for(lambda: (place / "started").exists() and (place / "started").read_text(), "the build"))
+        build = pool.submit(builder.build, tmp_path / "models" / "small" / "1")
+        leader = int(
+            wait_for(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text(), "the build")
+        )
         os.kill(leader, signal.SIGKILL)
         builder.close()
         with pytest.raises(EngineFailed):

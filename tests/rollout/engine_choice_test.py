@@ -226,20 +226,29 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
 
 
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository with a model that has a form for each library on a CPU."""
+    write_bundle(tmp_path / "models", tiny_model("embed"), second=tiny_model("embed"))
+    return tmp_path / "models"
+
+
+def without_openvino(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
+
+
 with_openvino = pytest.mark.skipif(not ENGINES["openvino"].installed, reason="the extra `openvino` is not installed")
 
 
 @with_openvino
 def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without OpenVINO, or for a model that has one form, it is ONNX Runtime alone, and a line says why."""
     caplog.set_level("INFO")
-    models = tmp_path / "models"
-    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     assert Chooser(Settings(models=models), discovery.Machine).first().engine == "cpu"
     with monkeypatch.context() as patched:
-        patched.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
+        without_openvino(patched)
         choice = Chooser(Settings(models=models), discovery.Machine).first()
     choice.log()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
@@ -270,12 +279,10 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
 @with_openvino
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
 def test_a_second_form_of_another_precision_is_named_as_such(
-    precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    precision: str, models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody is told to export again: where INT8 agrees too little the line about that is the only one."""
     caplog.set_level("INFO")
-    models = tmp_path / "models"
-    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
 
     def reserve(manifest: dict[str, Any]) -> None:
         manifest["artifacts"][1] |= {"precision": "int8", "reserved": "agrees too little"}
@@ -295,10 +302,8 @@ def test_a_second_form_of_another_precision_is_named_as_such(
 
 
 @with_openvino
-def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_onnx_runtime_takes_over_from_both_libraries(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where they do not start or die too often, if `--engine` did not ask for them; they take over from a GPU."""
-    models = tmp_path / "models"
-    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     served = Repository.open(models).models
 
     def instead(gone: str, *, crashed: bool, **settings: Any) -> str | None:
@@ -328,13 +333,11 @@ def test_onnx_runtime_takes_over_from_both_libraries(tmp_path: Path, caplog: pyt
 
 @with_openvino
 def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = tmp_path / "models"
-    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     choice = Chooser(Settings(models=models, engine="cpu")).first()
     assert (choice.engine, choice.degraded) == ("cpu", False)
-    monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
+    without_openvino(monkeypatch)
     with pytest.raises(StartupError, match=r"--editable '\.\[openvino\]'"):
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
@@ -345,11 +348,9 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
 
 @pytest.mark.parametrize("engine", ["ort-cpu", "openvino"])
 def test_an_engine_without_its_library_is_refused_before_its_process_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    models: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """The error says what to install."""
-    models = tmp_path / "models"
-    write_bundle(models, tiny_model("embed"), second=tiny_model("embed"))
     assert Chooser(Settings(models=models, engine=engine)).first().engine == engine
     monkeypatch.setattr(kind, "find_spec", lambda _module: None)
     with pytest.raises(
@@ -368,7 +369,7 @@ def test_a_model_by_its_id_is_exported_for_what_auto_takes(tmp_path: Path, monke
     assert home() == home(engine="cpu") != home(engine="ort-cpu")
     assert home(precision="int8") == home(precision="int8", engine="cpu") != home(precision="int8", engine="ort-cpu")
     assert home(precision="fp32") == home(precision="fp32", engine="ort-cpu")
-    monkeypatch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
+    without_openvino(monkeypatch)
     assert home() == home(engine="ort-cpu")
 
 

@@ -23,8 +23,8 @@ from serving.scheduling.batcher import Policy
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
-from tests.support.engine_processes import asynchronous
 from tests.support.tasks import tiny_model, write_bundle
+from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -66,12 +66,7 @@ class Life:
 
 
 class Bench:
-    """A slot whose engines are `Life`s.
-
-    Attributes:
-        lives: Those that were started.
-        refuse: The next one is refused.
-    """
+    """A slot whose engines are `Life`s; where `refuse` is set the next one is refused."""
 
     def __init__(self, models: Path, keep_version_s: float = 300.0) -> None:
         self.lives: list[Life] = []
@@ -145,7 +140,6 @@ async def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
 
 @asynchronous
 async def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
-
     bench = Bench(models, keep_version_s=0)
     first = await bench.serve()
     await bench.switch()
@@ -175,7 +169,6 @@ async def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, 
 
 @asynchronous
 async def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
-
     bench = Bench(models)
     first = await bench.serve()
     second = await bench.switch()
@@ -188,7 +181,6 @@ async def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
 
 @asynchronous
 async def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
-
     bench = Bench(models)
     up: list[int] = []
     bench.slot.on_up.append(lambda engine: up.append(engine.pid))
@@ -202,7 +194,6 @@ async def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
 
 @asynchronous
 async def test_an_engine_that_is_refused_ends_the_server(models: Path) -> None:
-
     bench = Bench(models)
     bench.refuse = True
     bench.slot.start()

@@ -21,12 +21,11 @@ from serving.engine.process.supervisor import Supervisor
 from serving.errors import EngineLost, NotReady
 from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority
-from tests.support.costs import constant, model_costs
 from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, run_request, text
-from tests.support.engine_processes import LOAD, SIZE, Listener, asynchronous, cancel, right, soon, submit
+from tests.support.engine_processes import LOAD, SIZE, Listener, cancel, right, soon, submit
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
-from tests.support.virtual_time import virtually
+from tests.support.virtual_time import asynchronous, virtually
 from tests.support.waiting import until, wait_for
 
 if TYPE_CHECKING:
@@ -138,17 +137,6 @@ async def test_lanes_of_an_engine_that_ended_go_when_its_batches_have() -> None:
     with pytest.raises(EngineLost):
         await running
     bench.assert_nothing_is_left()
-
-
-def test_a_new_version_starts_from_what_the_old_one_has_taught() -> None:
-    old, new = model_costs(constant(100)), model_costs(constant(100))
-    for _ in range(500):
-        old.observe(0, 8, 1, 300, 350)
-    new.inherit(old)
-    assert new.alone_us(8) == old.alone_us(8) == pytest.approx(350, rel=0.01)
-    for _ in range(500):
-        new.observe(0, 8, 1, 100, 100)
-    assert (new.alone_us(8), old.alone_us(8)) == (pytest.approx(100, rel=0.01), pytest.approx(350, rel=0.01))
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.records import EncodedText, ModelIndex
 from serving.scheduling.batcher import WIDE, Assignment, Lanes, Policy, choose
 from serving.scheduling.queue import WorkItem, WorkQueue
 from tests.support.costs import constant, model_costs, per_token
+from tests.support.fuzzing import each, sizes
+from tests.support.schedulers import items as made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ IDLE = [0, 0, 0]
 
 
 def queued(*lengths: int, model: int = BATCHED) -> tuple[WorkQueue, list[WorkItem]]:
-    items = [WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, None, 0) for tokens in lengths]
+    items = made(*lengths, model=model)
     queue = WorkQueue()
     queue.push(items)
     return queue, items
@@ -372,10 +373,7 @@ def assert_no_deadline_is_broken(
         assert not any(before and not now for before, now in zip(kept, keeps, strict=True))
 
 
-FULL = 100_000
-
-
-@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+@sizes(100_000)
 def test_every_choice_keeps_every_rule(examples: int) -> None:
     """The head first, one bucket, the budget, loners alone, lanes free, and no deadline broken for a larger batch."""
-    settings(max_examples=examples)(given(situations())(check))()
+    each(situations(), examples, check)

@@ -1,29 +1,28 @@
 from __future__ import annotations
 
 import random
-from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.capacity.simulator import Arrival, BulkJob, Device, RequestOutcome, play
 from serving.errors import BulkOverloaded, DeadlineExceeded
-from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from serving.scheduling.fifo import FifoScheduler
-from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
+from tests.support.fuzzing import each, sizes
+from tests.support.schedulers import FIRST, began, start_one, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.scheduling.batcher import Assignment
+    from serving.scheduling.queue import WorkItem
 
-MODEL = ModelIndex(0)
 NEVER = float("inf")
 
 
@@ -42,48 +41,21 @@ def scheduler(
     return made
 
 
-def submit(
-    into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
-) -> list[WorkItem]:
-    items, _ = start(into, *lengths, priority=priority, now=now, timeout=timeout)
-    return items
-
-
-def start(
-    into: Scheduler, *lengths: int, priority: int = DEFAULT_PRIORITY, now: float = 0.0, timeout: float = NEVER
-) -> tuple[list[WorkItem], Assignment | None]:
-    texts = [EncodedText(array("i", range(tokens))) for tokens in lengths]
-    items = [WorkItem(MODEL, text, len(text.ids), None, index) for index, text in enumerate(texts)]
-    permit = Permit(into.admission, MODEL, priority, now + timeout)
-    permit.confirm(lengths, now)
-    return items, into.submit(items, permit, now)
-
-
 def bulk(into: Scheduler, *lengths: int, now: float = 0.0, timeout: float = NEVER) -> list[WorkItem]:
     return submit(into, *lengths, priority=BULK, now=now, timeout=timeout)
 
 
-def end(of: Scheduler, batch: Assignment | None) -> float:
+def end(of: Scheduler, batch: Assignment) -> float:
     """A batch takes as long as was predicted; returns when it has ended."""
-    assert batch is not None
     at = batch.given_at + batch.predicted_us / 1e6
     of.done(batch, at)
     return at
 
 
-def began(of: Scheduler, now: float) -> Assignment:
-    """The batch that starts now."""
-    batch = of.next(now)
-    assert batch is not None
-    return batch
-
-
 def busy(cost: Callable[[int, int], float], **options: Any) -> tuple[Scheduler, Assignment]:
     """A scheduler whose only lane has just begun with a text that somebody waits for."""
     made = scheduler(cost, **options)
-    _, batch = start(made, 8)
-    assert batch is not None
-    return made, batch
+    return made, start_one(made)
 
 
 def test_bulk_work_goes_after_every_other_class() -> None:
@@ -101,12 +73,10 @@ def test_bulk_work_is_aged_within_itself() -> None:
     """Short texts overtake long ones for a while, as in every class."""
     made, running = busy(per_token(100))
     (long,), (short,), (late,) = bulk(made, 200), bulk(made, 40), bulk(made, 20, now=1.0)
-    order = []
-    now = end(made, running)
+    order, now = [], end(made, running)
     for _ in range(3):
-        batch = made.next(now)
+        batch = began(made, now)
         now = end(made, batch)
-        assert batch is not None
         order += batch.items
     assert order == [short, long, late]
 
@@ -151,7 +121,7 @@ def test_a_batch_is_filled_up_with_what_costs_nothing() -> None:
     policy = Policy(1024, batch_invariant=[True], narrow=[False])
     made = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None)
     made.engine_up(1, [model_costs(per_token(10, 1000), padded_to=(1, 2, 4, 8))])
-    _, running = start(made, 8)
+    running = start_one(made)
     own = [text for _ in range(3) for text in submit(made, 20)]
     longer = bulk(made, 24)
     extra = [text for _ in range(3) for text in bulk(made, 18)]
@@ -163,19 +133,19 @@ def test_a_batch_is_filled_up_with_what_costs_nothing() -> None:
 
 def test_filling_up_breaks_no_deadline() -> None:
     """Where the next text has just the time that the batch without bulk work takes, nothing is added."""
-    for spare_s, sizes in ((0.0, 1), (0.001, 3)):
+    for spare_s, size in ((0.0, 1), (0.001, 3)):
         made, running = busy(per_token(1, 10_000))
         (own,), _ = submit(made, 20), bulk(made, 20, 20)
         now = end(made, running)
         own.deadline = now + made.costs[0].batch_us(WIDE, 20, 1) / 1e6 + spare_s
         batch = began(made, now)
-        assert len(batch.items) == sizes
+        assert len(batch.items) == size
 
 
 def test_what_runs_of_bulk_work_is_not_owed_once_more() -> None:
     """A batch on one lane that takes what is owed leaves nothing to fill up the batch of another lane with."""
     made = scheduler(per_token(25, 300), per_token(30, 300), lanes=3, bulk_slice_s=0.001)
-    _, running = start(made, 8)
+    running = start_one(made)
     due, _ = bulk(made, 60, 60)
     own = submit(made, 20, 20)
     made._owed_us = due.work_us
@@ -229,7 +199,7 @@ def test_bulk_work_has_no_deadline_but_its_own() -> None:
 
     def admitted(timeout_ms: float | None) -> Permit:
         return made.admission.admit(
-            MODEL, [40], longest=None, arrival=1.0, timeout_ms=timeout_ms, priority=BULK, now=1.0
+            FIRST, [40], longest=None, arrival=1.0, timeout_ms=timeout_ms, priority=BULK, now=1.0
         )
 
     assert admitted(None).deadline == NEVER
@@ -311,20 +281,18 @@ def shares(seed: int, *, lanes: int, share: float, windows: int = 5, batches: in
     return found
 
 
-FULL = 400
-
-
-def check_shares(seed: int, lanes: int, share: float) -> None:
+def check_shares(drawn: tuple[int, int, float]) -> None:
     """In every window but the first, where nothing is owed yet. What fills up batches nearly for nothing is on top."""
+    seed, lanes, share = drawn
     found = shares(seed, lanes=lanes, share=share)[1:]
     assert all(share - 0.015 < one < share + 0.03 for one in found), found
 
 
-@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+@sizes(400)
 def test_bulk_work_has_its_share_of_a_device_that_never_rests(examples: int) -> None:
     """In every window of two hundred batches, and hardly more."""
-    given_any = given(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
-    settings(max_examples=examples)(given_any(check_shares))()
+    drawn = st.tuples(st.integers(0, 1 << 30), st.sampled_from([1, 3, 5]), st.sampled_from([0.05, 0.1, 0.3]))
+    each(drawn, examples, check_shares)
 
 
 def device(cost: Callable[[int, int], float], narrow: Callable[[int, int], float] | None = None) -> Device:

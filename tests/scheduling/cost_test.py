@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,30 +134,33 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
             assert is_worthwhile(table.batch_us(16, 4), 4, table.batch_us(16, larger), larger, 0.05) is pays
 
 
-def test_a_text_alone_costs_what_the_wide_lane_takes() -> None:
-    costs = model_costs(per_token(10), per_token(18))
-    assert costs.alone_us(64) == costs.least_us(64) == 640
-    assert costs.busy_us(64) == 18 * 64
-
-
-def test_under_load_a_text_takes_its_share_of_the_device() -> None:
-    """Two narrow lanes side by side, each with as many as pay or its group; or a place in a batch of the wide one."""
-    assert model_costs(per_token(10), per_token(16)).share_us(64) == 512
-    assert model_costs(per_token(10, 90), per_token(10, 90), group_tokens=32).share_us(8) == (90 + 1280) / 16 / 2
-    assert model_costs(constant(640)).share_us(64) == 640 / 16
-
-
-def test_the_wide_lane_is_preferred_where_it_clearly_carries_more() -> None:
-    """By a quarter at least, else the narrow ones, on which a text waits for fewer others."""
-    assert not model_costs(per_token(10), per_token(20)).prefers_wide(64)
-    assert not model_costs(per_token(10), per_token(24.9)).prefers_wide(64)
-    assert model_costs(per_token(10), per_token(25.1)).prefers_wide(64)
-    assert model_costs(per_token(10)).prefers_wide(64)
-
-
-def test_texts_that_are_not_batched_gain_nothing_from_a_table_of_batches() -> None:
-    """They run one by one on the wide lane."""
-    assert model_costs(constant(640), batched=False).share_us(64) == 640
+@pytest.mark.parametrize(
+    ("costs", "asked", "expected"),
+    [
+        # A text alone takes what the wide lane takes, and on a busy device what a narrow one does.
+        (model_costs(per_token(10), per_token(18)), ("alone_us", 64), 640),
+        (model_costs(per_token(10), per_token(18)), ("least_us", 64), 640),
+        (model_costs(per_token(10), per_token(18)), ("busy_us", 64), 18 * 64),
+        # Under load it takes its share: of two narrow lanes side by side, each with as many as pay or its group; or of
+        # a batch on the wide one. Texts that are not batched gain nothing from a table of batches.
+        (model_costs(per_token(10), per_token(16)), ("share_us", 64), 512),
+        (model_costs(per_token(10, 90), per_token(10, 90), group_tokens=32), ("share_us", 8), (90 + 1280) / 16 / 2),
+        (model_costs(constant(640)), ("share_us", 64), 640 / 16),
+        (model_costs(constant(640), batched=False), ("share_us", 64), 640),
+        # The wide lane is preferred where it carries a quarter more: on the narrow ones a text waits for fewer others.
+        (model_costs(per_token(10), per_token(20)), ("prefers_wide", 64), False),
+        (model_costs(per_token(10), per_token(24.9)), ("prefers_wide", 64), False),
+        (model_costs(per_token(10), per_token(25.1)), ("prefers_wide", 64), True),
+        (model_costs(per_token(10)), ("prefers_wide", 64), True),
+        # Without a narrow measurement, as for a model that is held once, every lane costs what the wide one does.
+        (ModelCosts([CostPoint("wide", 8, 1, 100.0)], narrow_lanes=2), ("batch_us", 1, 8, 1), 100),
+        (ModelCosts([CostPoint("wide", 8, 1, 100.0)], narrow_lanes=2), ("prefers_wide", 8), True),
+    ],
+)
+def test_what_a_text_costs(costs: ModelCosts, asked: tuple[Any, ...], expected: float) -> None:
+    """Alone, beside others, and on which lane, by the table of a model."""
+    method, *arguments = asked
+    assert getattr(costs, method)(*arguments) == expected
 
 
 def test_costs_follow_what_is_observed_slowly() -> None:
@@ -226,13 +231,6 @@ def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float
     assert 0 <= correction.lasting <= 1
 
 
-def test_without_a_narrow_measurement_every_lane_costs_what_the_wide_one_does() -> None:
-    """As for a model that is held once."""
-    costs = ModelCosts([CostPoint("wide", 8, 1, 100.0)], narrow_lanes=2)
-    assert costs.batch_us(1, 8, 1) == 100.0
-    assert costs.prefers_wide(8)
-
-
 def test_the_answers_that_are_kept_are_bounded() -> None:
     """A model of any length does not fill the memory."""
     table = CostTable(POINTS)
@@ -245,21 +243,17 @@ def test_the_answers_that_are_kept_are_bounded() -> None:
     assert len(costs._shares) <= 8192
 
 
-@pytest.mark.parametrize("bucket", BUCKETS)
-def test_an_input_as_long_as_a_bucket_falls_into_it(bucket: int) -> None:
-    """The bounds are inclusive: one token more is the next bucket, which is twice as long."""
-    assert bucket_for(bucket) == bucket
-    assert bucket_for(bucket + 1) == 2 * bucket
-
-
-@pytest.mark.parametrize(("tokens", "bucket"), [(513, 1024), (1024, 1024), (1025, 2048), (8192, 8192), (8193, 16384)])
-def test_buckets_go_on_doubling_beyond_the_table(tokens: int, bucket: int) -> None:
-    """Models that take more than 512 tokens have buckets too."""
+@pytest.mark.parametrize(
+    ("tokens", "bucket"),
+    [
+        *[(tokens, 16) for tokens in (1, 2, 16)],
+        *[pair for bucket in BUCKETS for pair in ((bucket, bucket), (bucket + 1, 2 * bucket))],
+        *[(513, 1024), (1024, 1024), (1025, 2048), (8192, 8192), (8193, 16384)],
+    ],
+)
+def test_buckets(tokens: int, bucket: int) -> None:
+    """The shortest inputs share one, bounds are inclusive, and beyond the table lengths go on doubling."""
     assert bucket_for(tokens) == bucket
-
-
-def test_the_shortest_inputs_share_a_bucket() -> None:
-    assert {bucket_for(tokens) for tokens in range(1, 17)} == {16}
 
 
 def test_a_bucket_holds_its_input_and_wastes_less_than_half() -> None:

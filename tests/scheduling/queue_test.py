@@ -19,7 +19,6 @@ def item(tokens: int, model: int = 0, *, key: float = 0.0, priority: int = 2, wo
 
 
 def place(one: WorkItem) -> tuple[int, float, int]:
-    """What decides who goes first."""
     return (one.priority, one.key, one.order)
 
 

@@ -1,38 +1,30 @@
 from __future__ import annotations
 
 import heapq
-from array import array
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BertserveError, DeadlineExceeded, Overloaded
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES, EncodedText, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
+from tests.support.fuzzing import each, sizes
+from tests.support.schedulers import FIRST, began, items, start, start_one, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.scheduling.batcher import Assignment
     from serving.scheduling.cost import ModelCosts
+    from serving.scheduling.queue import WorkItem
 
-FIRST = ModelIndex(0)
 ONE_LANE = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False])
 TEN_MS = constant(10_000)
-
-
-def items(*lengths: int, model: int = 0, owner: object = None) -> list[WorkItem]:
-    return [
-        WorkItem(ModelIndex(model), EncodedText(array("i", range(tokens))), tokens, owner, index)
-        for index, tokens in enumerate(lengths)
-    ]
 
 
 def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:
@@ -40,37 +32,6 @@ def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LA
     scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=policy.max_batch_tokens)])
     return scheduler
-
-
-def start(
-    scheduler: Scheduler, request: list[WorkItem], priority: int, deadline: float, now: float
-) -> Assignment | None:
-    """Admits a request and submits it; its permit is not given back."""
-    permit = Permit(scheduler.admission, request[0].model, priority, deadline)
-    permit.confirm([item.tokens for item in request], now)
-    return scheduler.submit(request, permit, now)
-
-
-def began(scheduler: Scheduler, now: float) -> Assignment:
-    """The batch that starts now."""
-    batch = scheduler.next(now)
-    assert batch is not None
-    return batch
-
-
-def start_one(scheduler: Scheduler, timeout: float = 1.0) -> Assignment:
-    """A text that starts at once, at the time 0."""
-    batch = start(scheduler, items(8), DEFAULT_PRIORITY, timeout, 0.0)
-    assert batch is not None
-    return batch
-
-
-def submit(
-    scheduler: Scheduler, *lengths: int, now: float = 0.0, timeout: float = 60.0, priority: int = DEFAULT_PRIORITY
-) -> list[WorkItem]:
-    request = items(*lengths)
-    start(scheduler, request, priority, now + timeout, now)
-    return request
 
 
 def test_a_lone_text_on_an_idle_engine_starts_at_once() -> None:
@@ -95,33 +56,25 @@ def test_what_arrives_meanwhile_waits_and_runs_together() -> None:
     assert scheduler.queue.items == 0
 
 
-def test_a_short_text_overtakes_a_long_one_for_a_while_only() -> None:
-    """Six times its own cost: 1 ms against 8 ms with all the time of the world."""
-    for later_s, first in ((0.030, 8), (0.045, 64)):
-        scheduler = one_lane(per_token(125))
-        submit(scheduler, 8)
-        submit(scheduler, 64)
-        submit(scheduler, 8, now=later_s)
-        head = scheduler.queue.head()
-        assert head is not None
-        assert head.tokens == first
+@pytest.mark.parametrize(
+    ("text", "asked", "goes_first"),
+    [
+        (8, {"now": 0.030}, True),
+        (8, {"now": 0.045}, False),
+        (65, {"timeout": 0.045}, True),
+        (200, {"priority": 1}, True),
+    ],
+    ids=["a short one overtakes", "for a while only", "a near deadline before a far one", "an earlier class"],
+)
+def test_which_text_goes_first(text: int, asked: dict[str, Any], *, goes_first: bool) -> None:
+    """Of one of 64 tokens with all the time of the world, which costs 8 ms, and of another.
 
-
-def test_a_near_deadline_goes_before_a_far_one() -> None:
-    """The latest start that keeps it is the key, if that is sooner."""
+    A text is overtaken for six times its own cost; the latest start that keeps a deadline counts, if that is sooner.
+    """
     scheduler = one_lane(per_token(125))
     submit(scheduler, 8)
-    submit(scheduler, 64)
-    (hurried,) = submit(scheduler, 65, timeout=0.045)
-    assert scheduler.queue.head() is hurried
-
-
-def test_an_earlier_class_goes_first() -> None:
-    scheduler = one_lane()
-    submit(scheduler, 8)
-    submit(scheduler, 8)
-    (urgent,) = submit(scheduler, 200, priority=1)
-    assert scheduler.queue.head() is urgent
+    (long,), (other,) = submit(scheduler, 64), submit(scheduler, text, **asked)
+    assert scheduler.queue.head() is (other if goes_first else long)
 
 
 @pytest.mark.parametrize(("timeout", "error"), [(0.005, DeadlineExceeded), (0.015, Overloaded), (0.025, None)])
@@ -221,14 +174,6 @@ def test_what_comes_too_late_is_dropped_when_its_turn_comes() -> None:
     assert (dropped, list(batch.items)) == ([late], [fine])
 
 
-def test_what_is_cancelled_is_gone_at_once() -> None:
-    scheduler = one_lane()
-    submit(scheduler, 8)
-    request = submit(scheduler, 8, 9, 10)
-    scheduler.cancel(request)
-    assert (scheduler.queue.items, scheduler.queue.tokens, scheduler.queue.backlog.total_us) == (0, 0, 0)
-
-
 def test_costs_are_corrected_by_what_is_seen() -> None:
     """Batches that take twice as long as predicted move the prediction towards it, and refusals with it."""
     scheduler = one_lane()
@@ -287,8 +232,7 @@ def test_a_full_batch_does_not_wait() -> None:
     """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
     scheduler = delayed()
     submit(scheduler, *[8] * 9)
-    batch = began(scheduler, 0.0)
-    assert len(batch.items) == 8
+    assert len(began(scheduler, 0.0).items) == 8
 
 
 def test_a_deadline_ends_the_waiting() -> None:
@@ -333,7 +277,6 @@ class Replay:
         self.fate: dict[tuple[int, int], str] = {}
 
     def costs(self, model: int, lanes: int) -> ModelCosts:
-        """A few microseconds a token and something for each batch."""
         return model_costs(
             per_token(30, 300),
             per_token(50, 300) if self.policy.narrow[model] else None,
@@ -345,7 +288,6 @@ class Replay:
         )
 
     def run(self) -> None:
-        """Plays everything to its end."""
         for number, arrival in enumerate(self.arrivals):
             self.at(arrival.at_ms / 1e3, lambda number=number: self.arrive(number))
         while self.events:
@@ -421,14 +363,12 @@ class Replay:
         self.scheduler.learn(assignment, predicted_us * self.slowness, self.scheduler.done(assignment, self.now))
 
     def settle(self, item: WorkItem, fate: str) -> None:
-        """Each item has one fate."""
         assert isinstance(item.owner, int)
         place = (item.owner, item.index)
         assert place not in self.fate, f"{fate} after {self.fate[place]}"
         self.fate[place] = fate
 
     def check(self) -> None:
-        """Nothing is left, and everything that was taken has its fate."""
         for queue in (self.scheduler.queue, self.scheduler.bulk):
             assert (queue.items, queue.tokens, queue.backlog.total_us) == (0, 0, 0)
         assert not any(self.scheduler._held_bulk)
@@ -456,10 +396,7 @@ def replay(schedule: tuple[list[Arrival], int, int]) -> None:
     Replay(arrivals, seed, lanes=lanes).run()
 
 
-FULL = 100_000
-
-
-@pytest.mark.parametrize("examples", [FULL // 20, pytest.param(FULL, marks=pytest.mark.endurance)])
+@sizes(100_000)
 def test_no_item_is_lost_doubled_or_started_against_the_rules(examples: int) -> None:
     """Over thousands of schedules of requests, cancellations, deadlines, classes, lanes and slow engines."""
-    settings(max_examples=examples)(given(schedules())(replay))()
+    each(schedules(), examples, replay)

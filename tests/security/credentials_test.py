@@ -26,7 +26,6 @@ CERT, KEY, CA = "--tls-cert-file", "--tls-key-file", "--tls-client-ca-file"
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Files in which nothing is wrong."""
     return Certificates(tmp_path_factory.mktemp("good"), mutual=True)
 
 
@@ -177,6 +176,5 @@ async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> Non
 
 
 def _encrypted(key: bytes) -> bytes:
-    """A key behind a password."""
     loaded = form.load_pem_private_key(key, None)
     return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"password"))

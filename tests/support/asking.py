@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -18,13 +19,7 @@ T = TypeVar("T")
 
 
 class Asker(threading.Thread, Generic[T]):
-    """Asks until it is told to stop, or until a call fails in any way but a refusal.
-
-    Attributes:
-        answers: What the calls returned.
-        refused: Refusals, after which it goes on.
-        failure: What ended it, if anything did.
-    """
+    """Asks until it is told to stop, or until a call fails in any way but a refusal (`failure`)."""
 
     def __init__(self, ask: Callable[[], T], rest_s: float) -> None:
         super().__init__(daemon=True)
@@ -61,7 +56,7 @@ def asking(*asks: Callable[[], T], rest_s: float = 0.0) -> Iterator[list[Asker[T
             asker.join()
 
 
-def wait_for_more(askers: list[Asker[T]], count: int) -> None:
+def wait_for_more(askers: list[Asker[T]], count: int, seconds: float = 10.0) -> None:
     """Waits until each has so many more answers, or one has failed."""
     before = [len(asker.answers) for asker in askers]
     wait_for(
@@ -70,22 +65,20 @@ def wait_for_more(askers: list[Asker[T]], count: int) -> None:
             or all(len(asker.answers) >= had + count for asker, had in zip(askers, before, strict=True))
         ),
         "answers for every client",
+        seconds,
     )
 
 
 def failures(askers: list[Asker[T]]) -> list[Exception]:
-    """What ended some of them."""
     return [asker.failure for asker in askers if asker.failure is not None]
 
 
 def numbered_texts(client: Transport, number: int) -> Callable[[], tuple[str, Answer]]:
     """Asks with a text of its own each time, and returns it with the answer."""
-    asked = 0
+    numbers = itertools.count(1)
 
     def ask() -> tuple[str, Answer]:
-        nonlocal asked
-        asked += 1
-        text = f"client {number} asks for the {asked}. time"
+        text = f"client {number} asks for the {next(numbers)}. time"
         return text, client.embed([text])
 
     return ask

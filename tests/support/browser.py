@@ -139,11 +139,7 @@ class Page:
         return serial
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """The result of a command; meanwhile events are taken in.
-
-        Raises:
-            CommandRefused: The browser refuses.
-        """
+        """The result of a command; meanwhile events are taken in. `CommandRefused` where the browser refuses."""
         serial = self.send(method, **parameters)
         while (message := json.loads(self._socket.recv())).get("id") != serial:
             self._hear(message)
@@ -152,16 +148,11 @@ class Page:
         return message["result"]
 
     def open(self, url: str) -> None:
-        """Goes to an address and waits until its scripts have run."""
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited where it is a promise.
-
-        Raises:
-            PageError: It throws.
-        """
+        """The value of an expression, awaited where it is a promise; `PageError` where it throws."""
         found = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )

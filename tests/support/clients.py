@@ -123,7 +123,6 @@ def post_json(address: str, path: str, body: Any, headers: Mapping[str, str] | N
 
 
 def ask(server: Server, path: str, **message: Any) -> Any:
-    """The decoded reply to a request that is answered."""
     reply = post_json(server.http, path, message)
     assert reply.status == 200, reply.body
     return reply.json()
@@ -153,11 +152,7 @@ class Transport:
         """Closes connections."""
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """The texts' vectors.
-
-        Raises:
-            Refused: The server answered an error.
-        """
+        """The texts' vectors; `Refused` where the server answers an error."""
         raise NotImplementedError
 
 
@@ -172,7 +167,6 @@ class _Http(Transport):
         self._connection.__exit__(None, None, None)
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """As `Transport.embed`."""
         body, headers = self.encode(list(texts), truncate=truncate)
         if timeout_ms is not None:
             headers["X-Request-Timeout-Ms"] = str(timeout_ms)
@@ -189,8 +183,6 @@ class _Http(Transport):
 
 
 class Tei(_Http):
-    """`/embed`."""
-
     name, family, path = "embed", "tei", "/embed"
 
     def encode(self, texts: list[str], *, truncate: bool | None) -> tuple[bytes, dict[str, str]]:
@@ -201,8 +193,6 @@ class Tei(_Http):
 
 
 class OpenAiFloat(_Http):
-    """`/v1/embeddings` with numbers."""
-
     name, family, path = "openai-float", "openai", "/v1/embeddings"
     encoding_format = "float"
 
@@ -220,8 +210,6 @@ class OpenAiFloat(_Http):
 
 
 class OpenAiBase64(OpenAiFloat):
-    """`/v1/embeddings` with base64."""
-
     name, encoding_format = "openai-base64", "base64"
 
     def vector(self, embedding: Any) -> NDArray[np.float32]:
@@ -281,7 +269,6 @@ class Grpc(Transport):
         self.channel.close()
 
     def embed(self, texts: Sequence[str], *, truncate: bool | None = None, timeout_ms: float | None = None) -> Answer:
-        """As `Transport.embed`."""
         request = self.request(texts, truncate=truncate)
         if timeout_ms is not None:
             request.parameters["timeout"].int64_param = round(timeout_ms * 1000)
@@ -334,13 +321,11 @@ STATUS: Mapping[str, Mapping[str, int | str]] = {
 
 
 def bytes_tensor(texts: Sequence[str]) -> bytes:
-    """A BYTES tensor: each element behind its length."""
     encoded = [text.encode() for text in texts]
     return b"".join(struct.pack("<I", len(value)) + value for value in encoded)
 
 
 def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -> pb.ModelInferRequest:
-    """A message of ModelInfer with raw contents."""
     request = pb.ModelInferRequest(model_name=model, id=identity)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     request.raw_input_contents.append(bytes_tensor(texts))
@@ -348,7 +333,6 @@ def infer_request(texts: Sequence[str], identity: str = "", model: str = NAME) -
 
 
 def refusal(error: grpc.RpcError) -> Refused:
-    """A failed gRPC call as a `Refused`."""
     return Refused(error.code().name, error.details() or "", metadata(error))
 
 
@@ -357,11 +341,7 @@ def metadata(call: Any) -> dict[str, str]:
 
 
 def grpc_raw(address: str, method: str, data: bytes, *, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    """A unary call with bytes as they are.
-
-    Raises:
-        Refused: The call failed.
-    """
+    """A unary call with bytes as they are; `Refused` where it fails."""
     with open_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
         try:
             return bytes(channel.unary_unary(method)(data, timeout=TIMEOUT_S, metadata=headers))
@@ -459,11 +439,7 @@ class RawConnection:
         self.socket.shutdown(socket.SHUT_WR)
 
     def read_to_end(self) -> bytes:
-        """Everything until the server closes.
-
-        Raises:
-            TimeoutError: It does not.
-        """
+        """Everything until the server closes; `TimeoutError` where it does not."""
         parts = []
         while True:
             try:

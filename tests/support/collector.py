@@ -67,6 +67,5 @@ class Collector:
         ]
 
     def trace(self, trace_id: str) -> list[Span]:
-        """The spans of a trace, once its root is there."""
         identity = bytes.fromhex(trace_id)
         return wait_for(lambda: [span for span in self.spans if span.trace_id == identity], f"the trace {trace_id}", 30)

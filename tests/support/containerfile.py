@@ -17,8 +17,6 @@ _COMMENT = re.compile(r"^#.*\n", re.MULTILINE)
 
 @dataclass
 class Stage:
-    """A stage."""
-
     name: str
     base: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
@@ -28,7 +26,6 @@ class Stage:
 
 
 def stages(path: Path) -> list[Stage]:
-    """The stages of a file, in order."""
     found: list[Stage] = []
     text = _CONTINUED.sub(" ", _COMMENT.sub("", path.read_text(encoding="utf-8")))
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -50,10 +47,6 @@ def lineage(all_stages: list[Stage], name: str) -> list[tuple[str, str]]:
 
 
 def words(rest: str) -> list[str]:
-    """An instruction in its exec form, which needs no shell.
-
-    Raises:
-        ValueError: It is in the other form.
-    """
+    """An instruction in its exec form, which needs no shell; `ValueError` in the other form."""
     found: list[str] = json.loads(rest)
     return found

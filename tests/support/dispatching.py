@@ -70,7 +70,6 @@ class ScriptedEngine:
         self.gone = False
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Keeps the batch, or answers as the engine does whose process has gone."""
         if self.gone:
             done(EngineLost("the process has just ended", begun=False))
             return
@@ -103,18 +102,14 @@ class ScriptedEngine:
 
 
 class Sizes:
-    """Keeps the sizes of the batches."""
-
     def __init__(self) -> None:
         self.started: list[int] = []
         self.ended: list[int] = []
 
     def batch_started(self, assignment: Assignment) -> None:
-        """As `BatchObserver` says."""
         self.started.append(len(assignment.items))
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """As `BatchObserver` says."""
         assert occupied_us >= 0
         self.ended.append(len(assignment.items))
 

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 
 def engine_of(server: Server) -> int:
-    """The id of the engine process, which there is."""
     engine = server.engine_pid()
     assert engine is not None
     return engine
 
 
 def kill_engine(server: Server) -> int:
-    """Kills the engine process; returns its id."""
     engine = engine_of(server)
     os.kill(engine, signal.SIGKILL)
     return engine

@@ -45,7 +45,6 @@ def words(models: Path, tokens: int, word: str = "server") -> str:
 
 
 def unit(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Each row scaled to length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
@@ -56,7 +55,6 @@ def fake_answers(models: Path, texts: Sequence[str]) -> NDArray[np.floating]:
 
 
 def alone(backend: Backend, model: ModelIndex, texts: Sequence[EncodedText], lane: int = 0) -> NDArray[np.float32]:
-    """Each text's answer without company."""
     runner = backend.runner(lane)
     return np.concatenate([runner.run(Batch(model, [text])).arrays[0] for text in texts])
 

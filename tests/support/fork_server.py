@@ -79,15 +79,10 @@ class ForkedProcess:
         return self._ended.result() if self._ended.done() else None
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns the exit code, negative for a signal's number.
-
-        Raises:
-            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
-        """
+        """Waits for the end and returns the exit code, negative for a signal's number; as `Popen` if it still runs."""
         try:
             return self._ended.result(timeout)
         except NotYet:
@@ -99,7 +94,6 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -107,11 +101,7 @@ class ForkServer:
     """The near end of a fork server; it ends with this process, and its children with it."""
 
     def __init__(self, imported: Sequence[str]) -> None:
-        """Starts it.
-
-        Args:
-            imported: The modules that it imports before it forks. They start no threads that a fork would miss.
-        """
+        """Imports these modules before it forks; they start no threads that a fork would miss."""
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self._process = subprocess.Popen(
@@ -137,24 +127,20 @@ class ForkServer:
         errors: int | None = None,
         files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
-        """Starts `bertserve` with these words.
-
-        Args:
-            words: The command line behind the program's name.
-            env: The whole environment.
-            cwd: The working directory.
-            output: A descriptor, or `subprocess.PIPE` for `stdout` to read it.
-            errors: The descriptor of standard error; by default, it goes where standard output goes.
-            files: Soft and hard limit of open files; those of this process by default.
-        """
-        if output != subprocess.PIPE:
-            return self._start(words, env, cwd, (output, output if errors is None else errors), None, files)
-        reading, writing = os.pipe()
-        stdout = os.fdopen(reading, errors="replace")
-        try:
-            return self._start(words, env, cwd, (writing, writing if errors is None else errors), stdout, files)
-        finally:
-            os.close(writing)
+        """Starts `bertserve` with these words; without descriptors, `stdout` reads its output and its errors."""
+        limits = files or resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
+        message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
+        stdout = None
+        with contextlib.ExitStack() as stack:
+            if output == subprocess.PIPE:
+                reading, output = os.pipe()
+                stdout = os.fdopen(reading, errors="replace")
+                stack.callback(os.close, output)
+            with self._lock:
+                self._started = Future()
+                socket.send_fds(self._socket, [message], [output, output if errors is None else errors])
+                pid, ended = self._started.result(_START_LIMIT_S)
+                return ForkedProcess(pid, ended, stdout)
 
     def run(
         self,
@@ -164,17 +150,13 @@ class ForkServer:
         timeout_s: float,
         files: tuple[int, int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `bertserve` with these words to its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended after `timeout_s`; it is killed.
-        """
+        """Runs `bertserve` with these words to its end; one that has none in time is killed."""
         # A pipe would have to be read meanwhile.
         with (
             tempfile.TemporaryFile("w+", errors="replace") as out,
             tempfile.TemporaryFile("w+", errors="replace") as err,
         ):
-            process = self._start(words, env, cwd, (out.fileno(), err.fileno()), None, files)
+            process = self.start(words, env, cwd, out.fileno(), err.fileno(), files)
             try:
                 code = process.wait(timeout_s)
             finally:
@@ -182,23 +164,6 @@ class ForkServer:
             for file in (out, err):
                 file.seek(0)
             return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
-
-    def _start(
-        self,
-        words: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
-        outputs: tuple[int, int],
-        stdout: IO[str] | None,
-        files: tuple[int, int] | None,
-    ) -> ForkedProcess:
-        limits = files or resource.getrlimit(resource.RLIMIT_NOFILE)  # as a child of this process would have them
-        message = json.dumps([list(words), dict(env), str(cwd), limits]).encode()
-        with self._lock:
-            self._started = Future()
-            socket.send_fds(self._socket, [message], list(outputs))
-            pid, ended = self._started.result(_START_LIMIT_S)
-            return ForkedProcess(pid, ended, stdout)
 
     def _listen(self) -> None:
         while message := self._socket.recv(_MESSAGE_BYTES):

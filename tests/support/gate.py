@@ -37,11 +37,7 @@ class Gate:
         self._process.communicate()
 
     def refusal(self, repository: Path) -> str | None:
-        """Why a repository is refused; None where it would now be given to an engine.
-
-        Raises:
-            AssertionError: The process ended: something other than a refusal was raised.
-        """
+        """Why a repository is refused; None where it would now be given to an engine."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{repository}\n")

@@ -18,7 +18,7 @@ from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies,
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from hpack import Encoder
 
@@ -63,7 +63,6 @@ class Wire(asyncio.Transport):
 
 
 async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
-    """Answers what it is asked, with the deadline behind it."""
     remaining_s = call.time_remaining()
     call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
     if request.value == b"refuse":
@@ -78,7 +77,6 @@ async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
 
 
 async def watch(request: BytesValue, _: Call) -> AsyncIterator[BytesValue]:
-    """Answers what it is asked, and never ends."""
     yield request
     await asyncio.get_running_loop().create_future()
 
@@ -108,9 +106,23 @@ class Peer:
             await asyncio.sleep(0)
 
     async def inflated(self, *parts: bytes) -> None:
-        """The same where a thread has to work."""
         await self.say(*parts)
         await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
+
+    def wait(self, seconds: int, until: Callable[[], bool] = lambda: False) -> int:
+        """Lets so many seconds pass, or fewer until something is so; how many it were."""
+        for second in range(seconds):
+            if until():
+                return second
+            self.connection.tick(1.0)
+        return seconds
+
+    @property
+    def reasons(self) -> list[str]:
+        return [error.reason for error in self.errors]
+
+    def kinds(self) -> list[int]:
+        return [arrived.kind for arrived in self.frames()]
 
     def frames(self) -> list[http2.Frame]:
         found, rest = http2.split(self.wire.written)
@@ -125,14 +137,22 @@ class Peer:
         return replies.streams
 
 
+def message(value: bytes) -> bytes:
+    """A message as it is sent, behind its length."""
+    return prefixed(BytesValue(value=value).SerializeToString())
+
+
+def value(reply: Reply) -> bytes:
+    return bytes(BytesValue.FromString(reply.message).value)
+
+
+def opened(encoder: Encoder, stream: int, path: str, **changes: str | None) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields(path, **changes)))
+
+
 def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
-    """A call of `echo`."""
-    fields = encoder.encode(request_fields("/echo", **changes))
-    data = prefixed(BytesValue(value=value).SerializeToString())
-    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
+    return opened(encoder, stream, "/echo", **changes) + frame(DATA, END_STREAM, stream, message(value))
 
 
 def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
-    fields = encoder.encode(request_fields("/talk"))
-    data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
-    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
+    return opened(encoder, stream, "/talk") + frame(DATA, flags, stream, b"".join(map(message, values)))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import h11
 
+from tests.support.clients import RawConnection
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -216,40 +218,37 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def replies_in(data: bytes, methods: list[bytes]) -> list[Reply]:
-    """The replies in what a server has sent, to requests with these methods, and to what is none behind them.
-
-    Raises:
-        h11.RemoteProtocolError: They are none.
-    """
+    """The replies in what a server has sent, to requests with these methods, and to what is none behind them."""
     if data in {b"", CONTINUE}:  # the latter to a request whose body never came
         return []
-    if methods:
-        reply, rest = _reply_in(data, to_head=methods[0] == b"HEAD")
-        return [reply, *replies_in(rest, methods[1:])]
-    try:  # nobody knows what they asked
-        reply, rest = _reply_in(data, to_head=False)
-        return [reply, *replies_in(rest, [])]
+    try:
+        head, _, rest = reply_in(data, to_head=methods[:1] == [b"HEAD"])
     except h11.RemoteProtocolError:
-        reply, rest = _reply_in(data, to_head=True)
-        return [reply, *replies_in(rest, [])]
+        if methods:
+            raise
+        head, _, rest = reply_in(data, to_head=True)  # nobody knows what they asked
+    fields = dict(head.headers)
+    reply = Reply(head.status_code, fields.get(b"x-request-id", b""), fields.get(b"connection") == b"close")
+    return [reply, *replies_in(rest, methods[1:])]
 
 
-def _reply_in(data: bytes, *, to_head: bool) -> tuple[Reply, bytes]:
+def reply_in(data: bytes, *, to_head: bool) -> tuple[h11.Response, bytes, bytes]:
+    """A reply, its body, and what lies behind it; `h11.RemoteProtocolError` where there is none."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method="HEAD" if to_head else "GET", target="/", headers=[("Host", "x")]))
     parser.send(h11.EndOfMessage())
     parser.receive_data(data)
     parser.receive_data(b"")
-    head: h11.Response | None = None
+    head, body = None, b""
     while not isinstance(event := parser.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
             raise h11.RemoteProtocolError("a reply has no end")
         if isinstance(event, h11.Response):
             head = event
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
     assert head is not None
-    fields = dict(head.headers)
-    reply = Reply(head.status_code, fields.get(b"x-request-id", b""), fields.get(b"connection") == b"close")
-    return reply, parser.trailing_data[0]
+    return head, body, parser.trailing_data[0]
 
 
 def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None = None) -> list[bytes]:
@@ -257,30 +256,20 @@ def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None =
 
     `ports` gets those of the clients.
     """
-    host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_connection((host, int(port)), 15)) for _ in sequences]
-        for opened in sockets:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        clients = [stack.enter_context(RawConnection(address)) for _ in sequences]
+        for client in clients:
+            client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if ports is not None:
-            ports += [opened.getsockname()[1] for opened in sockets]
+            ports += [client.socket.getsockname()[1] for client in clients]
         for turn in range(max(len(sequence.pieces) for sequence in sequences)):
-            for opened, sequence in zip(sockets, sequences, strict=True):
+            for client, sequence in zip(clients, sequences, strict=True):
                 if turn < len(sequence.pieces):
-                    with contextlib.suppress(ConnectionError):
-                        opened.sendall(sequence.pieces[turn])
-        for opened in sockets:
+                    client.send(sequence.pieces[turn])
+        for client in clients:
             with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_WR)
-        return [_all_of(opened) for opened in sockets]
-
-
-def _all_of(opened: socket.socket) -> bytes:
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := opened.recv(1 << 16):
-            data += part
-    return data
+                client.end()
+        return [client.read_to_end() for client in clients]
 
 
 _NODE = """

@@ -82,7 +82,6 @@ def _render(command: tuple[str, ...], path: Path, folder: Path) -> None:
 
 
 def manifests(overlay: str) -> list[Manifest]:
-    """What applying an overlay would send."""
     found: list[Manifest] = json.loads(_rendered(overlay))
     return found
 

@@ -38,8 +38,6 @@ class NormOptions(TaskOptions[list[float]], frozen=True):
 
 
 class NormRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to measure."""
-
     inputs: str | list[str]
     factor: float = 1.0
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE, **changes: object) -> ModelSpec:
-    """Writes a model of `TINY_SIZE` components and describes it."""
     path = folder / "model.onnx"
     path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     fields = {"path": str(path), "sha256": digest(path), "vocab_size": 100, "max_length": 16, **changes}

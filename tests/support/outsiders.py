@@ -89,249 +89,191 @@ def modules(name: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _of(file: str, *tests: str) -> tuple[str, ...]:
-    return tuple(f"{file}::{test}" for test in tests)
-
-
-_SERVER = ("bertserve.py", "serving", "export")
+_SERVER = "bertserve.py serving export"
 """The server and the exporter of its models. Hundreds of tests of every run hold that it starts, computes and answers;
 the subject of an outsider is the code that deals with other people's software."""
 
+
+def _row(tests: str, paths: str = "", runs: str = "serving.cli", beside: str = "", imports_of: str = "") -> Outsider:
+    return Outsider(*(tuple(words.split()) for words in (tests, paths, runs, beside, imports_of)))
+
+
 OUTSIDERS = {
-    "Ray": Outsider(
-        tests=("tests/bulk/ray_job_test.py", "tests/deploy/ray_serve_test.py"),
+    "Ray": _row(
+        tests="tests/bulk/ray_job_test.py tests/deploy/ray_serve_test.py",
         # Ray kills and restarts what runs an engine's process.
         paths=(
-            "bertserve.py",
-            "serving/bulk",
-            "serving/engine/process",
-            "serving/rollout/engine_process.py",
-            "deploy/ray",
-            "docs/bulk.md",
+            "bertserve.py serving/bulk serving/engine/process serving/rollout/engine_process.py deploy/ray docs/bulk.md"
         ),
-        runs=("serving.bulk.cli", "deploy.ray.serve_app", "serving.cli"),
-        beside=("serving", "export"),
+        runs="serving.bulk.cli deploy.ray.serve_app serving.cli",
+        beside="serving export",
     ),
-    "LoadGen": Outsider(
+    "LoadGen": _row(
         tests=(
-            "tests/loadtest/mlperf/runs_test.py",
-            "tests/loadtest/tasks_test.py::test_loadgen_s_questions_are_judged_by_f1",
+            "tests/loadtest/mlperf/runs_test.py tests/loadtest/tasks_test.py::test_loadgen_s_questions_are_judged_by_f1"
         ),
-        paths=("loadtest/errors.py", "loadtest/generator", "loadtest/mlperf"),
-        runs=("loadtest.mlperf.run", "serving.cli"),
-        beside=("loadtest", *_SERVER),
+        paths="loadtest/errors.py loadtest/generator loadtest/mlperf",
+        runs="loadtest.mlperf.run serving.cli",
+        beside=f"loadtest {_SERVER}",
     ),
-    "Locust": Outsider(
-        tests=("tests/loadtest/locust_test.py",),
-        paths=("loadtest/errors.py", "loadtest/generator", "loadtest/locustfile.py"),
-        runs=("loadtest.locustfile", "serving.cli"),
-        beside=("loadtest", *_SERVER),
+    "Locust": _row(
+        tests="tests/loadtest/locust_test.py",
+        paths="loadtest/errors.py loadtest/generator loadtest/locustfile.py",
+        runs="loadtest.locustfile serving.cli",
+        beside=f"loadtest {_SERVER}",
     ),
-    "HAProxy": Outsider(
-        tests=("tests/fault/haproxy_test.py",),
+    "HAProxy": _row(
+        tests="tests/fault/haproxy_test.py",
         # The way of a connection, what ends it, and the weight that a replica tells.
         paths=(
-            *("deploy/haproxy", "loadtest/errors.py", "loadtest/benchmarks/drive.py", "loadtest/benchmarks/rolling"),
-            "loadtest/generator",
-            *("serving/cli.py", "serving/lifecycle.py", "serving/server.py", "serving/settings.py"),
-            *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/operations"),
-            "serving/scheduling",
+            "deploy/haproxy loadtest/errors.py loadtest/benchmarks/drive.py loadtest/benchmarks/rolling"
+            " loadtest/generator serving/cli.py serving/lifecycle.py serving/server.py serving/settings.py"
+            " serving/grpc serving/http serving/inference serving/net serving/operations serving/scheduling"
         ),
-        runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+        beside=f"loadtest {_SERVER}",
     ),
-    "wheel": Outsider(
-        tests=("tests/deploy/wheel_test.py",),
+    "wheel": _row(
+        tests="tests/deploy/wheel_test.py",
         # A bare environment shows what is missing: a file, or a package that is imported and not asked for. What the
         # commands do beyond that is tested without a wheel.
-        paths=("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
+        paths="pyproject.toml README.md LICENSE bertserve.py",
         runs=(
-            *("export.cli.export", "export.cli.verify", "export.cli.build", "export.cli.inspect", "loadtest.cli"),
-            *("loadtest.capacity.simulate_cli", "loadtest.capacity.size_cli"),
-            *("serving.bulk.cli", "serving.operations.doctor", "serving.cli"),
+            "export.cli.export export.cli.verify export.cli.build export.cli.inspect loadtest.cli"
+            " loadtest.capacity.simulate_cli loadtest.capacity.size_cli serving.bulk.cli"
+            " serving.operations.doctor serving.cli"
         ),
-        imports_of=("export", "loadtest", "serving"),
+        imports_of="export loadtest serving",
     ),
-    "clients": Outsider(
-        tests=("tests/contract/existing_clients_test.py",),
+    "clients": _row(
+        tests="tests/contract/existing_clients_test.py",
         # What a client can see: routes, messages, errors, limits and the answers' form.
         paths=(
-            *("serving/errors.py", "serving/records.py", "serving/settings.py", "serving/security"),
-            *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/oip", "serving/tei"),
-            "tests/contract/clients",
+            "serving/errors.py serving/records.py serving/settings.py serving/security serving/grpc"
+            " serving/http serving/inference serving/net serving/oip serving/tei tests/contract/clients"
         ),
-        runs=("serving.cli",),
         beside=_SERVER,
     ),
-    "proxies": Outsider(
-        tests=("tests/contract/proxies_test.py",),
+    "proxies": _row(
+        tests="tests/contract/proxies_test.py",
         # What ends a connection, and what is read of a request on one that others share.
-        paths=("serving/grpc", "serving/http", "serving/net", "serving/settings.py"),
-        runs=("serving.cli",),
+        paths="serving/grpc serving/http serving/net serving/settings.py",
         beside=_SERVER,
     ),
-    "Triton": Outsider(
+    "Triton": _row(
         tests=(
-            "tests/contract/perf_analyzer_test.py",
-            *_of(
-                "tests/export/triton_repository_test.py",
-                "test_triton_answers_what_our_server_answers",
-                "test_concurrent_texts_keep_their_vectors",
-                "test_one_bad_request_is_refused_by_itself",
-                "test_a_wrong_choice_keeps_the_text_model_from_being_ready",
-            ),
+            "tests/contract/perf_analyzer_test.py"
+            " tests/export/triton_repository_test.py::test_triton_answers_what_our_server_answers"
+            " tests/export/triton_repository_test.py::test_concurrent_texts_keep_their_vectors"
+            " tests/export/triton_repository_test.py::test_one_bad_request_is_refused_by_itself"
+            " tests/export/triton_repository_test.py::test_a_wrong_choice_keeps_the_text_model_from_being_ready"
         ),
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
-        paths=("export/triton", "loadtest/benchmarks/peers/triton.py", "loadtest/perf_analyzer", "serving/oip"),
-        runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+        paths="export/triton loadtest/benchmarks/peers/triton.py loadtest/perf_analyzer serving/oip",
+        beside=f"loadtest {_SERVER}",
     ),
-    "HTTP/2 and gRPC": Outsider(
-        tests=("tests/contract/foreign_http2_test.py",),
-        paths=("serving/grpc", "serving/net", "serving/oip", "tests/support/foreign"),
-        runs=("serving.cli",),
+    "HTTP/2 and gRPC": _row(
+        tests="tests/contract/foreign_http2_test.py",
+        paths="serving/grpc serving/net serving/oip tests/support/foreign",
         beside=_SERVER,
     ),
-    "object stores": Outsider(
-        tests=("tests/deploy/fetch_test.py",),
+    "object stores": _row(
+        tests="tests/deploy/fetch_test.py",
         # What the init container fetches a bundle with.
-        paths=("deploy",),
-        runs=("serving.cli",),
+        paths="deploy",
         beside=_SERVER,
     ),
-    "Kubernetes": Outsider(
-        tests=("tests/deploy/manifests_test.py",),
+    "Kubernetes": _row(
+        tests="tests/deploy/manifests_test.py",
         # The jobs' words are parsed by the commands that they start.
-        paths=("deploy", "export/cli", "loadtest/cli.py"),
-        beside=("loadtest", *_SERVER),
+        paths="deploy export/cli loadtest/cli.py",
+        beside=f"loadtest {_SERVER}",
+        runs="",
     ),
-    "Prometheus": Outsider(
-        tests=("tests/contract/monitoring_test.py",),
-        paths=(
-            "deploy/monitoring",
-            "docs/alerts.md",
-            "docs/observability.md",
-            "serving/errors.py",
-            "serving/telemetry",
-        ),
-        runs=("serving.cli",),
+    "Prometheus": _row(
+        tests="tests/contract/monitoring_test.py",
+        paths="deploy/monitoring docs/alerts.md docs/observability.md serving/errors.py serving/telemetry",
         beside=_SERVER,
     ),
-    "PyTorch at a start": Outsider(
-        tests=_of(
-            "tests/contract/model_id_test.py",
-            "test_two_cold_starts_export_once",
-            "test_a_warm_start_exports_nothing",
-            "test_logs_of_an_export_are_json_too",
+    "PyTorch at a start": _row(
+        tests=(
+            "tests/contract/model_id_test.py::test_two_cold_starts_export_once"
+            " tests/contract/model_id_test.py::test_a_warm_start_exports_nothing"
+            " tests/contract/model_id_test.py::test_logs_of_an_export_are_json_too"
         ),
         # An export in a process of its own; what it makes is tested without a server.
-        paths=(
-            "bertserve.py",
-            "export/cli",
-            "serving/models",
-            "serving/rollout/model_export.py",
-            "serving/settings.py",
-        ),
-        runs=("export.cli.export", "serving.cli"),
-        beside=("export", "serving"),
+        paths="bertserve.py export/cli serving/models serving/rollout/model_export.py serving/settings.py",
+        runs="export.cli.export serving.cli",
+        beside="export serving",
     ),
-    "TensorRT": Outsider(
+    "TensorRT": _row(
         tests=(
-            "tests/export/tensorrt_test.py",
-            *_of(
-                "tests/fault/engine_build_test.py",
-                "test_a_first_start_serves_while_it_builds_and_changes_over",
-                "test_what_was_built_is_proven_and_serves_the_next_start",
-                "test_an_engine_that_ends_soon_after_gives_way_to_the_one_before",
-                "test_a_server_that_ends_ends_its_build",
-            ),
+            "tests/export/tensorrt_test.py"
+            " tests/fault/engine_build_test.py::test_a_first_start_serves_while_it_builds_and_changes_over"
+            " tests/fault/engine_build_test.py::test_what_was_built_is_proven_and_serves_the_next_start"
+            " tests/fault/engine_build_test.py::test_an_engine_that_ends_soon_after_gives_way_to_the_one_before"
+            " tests/fault/engine_build_test.py::test_a_server_that_ends_ends_its_build"
         ),
         # What makes the graphs that it parses, what orders the builds, and what takes them over.
-        paths=("export/engines", "export/graph", "export/precision", "serving/rollout"),
-        runs=("serving.cli",),
-        beside=("bertserve.py", "export", "serving"),
+        paths="export/engines export/graph export/precision serving/rollout",
+        beside="bertserve.py export serving",
     ),
-    "exports": Outsider(
+    "exports": _row(
         tests=(
-            "tests/export/any_body_test.py",
-            "tests/export/end_to_end_test.py",
-            "tests/export/export_command_test.py",
-            "tests/export/exported_tasks_test.py",
-            "tests/export/folder_settings_test.py",
-            "tests/export/folders_test.py",
-            "tests/export/half_test.py",
-            "tests/export/hub_test.py",
-            "tests/export/large_model_test.py",
-            "tests/export/long_texts_test.py",
-            "tests/export/megatron_test.py",
-            "tests/export/qdq_test.py",
-            "tests/export/sentence_modules_test.py",
-            "tests/export/split_test.py",
-            "tests/export/tasks_test.py",
-            "tests/export/verify_command_test.py",
-            "tests/fault/hostile_checkpoint_test.py",
+            "tests/export/any_body_test.py tests/export/end_to_end_test.py tests/export/export_command_test.py"
+            " tests/export/exported_tasks_test.py tests/export/folder_settings_test.py"
+            " tests/export/folders_test.py tests/export/half_test.py tests/export/hub_test.py"
+            " tests/export/large_model_test.py tests/export/long_texts_test.py tests/export/megatron_test.py"
+            " tests/export/qdq_test.py tests/export/sentence_modules_test.py tests/export/split_test.py"
+            " tests/export/tasks_test.py tests/export/verify_command_test.py"
+            " tests/fault/hostile_checkpoint_test.py"
         ),
         # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
-        paths=("export", "serving/engine/cpu", "serving/inference", "serving/models", "serving/records.py"),
-        runs=("export.cli.export", "export.cli.verify", "serving.cli"),
-        beside=("bertserve.py", "serving"),
+        paths="export serving/engine/cpu serving/inference serving/models serving/records.py",
+        runs="export.cli.export export.cli.verify serving.cli",
+        beside="bertserve.py serving",
     ),
-    "schedules": Outsider(
+    "schedules": _row(
         tests=(
-            *_of("tests/scheduling/scheduler_test.py", "test_no_item_is_lost_doubled_or_started_against_the_rules"),
-            *_of("tests/scheduling/batcher_test.py", "test_every_choice_keeps_every_rule"),
-            *_of("tests/scheduling/queue_test.py", "test_no_item_is_lost_doubled_or_overtaken"),
-            *_of(
-                "tests/scheduling/bulk_test.py",
-                "test_bulk_work_has_its_share_of_a_device_that_never_rests",
-                "test_queries_hardly_wait_for_a_saturating_bulk_job",
-                "test_bulk_work_goes_on_while_queries_overload_the_server",
-            ),
+            "tests/scheduling/scheduler_test.py::test_no_item_is_lost_doubled_or_started_against_the_rules"
+            " tests/scheduling/batcher_test.py::test_every_choice_keeps_every_rule"
+            " tests/scheduling/queue_test.py::test_no_item_is_lost_doubled_or_overtaken"
+            " tests/scheduling/bulk_test.py::test_bulk_work_has_its_share_of_a_device_that_never_rests"
+            " tests/scheduling/bulk_test.py::test_queries_hardly_wait_for_a_saturating_bulk_job"
+            " tests/scheduling/bulk_test.py::test_bulk_work_goes_on_while_queries_overload_the_server"
         ),
         # Pure functions of their arguments; the other tests of the room run always.
-        paths=("serving/scheduling", "loadtest/capacity/simulator.py"),
-        beside=("loadtest", *_SERVER),
+        paths="serving/scheduling loadtest/capacity/simulator.py",
+        beside=f"loadtest {_SERVER}",
+        runs="",
     ),
-    "fuzz": Outsider(
+    "fuzz": _row(
         tests=(
-            "tests/fuzz/bodies_test.py",
-            "tests/fuzz/grpc_port_test.py",
-            "tests/fuzz/http_test.py",
-            "tests/fuzz/protobufs_test.py",
-            "tests/fuzz/schema_test.py",
+            "tests/fuzz/bodies_test.py tests/fuzz/grpc_port_test.py tests/fuzz/http_test.py"
+            " tests/fuzz/protobufs_test.py tests/fuzz/schema_test.py"
         ),
-        paths=("serving/grpc", "serving/http", "serving/net", "serving/oip", "serving/settings.py"),
-        runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+        paths="serving/grpc serving/http serving/net serving/oip serving/settings.py",
+        beside=f"loadtest {_SERVER}",
     ),
-    "load tools": Outsider(
+    "load tools": _row(
         tests=(
-            "tests/loadtest/generator/capacity_test.py",
-            "tests/loadtest/options_test.py",
-            "tests/loadtest/report/result_test.py",
-            "tests/loadtest/secured_test.py",
-            "tests/loadtest/capacity/simulate_test.py",
-            "tests/loadtest/capacity/simulator_test.py",
-            "tests/loadtest/capacity/size_test.py",
-            "tests/loadtest/capacity/partial_test.py",
+            "tests/loadtest/generator/capacity_test.py tests/loadtest/options_test.py"
+            " tests/loadtest/report/result_test.py tests/loadtest/secured_test.py"
+            " tests/loadtest/capacity/simulate_test.py tests/loadtest/capacity/simulator_test.py"
+            " tests/loadtest/capacity/size_test.py tests/loadtest/capacity/partial_test.py"
         ),
-        paths=("loadtest",),
-        runs=("serving.cli",),
+        paths="loadtest",
         beside=_SERVER,
     ),
-    "compatibility": Outsider(
-        tests=("tests/export/compatibility_test.py",),
+    "compatibility": _row(
+        tests="tests/export/compatibility_test.py",
         paths=(
-            *("export", "loadtest/benchmarks/exports", "serving/models"),
-            *("docs/compatibility.md", "docs/benchmarks/compatibility.json"),
+            "export loadtest/benchmarks/exports serving/models docs/compatibility.md docs/benchmarks/compatibility.json"
         ),
-        runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+        beside=f"loadtest {_SERVER}",
     ),
-    "sizing": Outsider(
-        tests=("tests/loadtest/benchmarks/carried_test.py",),
-        paths=("loadtest/benchmarks/exports", "loadtest/capacity", "loadtest/errors.py", "loadtest/generator"),
-        runs=("serving.cli",),
-        beside=("loadtest", *_SERVER),
+    "sizing": _row(
+        tests="tests/loadtest/benchmarks/carried_test.py",
+        paths="loadtest/benchmarks/exports loadtest/capacity loadtest/errors.py loadtest/generator",
+        beside=f"loadtest {_SERVER}",
     ),
 }

@@ -178,7 +178,6 @@ def bert(folder: Path, head: str, ids: list[int], types: list[int] | None) -> Si
 
 
 def to_relative_bert(folder: Path, kind: str) -> None:
-    """Gives a checkpoint of BERT distances in place of positions."""
     config, tensors = _config(folder), safetensors_torch.load_file(folder / "model.safetensors")
     shape = (2 * config["max_position_embeddings"] - 1, config["hidden_size"] // config["num_attention_heads"])
     with torch.random.fork_rng(devices=[]):

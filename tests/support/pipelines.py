@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def pipeline_answers(tiny: TinyModel, question: str, context: str, **options: Any) -> list[dict[str, Any]]:
-    """The answers of one of the tiny models; `options` as `answers_of` has them."""
     return answers_of(tiny.model, tiny.tokenizer, question, context, **options)
 
 

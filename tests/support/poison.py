@@ -35,7 +35,6 @@ ENGINE_BYTES = struct.pack("<4s4xI4xQ4B", b"vtrt", 2, 128, 1, 7, 1, 116) + bytes
 
 
 def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Lets `change` alter the decoded manifest of a bundle."""
     manifest = json.loads((bundle / MANIFEST).read_bytes())
     change(manifest)
     (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -46,7 +45,6 @@ def keep_only_fp32(manifest: dict[str, Any]) -> None:
 
 
 def sign(bundle: Path) -> None:
-    """Writes the files' true digests and sizes into the manifest."""
 
     def change(manifest: dict[str, Any]) -> None:
         data = [artifact["data"] for artifact in manifest["artifacts"] if artifact.get("data")]

@@ -28,7 +28,6 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def promtool(*words: str, given: str = "", where: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs promtool; `given` is its standard input."""
     command = [str(_PROGRAMS / "promtool"), *words]
     return subprocess.run(command, input=given, cwd=where, capture_output=True, text=True, timeout=60, check=False)
 
@@ -53,7 +52,6 @@ class Prometheus:
         self._program = program(command, work / "prometheus.log", self._has_scraped)
 
     def __enter__(self) -> Self:
-        """Starts it and waits until it has scraped each target."""
         self._program.__enter__()
         return self
 

@@ -41,7 +41,6 @@ class RayNode:
         self._is_head = head is None
 
     def __enter__(self) -> Self:
-        """Starts it and waits until it takes jobs."""
         self._files = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets lie below it, whose paths must be short
         options = [f"--address={self.address}"]
         if self._is_head:

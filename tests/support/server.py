@@ -177,7 +177,6 @@ class Server:
         self._take_addresses(*(f"127.0.0.1:{port}" for port in ports.values()))
 
     def __enter__(self) -> Self:
-        """Starts the process and, unless told otherwise, waits until it is ready."""
         self.process: subprocess.Popen[str] | ForkedProcess
         if self._forked:
             words = self._command[len(FROM_SOURCE) :]
@@ -235,11 +234,7 @@ class Server:
         return child_pids(self.pid)
 
     def wait_announced(self) -> None:
-        """Waits for the announcement on standard output and reads the ports from it.
-
-        Raises:
-            AssertionError: The process ended or did not become ready in time.
-        """
+        """Waits for the announcement on standard output and reads the ports from it."""
         if not self._announced.wait(self._start_limit_s) or (found := _ANNOUNCED.search(self.log)) is None:
             if self.process.poll() is None:
                 self.process.kill()
@@ -263,7 +258,6 @@ class Server:
         wait_for(told, f"the state {state}", START_LIMIT_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the server process alone."""
         self.process.send_signal(number)
 
     def wait(self, seconds: float = _STOP_LIMIT_S) -> int:
@@ -274,7 +268,6 @@ class Server:
         return self.wait()
 
     def wait_logged(self, text: str, seconds: float = 10.0) -> None:
-        """Waits until a text stands in the log."""
         wait_for(lambda: text in self.log, f"{text!r} in the log", seconds)
 
     def _take_addresses(self, http: str, grpc: str, metrics: str) -> None:
@@ -295,7 +288,6 @@ class Server:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of that id exists and is no zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -304,7 +296,6 @@ def is_running(pid: int) -> bool:
 
 
 def listening(address: str) -> bool:
-    """Whether a TCP connection to `host:port` is accepted now."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
@@ -314,12 +305,10 @@ def listening(address: str) -> bool:
 
 
 def elapsed(started: float) -> float:
-    """Seconds since a value of `time.monotonic`."""
     return time.monotonic() - started
 
 
 def child_pids(pid: int) -> list[int]:
-    """The ids of all processes that a process has started and that run."""
     found = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile

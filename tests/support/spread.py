@@ -35,8 +35,6 @@ def next_file(files: Iterable[str], heavy: set[str], *, takes_heavy: bool) -> st
 
 
 class Spread(LoadFileScheduling):  # type: ignore[misc]  xdist's classes have no types here
-    """Gives each process files of its kind."""
-
     def _assign_work_unit(self, node: Any) -> None:
         if not hasattr(self, "_heavy"):
             self._heavy = {file for file in self.workqueue if is_heavy(file)}

@@ -24,7 +24,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def _states(pid: int) -> set[str]:
-    """The states of a process's threads: R, S, T ..."""
     return {_state(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 

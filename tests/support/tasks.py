@@ -46,8 +46,6 @@ _TRACED = "model.onnx"
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model as its author has it."""
-
     task: str
     model: Any
     tokenizer: transformers.PreTrainedTokenizerFast
@@ -99,13 +97,8 @@ def write_bundle(
 ) -> Path:
     """Writes the model as a bundle that a server opens, called after its task.
 
-    Args:
-        repository: Where.
-        tiny: The model.
-        name: Of the model; None calls it after its task.
-        proven: Claim that it was compared with PyTorch.
-        second: What the artifact for OpenVINO computes; another model tells by its answers who gave them.
-        **fields: Further ones of its manifest, such as prompts.
+    `proven` claims that it was compared with PyTorch. The artifact for OpenVINO computes `second`, if there is one:
+    another model tells by its answers who gave them. `fields` are further ones of its manifest, such as prompts.
     """
     task, labels = tiny.task, tiny.labels
     sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}

@@ -52,7 +52,6 @@ class TritonClient:
     def infer(
         self, model: str, tensors: Mapping[str, Sequence[Any] | NDArray[Any]], outputs: Sequence[str] = (), **more: Any
     ) -> Any:
-        """Asks a model for outputs, or for all of them."""
         wanted = [self._tensors.InferRequestedOutput(name) for name in outputs] or None
         return self.call("infer", model, self.inputs(tensors), outputs=wanted, **more)
 

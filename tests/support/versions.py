@@ -7,10 +7,10 @@ and another computes is seen, as is a request of which each has answered a part.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,8 @@ import onnx.parser
 from onnx import TensorProto
 from tokenizers import Tokenizer
 
-from tests.support.clients import Refused, get, metric, post_json
+from tests.support.asking import asking, failures, wait_for_more
+from tests.support.clients import get, metric, post_json
 from tests.support.models import NAME
 from tests.support.poison import edit_manifest, sign, tiny_bundle
 from tests.support.waiting import wait_for
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tests.support.clients import Answer, HttpReply, Transport
+    from tests.support.clients import Answer, HttpReply, Refused, Transport
     from tests.support.server import Server
 
 SWAPPED = ("server", "request")
@@ -68,8 +69,6 @@ def graph(number: float) -> onnx.ModelProto:
 
 
 class Shelf:
-    """A repository that versions are put into."""
-
     def __init__(self, models: Path, root: Path) -> None:
         self.root = root / "models"
         self._models = models
@@ -100,7 +99,6 @@ class Shelf:
         return version
 
     def path(self, version: int) -> Path:
-        """Where a version lies, or will."""
         return self.root / NAME / str(version)
 
     def token(self, word: str) -> int:
@@ -108,11 +106,7 @@ class Shelf:
         return identity
 
     def version_of(self, texts: Sequence[str], vectors: NDArray[np.float32]) -> int:
-        """The version that gave all of these answers.
-
-        Raises:
-            AssertionError: They are not all one version's, or not right.
-        """
+        """The version that gave all of these answers, which are right."""
         found = {round(float(vector[1] / vector[2])) for vector in vectors}
         assert len(found) == 1, f"one request was answered by the versions {found}"
         (version,) = found
@@ -138,38 +132,20 @@ class Asked:
     version: int
 
 
-class Reader(threading.Thread):
-    """A client that asks one request after another, of one to four texts, and checks each answer.
+def _reading(client: Transport, shelf: Shelf) -> Callable[[], Asked]:
+    """Asks with one to four texts, and checks the answer."""
+    numbers = itertools.count()
 
-    It rests between them for about as long as one takes: some are always under way, and the engines have cores as well.
-    """
+    def ask() -> Asked:
+        number = next(numbers)
+        texts = [" ".join([SWAPPED[0]] * (1 + (number + place) % 7)) for place in range(1 + number % 4)]
+        started = time.monotonic()
+        answer = client.embed(texts)
+        version = shelf.version_of(texts, answer.vectors)
+        assert _said(answer) in {None, str(version)}, f"{version} answered and {_said(answer)} is said"
+        return Asked(started, time.monotonic(), version)
 
-    def __init__(self, transport: type[Transport], server: Server, shelf: Shelf, stop: threading.Event) -> None:
-        super().__init__()
-        self._transport, self._server, self._shelf, self._stop_asking = transport, server, shelf, stop
-        self.asked: list[Asked] = []
-        self.refused: list[Refused] = []
-        self.wrong: list[Exception | AssertionError] = []
-
-    def run(self) -> None:
-        """Asks until told to stop."""
-        with self._transport(self._server) as client:
-            for number in itertools.count():
-                if self._stop_asking.wait(_REST_S):
-                    return
-                texts = [" ".join([SWAPPED[0]] * (1 + (number + place) % 7)) for place in range(1 + number % 4)]
-                started = time.monotonic()
-                try:
-                    answer = client.embed(texts)
-                    version = self._shelf.version_of(texts, answer.vectors)
-                    assert _said(answer) in {None, str(version)}, f"{version} answered and {_said(answer)} is said"
-                except Refused as error:
-                    self.refused.append(error)
-                except Exception as error:  # noqa: BLE001  every failure counts
-                    self.wrong.append(error)
-                    return
-                else:
-                    self.asked.append(Asked(started, time.monotonic(), version))
+    return ask
 
 
 def _said(answer: Answer) -> str | None:
@@ -181,47 +157,39 @@ def _said(answer: Answer) -> str | None:
 
 
 class Readers:
-    """Several of them for the length of a `with` block."""
+    """Clients that ask one request after another for the length of a `with` block, and check each answer.
+
+    Between them they rest for about as long as one takes: some are always under way, and engines have cores as well.
+    """
 
     def __init__(self, server: Server, shelf: Shelf, *transports: type[Transport]) -> None:
-        self._stop = threading.Event()
-        self._readers = [Reader(transport, server, shelf, self._stop) for transport in transports]
+        self._stack = contextlib.ExitStack()
+        self._asks = [_reading(self._stack.enter_context(transport(server)), shelf) for transport in transports]
 
     def __enter__(self) -> Self:
-        for reader in self._readers:
-            reader.start()
+        self._askers = self._stack.enter_context(asking(*self._asks, rest_s=_REST_S))
         self.wait_for_more()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for reader in self._readers:
-            reader.join()
+        self._stack.close()
 
     def wait_for_more(self) -> None:
         """Waits until each of them has some more answers; one that has ended has said why."""
-        before = [len(reader.asked) for reader in self._readers]
-        wait_for(
-            lambda: all(
-                len(reader.asked) > count + 2 or not reader.is_alive()
-                for reader, count in zip(self._readers, before, strict=True)
-            ),
-            "more answers of every client",
-            _SWAP_LIMIT_S,
-        )
+        wait_for_more(self._askers, 3, _SWAP_LIMIT_S)
 
     @property
     def asked(self) -> list[Asked]:
         """What was answered, of all of them, in the order in which it was sent."""
-        return sorted((one for reader in self._readers for one in reader.asked), key=lambda one: one.started)
+        return sorted((one for asker in self._askers for one in asker.answers), key=lambda one: one.started)
 
     @property
     def refused(self) -> list[Refused]:
-        return [error for reader in self._readers for error in reader.refused]
+        return [error for asker in self._askers for error in asker.refused]
 
     def assert_each_answer_was_right(self) -> None:
-        assert [error for reader in self._readers for error in reader.wrong] == []
-        assert all(reader.asked for reader in self._readers)
+        assert failures(self._askers) == []
+        assert all(asker.answers for asker in self._askers)
 
     def assert_nothing_was_lost(self) -> None:
         self.assert_each_answer_was_right()
@@ -233,7 +201,6 @@ def engines(server: Server) -> set[int]:
 
 
 def candidate(server: Server, before: set[int]) -> int:
-    """The engine process that has come up beside those before."""
     return wait_for(lambda: next(iter(engines(server) - before), None), "another engine process")
 
 
@@ -256,7 +223,6 @@ def served(server: Server) -> int:
 
 
 def wait_served(server: Server, version: int) -> None:
-    """Waits until a version is served."""
     wait_for(lambda: served(server) == version, f"version {version}", _SWAP_LIMIT_S)
 
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps, so that tests of deadlines take no time."""
+"""Asynchronous tests, on the machine's clock or on one that jumps, so that deadlines take no time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
     def run(*args: P.args, **keywords: P.kwargs) -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(test(*args, **keywords))
+
+    return run
+
+
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test in a loop of its own, on the machine's clock."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **keywords: P.kwargs) -> None:
+        asyncio.run(test(*args, **keywords))
 
     return run
 

@@ -17,11 +17,7 @@ _SHARE = 0.1
 
 
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
-    """The first true value of `condition`.
-
-    Raises:
-        TimeoutError: There was none in time; it names `what`.
-    """
+    """The first true value of `condition`; `TimeoutError` with `what` where there is none in time."""
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
@@ -32,11 +28,7 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
-    """`wait_for` that lets the event loop work meanwhile.
-
-    Raises:
-        TimeoutError: The condition was not true in time; it names `what`.
-    """
+    """`wait_for` that lets the event loop work meanwhile."""
     limit = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > limit:

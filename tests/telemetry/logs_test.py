@@ -9,14 +9,15 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from serving.errors import BertserveError, NotReady
-from serving.http.api import Api
 from serving.http.exchange import HttpRequest
 from serving.logs import LogWriter, RateLimit, escaped, fields, line, members
+from tests.support.http_app import ready_api
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -145,26 +146,16 @@ def test_lines_are_written_in_order_and_a_storm_is_bounded(pipe: tuple[int, int]
     assert (writer.lost, writer.limit.hidden > 900) == (0, True)
 
 
-def test_lines_that_cannot_be_written_are_counted(pipe: tuple[int, int]) -> None:
-    """A pipe whose reader has gone costs its lines; when one can be written again, it is."""
-    writer = LogWriter("text", descriptor=pipe[1])
+@pytest.mark.parametrize("full", [False, True], ids=["no reader", "no room"])
+def test_lines_that_cannot_be_written_are_counted(pipe: tuple[int, int], *, full: bool) -> None:
+    """A pipe whose reader has gone costs its lines, and so does a full disk, as `/dev/full` answers every write."""
     os.close(pipe[0])
-    for number in range(5):
-        writer.emit(record("line %d", number))
-    writer.flush()
-    assert writer.lost == 5
-
-
-def test_a_full_disk_costs_lines() -> None:
-    """`/dev/full` answers every write as a full disk does."""
-    descriptor = os.open("/dev/full", os.O_WRONLY)
-    try:
-        writer = LogWriter("text", descriptor=descriptor)
-        writer.emit(record("line"))
+    with Path("/dev/full").open("wb") as disk:
+        writer = LogWriter("text", descriptor=disk.fileno() if full else pipe[1])
+        for number in range(5):
+            writer.emit(record("line %d", number))
         writer.flush()
-        assert writer.lost == 1
-    finally:
-        os.close(descriptor)
+    assert writer.lost == 5
 
 
 def test_nobody_waits_for_who_does_not_read(pipe: tuple[int, int]) -> None:
@@ -207,8 +198,7 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
     told: list[tuple[BertserveError, str, str, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
-    nothing: Any = None
-    api = Api(*[nothing] * 9, record_error=lambda *words: told.append(words))
+    api = ready_api(record_error=lambda *words: told.append(words))
     reply = asyncio.run(api.answer(_fails, "/embed", request))
     api.sent(request, reply, len(reply.body))
     assert reply.status == 500

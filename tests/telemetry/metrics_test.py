@@ -17,6 +17,7 @@ from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
+from tests.support.schedulers import submit
 from tests.support.virtual_time import now, virtually
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def outcome(texts: int, *, truncated: int = 0) -> Outcome:
-    """An answer to so many texts, with a time of its own for each stage."""
     timings = Timings(tokenize_us=100, queue_us=2000, compute_us=30_000, total_us=400_000)
     return Outcome(np.zeros((texts, 4), np.float32), "m", "1", timings, tokens=7 * texts, truncated_tokens=truncated)
 
@@ -131,23 +131,18 @@ def test_buckets_are_narrow_near_two_milliseconds() -> None:
 
 
 def test_refusals_are_counted_by_their_reason() -> None:
+    """They have no times: they are quick, and would make the server look fast."""
     metrics = Metrics()
     for reason in ("overloaded", "overloaded", "deadline_exceeded"):
         metrics.refused(reason, "http", "m")
     metrics.refused("overloaded", "grpc", "")
+    assert not [name for name in samples(metrics) if name.startswith("bertserve_request_seconds")]
     found = {name: value for name, value in samples(metrics).items() if name.startswith("bertserve_requests") and value}
     assert found == {
         "bertserve_requests_total{model=m}{protocol=http}{reason=overloaded}": 2,
         "bertserve_requests_total{model=m}{protocol=http}{reason=deadline_exceeded}": 1,
         "bertserve_requests_total{model=}{protocol=grpc}{reason=overloaded}": 1,
     }
-
-
-def test_a_refused_request_has_no_times() -> None:
-    """Refusals are quick and would make the server look fast."""
-    metrics = Metrics()
-    metrics.refused("overloaded", "http", "m")
-    assert not [name for name in samples(metrics) if name.startswith("bertserve_request_seconds")]
 
 
 @pytest.mark.parametrize("state", State)
@@ -159,18 +154,20 @@ def test_exactly_one_state_is_shown(state: State) -> None:
     assert found == {f"bertserve_state{{state={other}}}": float(other is state) for other in State}
 
 
-@virtually
-async def test_the_queue_is_read_when_it_is_scraped() -> None:
-    """What waits now, what was refused and which deadlines were missed so far."""
+def followed() -> tuple[Metrics, Dispatcher]:
+    """A dispatcher whose batches take 10 ms, and its metrics."""
     metrics = Metrics()
     dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
     metrics.follow(dispatcher)
-    scheduler = dispatcher._scheduler
-    scheduler.engine_up(1, [model_costs(constant(10_000))])
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
-    with Permit(scheduler.admission, ModelIndex(0), 2, 1.0) as permit:
-        permit.confirm([8, 8], 0.0)
-        scheduler.submit(items, permit, 0.0)
+    dispatcher._scheduler.engine_up(1, [model_costs(constant(10_000))])
+    return metrics, dispatcher
+
+
+@virtually
+async def test_the_queue_is_read_when_it_is_scraped() -> None:
+    """What waits now, what was refused and which deadlines were missed so far."""
+    metrics, dispatcher = followed()
+    submit(dispatcher._scheduler, 8, 8, timeout=1.0)
     dispatcher.missed(Permit(dispatcher.admission, ModelIndex(0), 2, 1.0))
     dispatcher._non_finite += 3
     with dispatcher.admission.reserve(60, 0.0), pytest.raises(Overloaded):
@@ -190,17 +187,11 @@ async def test_the_queue_is_read_when_it_is_scraped() -> None:
 @virtually
 async def test_a_restart_of_the_engine_is_no_load() -> None:
     """Autoscalers add replicas by the predicted wait: only work counts there, though admission knows of the restart."""
-    metrics = Metrics()
-    dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(100), metrics, now)
-    metrics.follow(dispatcher)
-    dispatcher._scheduler.engine_up(1, [model_costs(constant(10_000))])
+    metrics, dispatcher = followed()
     dispatcher.engine_restarts(20.0)
-    items = [WorkItem(ModelIndex(0), EncodedText(array("i", range(8))), 8, None, 0) for _ in range(2)]
-    with Permit(dispatcher.admission, ModelIndex(0), 2, now() + 60.0) as permit:
-        permit.confirm([8, 8], now())
-        dispatcher._scheduler.submit(items, permit, now())
-        assert dispatcher.load().wait_s > 20.0
-        found = samples(metrics)
+    submit(dispatcher._scheduler, 8, 8)
+    assert dispatcher.load().wait_s > 20.0
+    found = samples(metrics)
     assert 0 < found["bertserve_predicted_wait_seconds"] == pytest.approx(found["bertserve_queue_work_seconds"])
 
 

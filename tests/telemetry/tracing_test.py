@@ -67,12 +67,6 @@ def test_whatever_else_comes_ends_nothing(header: bytes) -> None:
         assert len(spans(ended(header), share=0)) <= (len(header) >= 55)
 
 
-def test_the_share_decides_for_the_others() -> None:
-    assert not spans(ended(), share=0)
-    (span,) = spans(ended(), share=1)
-    assert span.parent is None
-
-
 @pytest.mark.parametrize(("state", "kept"), [("a=1,b=2", "a=1,b=2"), ("a=\n", ""), ("a=ü", "")])
 def test_a_tracestate_is_handed_on_if_it_can_be(state: str, kept: str) -> None:
     (span,) = spans(ended(wanted(), state))

@@ -75,16 +75,13 @@ class Server:
         return events
 
     def open(self, data: bytes) -> Stream:
-        """The stream that a request opens."""
         (event,) = [event for event in self.say(data) if isinstance(event, RequestReceived)]
         return event.stream
 
     def said(self) -> list[Frame]:
-        """The frames sent since the last time."""
         return wire.split(self.h2.data_to_send())
 
     def goaway(self) -> int:
-        """The code with which the connection ended."""
         (code,) = [said.number for said in self.said() if said.kind == GOAWAY]
         assert self.h2.finished
         assert isinstance(self.events[-1], ConnectionFailed)
@@ -272,16 +269,6 @@ def test_a_first_frame_that_is_not_settings() -> None:
     server.said()
     server.say(frame(PING, 0, 0, b"12345678"))
     assert server.goaway() == ErrorCode.PROTOCOL_ERROR
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_at_the_start(data: bytes) -> None:
-    """What is not HTTP/2 ends the connection without a word."""
-    server = Server(start=data)
-    if not wire.PREFACE.startswith(data[:24]):
-        assert server.h2.finished
-        assert not server.h2.begun
-        assert server.said() == []
 
 
 frames_of_any_kind = st.builds(
@@ -564,7 +551,6 @@ def test_a_connection_may_begin_with_less_credit() -> None:
 
 
 def unary(encoder: Encoder, number: int, *fields: tuple[str, str]) -> bytes:
-    """A small request with a body."""
     return request(encoder, number, 0, *fields) + frame(DATA, END_STREAM, number, b"x" * 60)
 
 

@@ -88,7 +88,6 @@ class Client:
         self.events: list[h2.events.Event] = []
 
     def request(self, stream: int, body: bytes) -> None:
-        """Begins a request."""
         self.h2.send_headers(stream, REQUEST)
         self.unsent[stream] = body
         self.bodies[stream] = b""

@@ -25,7 +25,6 @@ class Bytes(CodecBase):
 
 
 async def talk(job: dict[str, Any]) -> dict[str, Any]:
-    """Does everything once."""
     host, _, port = job["address"].rpartition(":")
     good, large, refused = ([bytes.fromhex(one) for one in job[name]] for name in ("good", "large", "refused"))
     found: dict[str, Any] = {}

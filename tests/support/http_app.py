@@ -1,0 +1,58 @@
+"""An application without a pipeline behind it, and a port that serves one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from anyio.from_thread import start_blocking_portal
+
+from serving.http.api import Api
+from serving.http.listener import HttpListener
+from serving.lifecycle import Lifecycle, State
+from serving.net.buffers import BufferBudget
+from serving.net.ports import bind
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from serving.http.app import App
+    from serving.net.connection_limiter import ConnectionLimiter
+
+LOOPBACK = "127.0.0.1"
+
+
+def ready_api(settings: Settings | None = None, **parts: Any) -> Api:
+    """What endpoints of a server that is ready ask; those that are not among `parts` are of no use."""
+    lifecycle = Lifecycle()
+    lifecycle.to(State.WARMING)
+    lifecycle.to(State.READY)
+    unused = dict.fromkeys(("pipeline", "repository", "v2", "tei"))
+    told = {"status": dict, "render_metrics": bytes, "metrics_type": "", "record_error": lambda *_: None}
+    given: dict[str, Any] = {"lifecycle": lifecycle, "settings": settings or Settings.load([], {}), **unused, **told}
+    return Api(**{**given, **parts})
+
+
+@asynccontextmanager
+async def listening(
+    app: App, *, budget: BufferBudget | None = None, limiter: ConnectionLimiter | None = None
+) -> AsyncIterator[HttpListener]:
+    settings = app.api.settings
+    opened = bind(LOOPBACK, 0, "HTTP")
+    listener = HttpListener(app, opened, settings, budget=budget or BufferBudget.of(settings), limiter=limiter)
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        app.api.lifecycle.to(State.DRAINING)
+        listener.close()
+        await asyncio.wait_for(listener.emptied(), 10)
+
+
+@contextmanager
+def listening_beside(app: App, budget: BufferBudget | None = None) -> Iterator[str]:
+    """The address of a port whose loop runs in a thread of its own."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(listening(app, budget=budget)) as port:
+        yield "{}:{}".format(*port.address)
