@@ -149,19 +149,6 @@ def test_publish_verifies(bundle: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / NAME).exists()
 
 
-def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
-    """An export that fails leaves no directory that could be taken for a model."""
-
-    def half_an_export() -> None:
-        with BundleWriter(tmp_path, NAME) as writer:
-            (writer.path / "half").write_bytes(b"x")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        half_an_export()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_whoever_serves_can_read_it(tmp_path: Path) -> None:
     """A file that a library made for its owner alone is as open as the others: who serves is often another user."""
     with StagedVersion(tmp_path) as staging:

@@ -109,8 +109,7 @@ def test_a_table_is_read_from_a_nodes_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "mix"),
-    [("128", {128: 1}), ("8:70,32:30", {8: 70, 32: 30}), ("10-12:6,11", {10: 2, 11: 3, 12: 2})],
+    ("given", "mix"), [("128", {128: 1}), ("8:70,32:30", {8: 70, 32: 30}), ("10-12:6,11", {10: 2, 11: 3, 12: 2})]
 )
 def test_a_mix_is_read(given: str, mix: dict[int, float]) -> None:
     """Single lengths, weights, and ranges that share their weight."""
