@@ -77,8 +77,7 @@ def test_answers_are_those_of_the_library(case: str) -> None:
 
 @pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize(
-    "arguments",
-    [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}],
+    "arguments", [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}]
 )
 def test_arguments_of_sentence_transformers_reach_the_tokenizer(arguments: dict[str, Any]) -> None:
     """By their name of today and by the old one."""
