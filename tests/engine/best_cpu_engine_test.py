@@ -56,7 +56,6 @@ def spec(repository: Path) -> ModelSpec:
 @pytest.fixture(scope="module")
 def answers(spec: ModelSpec) -> dict[str, dict[int, Array]]:
     """By library and length: what each artifact answers, both run by ONNX Runtime."""
-    assert spec.second is not None
     forms = {"onnxruntime": spec, "openvino": spec.second}
     backends = {name: OrtCpuBackend([form], threads=1) for name, form in forms.items()}
     return {
@@ -232,7 +231,6 @@ def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Pat
         assert chosen.keys() == {"16", "32", "64"}
         assert post_json(server.http, "/embed", b'{"inputs": "hello"}').headers["x-compute-type"] == "cpu"
         engine = server.engine_pid()
-        assert engine is not None
         os.kill(engine, signal.SIGKILL)
         wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
         server.wait_state()
@@ -249,7 +247,6 @@ def test_onnx_runtime_serves_on_where_the_engine_dies_too_often(repository: Path
     with Server(repository, "--engine-crash-limit", "1") as server:
         assert get(server.http, "/status").json()["choice"]["engine"] == "cpu"
         engine = server.engine_pid()
-        assert engine is not None
         os.kill(engine, signal.SIGKILL)
         wait_for(lambda: server.engine_pid() not in {None, engine}, "another engine", START_LIMIT_S)
         server.wait_state()

@@ -77,10 +77,8 @@ def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str,
     """Every number that a client gets is theirs, and the report and the manifest say who answered."""
     manifest, _ = made(written(tmp_path / "small", task, family), task)
     reference, found = manifest.reference_library, manifest.artifacts[0].end_to_end
-    assert reference is not None
     assert reference.library.startswith(NAMES.get(task, "Transformers"))
     assert not reference.unproven
-    assert found is not None
     assert found.texts > 10
     assert probes == "few" or reference.texts > found.texts
     assert found.max_difference <= WITHIN
@@ -191,7 +189,6 @@ def test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it(tmp_path: Pa
 def test_what_no_library_loads_is_proven_from_token_ids_on(tmp_path: Path, family: str, reason: str) -> None:
     """The export goes on and says, once, what was not proven and why; the manifest keeps it."""
     manifest, said = made(written(tmp_path / "small", "embed_tokens", family), "embed_tokens")
-    assert manifest.reference_library is not None
     assert reason in manifest.reference_library.unproven
     assert said.count("note: no end-to-end check") == said.count(reason) == 1
     assert manifest.artifacts[0].end_to_end is None
@@ -203,7 +200,6 @@ def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> N
     lacking = shutil.copytree(folder, tmp_path / "lacking")
     edit_weights(lacking, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.query.weight"))
     manifest, said = made(folder, "embed", within("source", path=lambda _: lacking))
-    assert manifest.reference_library is not None
     assert manifest.reference_library.unproven.endswith("finds no weights for a part of the model")
     assert manifest.reference_library.unproven in said
     assert manifest.artifacts[0].end_to_end is None
@@ -256,7 +252,6 @@ def test_a_near_tie_is_decided_by_rounding_and_no_fault(tmp_path: Path, task: st
     nearly_tied(other, task, -1e-6)
     manifest, _ = made(folder, task, within("source", path=lambda _: other))
     found = manifest.artifacts[0].end_to_end
-    assert found is not None
     assert found.agreement in (1, None)
 
 
@@ -268,7 +263,6 @@ def test_a_library_that_fails_on_a_text_proves_nothing(tmp_path: Path) -> None:
     edit_weights(other, lambda tensors: tensors.update({name: tensors[name][:8].clone()}))
     edit_json(other / "config.json", vocab_size=8)
     manifest, said = made(folder, "rerank", within("source", path=lambda _: other))
-    assert manifest.reference_library is not None
     assert "does not answer a text: " in manifest.reference_library.unproven
     assert manifest.reference_library.unproven in said
 
@@ -286,7 +280,6 @@ def test_a_special_token_that_the_model_has_no_row_of_is_asked_of_nobody(tmp_pat
     edit_json(folder / "config.json", vocab_size=len(words))
     assert config["vocab_size"] > len(words)
     manifest, _ = made(folder, "classify")
-    assert manifest.reference_library is not None
     assert not manifest.reference_library.unproven
 
 
@@ -302,7 +295,6 @@ def test_a_limit_beyond_the_positions_counts_where_the_library_takes_it(
     edit_json(folder / "tokenizer_config.json", model_max_length=100)
     manifest, _ = made(folder, task)
     assert manifest.max_length == longest
-    assert manifest.reference_library is not None
     assert not manifest.reference_library.unproven
 
 

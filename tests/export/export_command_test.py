@@ -44,7 +44,6 @@ def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
     from export.checkpoint.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
 
     manifest, artifact = bundle.manifest, bundle.artifact(precision)
-    assert artifact is not None
     content = (bundle.path / "tokenizer.json").read_bytes()
     texts = Vocabulary(content, manifest.special_ids, None).encode([text], manifest.max_length)
     spec = ModelSpec(
@@ -341,8 +340,6 @@ def demo(models: Path) -> Bundle:
 def test_the_demos_figures(demo: Bundle) -> None:
     """fp32 is PyTorch to the last digits, INT8 keeps its limits; both are batch-invariant."""
     fp32, int8 = demo.artifact("fp32"), demo.artifact("int8")
-    assert fp32 is not None
-    assert int8 is not None
     assert fp32.parity.max_abs_difference <= 1e-4
     assert fp32.batch_invariant
     assert fp32.operators == {"Attention": 6, "BiasGelu": 6, "EmbedLayerNormalization": 1, "SkipLayerNormalization": 12}

@@ -248,7 +248,6 @@ def test_a_nodes_engine_lies_in_its_cache(fp16: Path, tmp_path: Path) -> None:
         made = tensorrt.build(fp16, file, "t4", max_length=MAX_LENGTH, count=ignore, timing_cache=timings)
         node.publish(first, engines=[tensorrt.artifact(made.engine, file)], files=[native.TIMINGS])
     entry = open_entry(cache, first)
-    assert entry is not None
     (engine,) = entry.derived.engines
     assert (engine.target, engine.proven, engine.sha256) == ("sm75", False, digest(entry.path / engine.file))
     native.recall_timings(cache, first.path, tmp_path)

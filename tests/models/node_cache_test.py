@@ -99,7 +99,6 @@ def test_what_is_not_made_anew_is_taken_over(bundle: Bundle, tmp_path: Path) -> 
     fill(tmp_path, bundle)
     keep(tmp_path, bundle, fp32=None)
     entry = open_entry(tmp_path, bundle)
-    assert entry is not None
     assert sorted(path.name for path in entry.path.iterdir()) == ["derived.json", ENGINE, TIMINGS]
     keep(tmp_path, bundle, fp32=msgspec.structs.replace(proof(), file=ENGINE))
     with CacheWriter(tmp_path, bundle.manifest.model, 1) as writer:
@@ -112,7 +111,6 @@ def test_nothing_of_another_bundle_is_taken_over(bundle: Bundle, tmp_path: Path)
     fill(tmp_path, dataclasses.replace(bundle, sha256="0" * 64))
     keep(tmp_path, bundle, fp32=proof())
     entry = open_entry(tmp_path, bundle)
-    assert entry is not None
     assert entry.derived.engines == entry.derived.files == ()
 
 
@@ -143,7 +141,6 @@ def test_what_another_process_publishes_meanwhile_is_taken_over(
         (writer.path / "new").write_bytes(b"x")
         published = writer.publish(bundle, files=["new"])
     entry = open_entry(tmp_path, bundle)
-    assert entry is not None
     assert entry == published
     assert {path.name for path in entry.path.iterdir()} == {"derived.json", ENGINE, TIMINGS, "costs", "new"}
 
