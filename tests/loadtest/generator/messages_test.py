@@ -46,14 +46,14 @@ def test_a_target_is_read_as_it_is_written(url: str, protocol: str | None, found
             (url, None, Tls(), f"--target {url}")
             for url in ("ftp://host", "http://", "http://host:99999", "http://a/b")
         ),
-        ("nowhere.invalid:1", None, Tls(), r"cannot find nowhere\.invalid"),
+        ("nowhere.invalid:1", None, None, r"cannot find nowhere\.invalid"),
         # A port of the other protocol, or files for TLS without TLS.
         ("https://host:1", "grpc", Tls(ca="ca.pem"), "name it as grpcs://host:port"),
         ("grpcs://host:1", "v2", Tls(ca="ca.pem"), "name it as https://host:port"),
         ("http://host:1", "http", Tls(ca="ca.pem"), "name it as https://host:1"),
     ],
 )
-def test_what_is_no_target_is_named(url: str, protocol: str | None, tls: Tls, sentence: str) -> None:
+def test_what_is_no_target_is_named(url: str, protocol: str | None, tls: Tls | None, sentence: str) -> None:
     """With what would be right, where there is something."""
     with pytest.raises(BenchError, match=sentence):
         Target.of(url, protocol, "", tls=tls).address()
