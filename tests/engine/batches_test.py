@@ -85,8 +85,7 @@ def test_padding(spec: ModelSpec, texts: list[EncodedText], expected: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("texts", "positions"),
-    [([text(1, 9, 2, 9), text(9), text(3)], [[1, 3], [0, 0], [0, 0]]), ([text(3, 4)], [[0]])],
+    ("texts", "positions"), [([text(1, 9, 2, 9), text(9), text(3)], [[1, 3], [0, 0], [0, 0]]), ([text(3, 4)], [[0]])]
 )
 def test_mask_positions(texts: list[EncodedText], positions: list[list[int]]) -> None:
     """Where each text's mask tokens stand, in order; what is left of a row is 0."""

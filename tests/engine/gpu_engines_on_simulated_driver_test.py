@@ -81,15 +81,21 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     )
 
 
+def check(bench: Bench, engine: str, spec: ModelSpec, *batches: list[EncodedText]) -> Any:
+    """Holds a GPU's answers to batches against those of the CPU, and returns the GPU's lane."""
+    cpu, gpu = OrtCpuBackend([spec], 1), bench.load(engine, [spec])
+    for batch in batches:
+        assert same(run(gpu, *batch), run(cpu, *batch)), [len(text.ids) for text in batch]
+    return gpu.runner(0)
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answers_are_those_of_the_cpu(bench: Bench, specs: dict[str, ModelSpec], task: str, engine: str) -> None:
     """Alone, in batches that are padded in both directions, and at the longest length; no padding comes back."""
-    cpu, gpu = OrtCpuBackend([specs[task]], 1), bench.load(engine, [specs[task]])
-    for lengths in ((9,), (16,), (3, 20, 17), (MAX_LENGTH,), (5,) * 5):
-        batch = texts(*lengths)
-        assert same(run(gpu, *batch), run(cpu, *batch)), lengths
+    lengths = ((9,), (16,), (3, 20, 17), (MAX_LENGTH,), (5,) * 5)
+    check(bench, engine, specs[task], *(texts(*batch) for batch in lengths))
 
 
 @pytest.mark.sampled(1)
@@ -98,9 +104,8 @@ def test_what_is_larger_than_the_largest_shape_runs_in_parts(
     bench: Bench, specs: dict[str, ModelSpec], engine: str
 ) -> None:
     """More texts than a shape holds, and more masks in a text than an engine takes."""
-    for task, batch in (("embed", texts(*[11] * 71)), ("fill_mask", texts(40, 30, masks=19))):
-        cpu, gpu = OrtCpuBackend([specs[task]], 1), bench.load(engine, [specs[task]])
-        assert same(run(gpu, *batch), run(cpu, *batch)), task
+    check(bench, engine, specs["embed"], texts(*[11] * 71))
+    check(bench, engine, specs["fill_mask"], texts(40, 30, masks=19))
 
 
 @pytest.mark.sampled(1)
@@ -164,10 +169,8 @@ def test_graphs_have_a_bound_and_the_rest_runs_without(
 ) -> None:
     """With no memory for graphs every answer is the same, piece by piece."""
     monkeypatch.setattr("serving.engine.gpu.model.GRAPH_BYTES", -1)
-    cpu, gpu = OrtCpuBackend([specs["embed"]], 1), bench.load(engine, [specs["embed"]])
+    check(bench, engine, specs["embed"], texts(9), texts(3, 20))
     assert bench.machine.graphs == {}
-    for lengths in ((9,), (3, 20)):
-        assert same(run(gpu, *texts(*lengths)), run(cpu, *texts(*lengths)))
     assert set(bench.ort.InferenceSession.runs) <= {"-1"}
 
 
@@ -178,11 +181,8 @@ def test_a_model_that_is_not_batch_invariant_is_not_batched(
 ) -> None:
     """Nobody has proven that company leaves its answers alone: one row a run."""
     spec = msgspec.structs.replace(specs["embed"], batch_invariant=False)
-    cpu, gpu = OrtCpuBackend([spec], 1), bench.load(engine, [spec])
-    batch = texts(9, 9, 9)
-    assert same(run(gpu, *batch), run(cpu, *batch))
-    model: Any = gpu.runner(0)
-    assert {shape.rows for shape in model.models[0].shapes} == {1}
+    lane = check(bench, engine, spec, texts(9, 9, 9))
+    assert {shape.rows for shape in lane.models[0].shapes} == {1}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -254,17 +254,30 @@ def test_an_onnx_runtime_without_cuda_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "other", "words"),
     [
-        ({"compute_capability": "8.9"}, "is for compute capability 8.9, this Simulated T4 has 7.5; build one here"),
-        ({"version": "1.6.0.1"}, r"was built by TensorRT 1\.6\.0\.1, here is 1\.7\.1\.116; install that version"),
+        pytest.param(
+            {"compute_capability": "8.9"},
+            {},
+            "is for compute capability 8.9, this Simulated T4 has 7.5; build one here",
+            id="card",
+        ),
+        pytest.param(
+            {"version": "1.6.0.1"},
+            {},
+            r"was built by TensorRT 1\.6\.0\.1, here is 1\.7\.1\.116; install that version",
+            id="version",
+        ),
+        pytest.param({}, {"outputs": "tag"}, "the engine's outputs are not those of the manifest", id="outputs"),
+        pytest.param({}, {"inputs": "fill_mask"}, "the engine's inputs are not those of the manifest", id="inputs"),
     ],
 )
-def test_an_engine_for_another_card_or_version_is_refused(
-    bench: Bench, specs: dict[str, ModelSpec], changes: dict[str, str], words: str
+def test_an_engine_for_another_card_version_or_model_is_refused(
+    bench: Bench, specs: dict[str, ModelSpec], changes: dict[str, str], other: dict[str, str], words: str
 ) -> None:
-    """Before the library sees it, with what to do."""
-    spec = as_plan(specs["embed"], "rtx", **changes)
+    """With what to do; its inputs and outputs are held against the manifest."""
+    of_others = {name: getattr(specs[task], name) for name, task in other.items()}
+    spec = msgspec.structs.replace(as_plan(specs["embed"], "rtx", **changes), **of_others)
     with pytest.raises(BundleError, match=words):
         prepare_trt(bench, [spec])
 
@@ -277,17 +290,6 @@ def test_an_engine_that_lies_about_its_card_is_refused_by_the_library(
     spec = as_plan(specs["embed"], "rtx", compute_capability="8.9")
     with pytest.raises(BundleError, match="is no engine for this GPU and this version of TensorRT; build it again"):
         prepare_trt(bench, [spec])
-
-
-def test_an_engine_of_another_model_is_refused(bench: Bench, specs: dict[str, ModelSpec]) -> None:
-    """Its inputs and outputs are held against the manifest."""
-    spec = as_plan(specs["embed"], "rtx")
-    wrong = msgspec.structs.replace(spec, outputs=specs["tag"].outputs)
-    with pytest.raises(BundleError, match="the engine's outputs are not those of the manifest"):
-        prepare_trt(bench, [wrong])
-    wrong = msgspec.structs.replace(spec, inputs=specs["fill_mask"].inputs)
-    with pytest.raises(BundleError, match="the engine's inputs are not those of the manifest"):
-        prepare_trt(bench, [wrong])
 
 
 def test_the_rules_of_rtx_are_followed(bench: Bench, specs: dict[str, ModelSpec], tmp_path: Path) -> None:

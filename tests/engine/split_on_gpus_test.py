@@ -203,7 +203,6 @@ def test_a_server_runs_each_part_in_a_process_with_a_card(repository: Path, engi
         assert len(status["choice"]["cards"]) == min(cards, 2)
         np.testing.assert_allclose(post_json(server.http, "/embed", body).json(), expected, atol=1e-5)
         engine_pid = server.engine_pid()
-        assert engine_pid is not None
         (part,) = child_pids(engine_pid)
         os.kill(part, signal.SIGKILL)
         wait_for(lambda: not is_running(engine_pid), "the end of the engine process")

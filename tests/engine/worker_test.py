@@ -6,7 +6,7 @@ import logging
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from serving.engine.process.wire import Ready
     from serving.records import ModelSpec
 
 
@@ -35,74 +36,63 @@ def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpe
     return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, special_ids=special_ids)
 
 
+def ready(*models: ModelSpec, threads: int = 1, ms: float = 0.0, **order: Any) -> Ready:
+    return prepare(Load("fake", list(models), threads=threads, options={"fake_ms": ms}, **order))[1]
+
+
 def singles(points: Sequence[CostPoint], kind: str = "wide") -> list[int]:
     """The lengths that were measured alone on a kind of lane."""
     return [point.tokens for point in points if point.kind == kind and point.batch == 1]
 
 
+def shapes(points: Sequence[CostPoint]) -> set[tuple[int, int]]:
+    return {(point.tokens, point.batch) for point in points}
+
+
 def test_every_model_is_measured_over_the_lengths_that_it_will_see() -> None:
     """The shortest texts, every bucket below the longest, and the longest itself; on each kind of lane that runs it."""
     models = [spec("one", batch_invariant=True), spec("two", batch_invariant=False, max_length=512)]
-    backend, ready = prepare(Load("fake", models, threads=2))
-    one, two = ready.costs
+    found = ready(*models, threads=2)
+    one, two = found.costs
     assert singles(one) == [8, 16, 32, 64, 100]
     assert singles(one, "narrow") == []
     assert singles(two) == singles(two, "narrow") == [8, 16, 32, 64, 128, 256, 512]
     assert all(point.us >= 0 and point.spread_us >= 0 for point in (*one, *two))
-    assert ready.lanes == list(backend.lanes()) == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
-    assert (ready.engine, ready.threads) == ("fake", 2)
+    assert found.lanes == [LaneKind.WIDE, LaneKind.NARROW, LaneKind.NARROW]
+    assert (found.engine, found.threads) == ("fake", 2)
+
+
+ONE, ALONE = spec("one", batch_invariant=True, max_length=8), spec("one", batch_invariant=False, max_length=8)
 
 
 def test_batches_are_measured_while_they_pay() -> None:
     """A fake batch of any size takes a millisecond, so that they grow to the budget, and never beyond it."""
-    _, ready = prepare(
-        Load(
-            "fake",
-            [spec("one", batch_invariant=True, max_length=16)],
-            threads=1,
-            options={"fake_ms": 1},
-            max_batch_tokens=100,
-        )
-    )
-    sizes = {(point.tokens, point.batch) for point in ready.costs[0]}
-    assert sizes == {(8, 1), (8, 2), (8, 4), (8, 8), (16, 1), (16, 2), (16, 4)}
+    found = ready(spec("one", batch_invariant=True, max_length=16), ms=1, max_batch_tokens=100)
+    assert shapes(found.costs[0]) == {(8, 1), (8, 2), (8, 4), (8, 8), (16, 1), (16, 2), (16, 4)}
 
 
 def test_what_is_computed_text_by_text_is_measured_alone() -> None:
     """A batch of it costs what its texts do."""
-    _, ready = prepare(
-        Load("fake", [spec("one", batch_invariant=False, max_length=8)], threads=2, options={"fake_ms": 1})
-    )
-    assert {point.batch for point in ready.costs[0]} == {1}
+    assert shapes(ready(ALONE, threads=2, ms=1).costs[0]) == {(8, 1)}
 
 
 def test_a_measurement_is_a_typical_one() -> None:
     """A fake engine that takes three milliseconds is seen to take about that long."""
-    _, ready = prepare(
-        Load("fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, options={"fake_ms": 3})
-    )
-    assert all(point.us >= 3000 for point in ready.costs[0])
+    assert all(point.us >= 3000 for point in ready(ONE, ms=3).costs[0])
 
 
 def test_warm_up_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no time left each length is run once on each lane, and no batch is tried."""
     monkeypatch.setattr(warm_up, "LIMIT_S", 0.0)
-    _, ready = prepare(
-        Load("fake", [spec("one", batch_invariant=True, max_length=16)], threads=1, options={"fake_ms": 1})
-    )
-    assert [(point.tokens, point.batch) for point in ready.costs[0]] == [(8, 1), (16, 1)]
+    found = ready(spec("one", batch_invariant=True, max_length=16), ms=1)
+    assert [(point.tokens, point.batch) for point in found.costs[0]] == [(8, 1), (16, 1)]
 
 
 def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -> None:
     """The lanes are warmed all the same, and the log says so."""
     known = [CostPoint("wide", 8, 1, 123.0, 4.0)]
     caplog.set_level(logging.INFO, "bertserve.engine")
-    _, ready = prepare(
-        Load(
-            "fake", [spec("one", batch_invariant=True, max_length=8)], threads=1, options={"fake_ms": 1}, costs=[known]
-        )
-    )
-    assert ready.costs == [known]
+    assert ready(ONE, ms=1, costs=[known]).costs == [known]
     assert "warm-up of one: " in caplog.text
     assert "1 costs known from before" in caplog.text
 
@@ -117,15 +107,13 @@ def test_models_are_numbered_as_they_were_given() -> None:
     """Requests name them by that number."""
     lengths = {"a": 8, "b": 9, "c": 10}
     models = [spec(name, batch_invariant=True, max_length=length) for name, length in lengths.items()]
-    _, ready = prepare(Load("fake", models, threads=1))
-    assert [max(singles(points)) for points in ready.costs] == [8, 9, 10]
+    assert [max(singles(points)) for points in ready(*models).costs] == [8, 9, 10]
 
 
 @pytest.mark.parametrize("max_length", [3, 7, 8, 16, 17])
 def test_no_text_of_warm_up_is_longer_than_the_model_takes(max_length: int) -> None:
     """A model for very short texts is a model too."""
-    _, ready = prepare(Load("fake", [spec("one", batch_invariant=True, max_length=max_length)], threads=1))
-    assert max(singles(ready.costs[0])) == max_length
+    assert max(singles(ready(spec("one", batch_invariant=True, max_length=max_length)).costs[0])) == max_length
 
 
 WITHOUT_A_LIBRARY = """

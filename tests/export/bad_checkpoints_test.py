@@ -40,7 +40,13 @@ WIDTH = 32
 TOKENIZER, BELOW, LORA = "tokenizer_config.json", "0_Transformer", {"peft_type": "LORA"}
 SMALL, FIRST = "small", "first nomic_bert"
 """The good checkpoint, and NomicBERT in its first form."""
-SNAPSHOT = f"snapshots/{COMMIT}"
+SNAPSHOT, OFFLINE = f"snapshots/{COMMIT}", "org/name with HF_HUB_OFFLINE=1"
+PIECES, NO_TOKENIZER = "sentencepiece.bpe.model", "no tokenizer can be made of"
+DAMAGED, MISH = r"model\.safetensors is damaged", "torch.nn.modules.activation.Mish"
+LINEAR, YARN = ({"rope_type": kind, "factor": 2} for kind in ("linear", "yarn"))
+NTK = {"type": "ntk", "factor": 2}
+QUERY_PROMPT: dict[str, object] = {"prompts": {"query": "q: "}}
+ROWS = len(vocabulary())
 MULTIPLE = r"hidden_size in config\.json must be a multiple of num_attention_heads"
 UNKNOWN_HEAD = "whose head is not known; give --task embed"
 UNTAKEN = r"of sentence_bert_config\.json cannot be exported"
@@ -103,10 +109,11 @@ def family(kind: str, **changes: object) -> Spoil:
     return spoil
 
 
-def limited(kind: str, supported: str, **changes: object) -> tuple[Spoil, str]:
-    """A first setting that is none of those supported."""
+def limited(kind: str, supported: str, said: str = "", **changes: object) -> tuple[Spoil, str]:
+    """Settings of which the first, or what is said instead, is none of those supported."""
     name, value = next(iter(changes.items()))
-    sentence = rf"{name} {re.escape(repr(value))} in config\.json cannot be exported.*; supported: {supported}"
+    said = said or f"{name} {re.escape(repr(value))}"
+    sentence = rf"{said} in config\.json cannot be exported.*; supported: {supported}"
     return (put(CONFIG, **changes) if kind == SMALL else family(kind, **changes)), sentence
 
 
@@ -167,6 +174,10 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
 
 def without(name: str) -> Spoil:
     return tensors(lambda held: held.pop(name))
+
+
+def replaced(name: str, *shape: int, dtype: str = "float32") -> Spoil:
+    return tensors(lambda held: held.update({name: torch.zeros(shape, dtype=getattr(torch, dtype))}))
 
 
 def sentence(**settings: object) -> Spoil:
@@ -284,8 +295,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "an-unknown-family": (put(CONFIG, model_type="funnel"), "'funnel' cannot be exported; supported: bert, distilbert"),
     "an-unknown-head": (all_of(put(CONFIG, architectures=["BertForCL"]), plain), f"class BertForCL, {UNKNOWN_HEAD}"),
     "a-language-model-without-a-task": (
-        family("bert fill_mask", architectures=["BertLMHeadModel"]),
-        f"class BertLMHeadModel, {UNKNOWN_HEAD}",
+        family("bert", architectures=["BertLMHeadModel"]),
+        f"BertLMHeadModel, {UNKNOWN_HEAD}",
     ),
     "an-unknown-activation": limited(SMALL, "gelu, ", hidden_act="mish"),
     "relative-positions": limited("electra", "'absolute'", position_embedding_type="relative_key"),
@@ -298,47 +309,34 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "one-number-without-words": (family("bert rerank", sentence_transformers=None), "give --task rerank"),
     "another-familys-activation": limited("distilbert", "", activation="mish"),
     "another-padding": (family("roberta", pad_token_id=0), "pads with id 1, config.json with pad_token_id 0"),
-    "another-familys-head": (
-        family("electra", architectures=["ElectraForCausalLM"]),
-        "ElectraForCausalLM, whose head is not known",
-    ),
+    "another-familys-head": (family("electra", architectures=["ElectraForCausalLM"]), "ElectraForCausalLM, whose head"),
     "another-gelu": limited("megatron-bert", "", hidden_act="quick_gelu"),
     "task-embeddings-of-another-width": (
-        all_of(family("ernie"), tensors(lambda held: held.update({TASK_EMBEDDINGS: torch.zeros(3, 8)}))),
+        all_of(family("ernie"), replaced(TASK_EMBEDDINGS, 3, 8)),
         r"embeddings\.task_type_embeddings\.weight has rows of the shape \[8\], embeddings\.token_type.* of \[32\]",
     ),
     "no-task-embeddings": (all_of(family("ernie"), without(TASK_EMBEDDINGS)), f"the weights lack {TASK_EMBEDDINGS}"),
     "angles-of-an-unknown-kind-in-some-layers": angles(
-        "modernbert", "of the type 'yarn'", rope_parameters={"full_attention": {"rope_type": "yarn"}}
+        "modernbert", "of the type 'yarn'", rope_parameters={"full_attention": YARN}
     ),
     "alibi-without-gates": limited("jina_bert", "geglu", feed_forward_type="original"),
-    "alibi-in-berts-name": (
-        put(CONFIG, position_embedding_type="alibi"),
-        "feed_forward_type 'original' .*; supported: geglu",
-    ),
+    "alibi-in-berts-name": limited(SMALL, "geglu", "feed_forward_type 'original'", position_embedding_type="alibi"),
     "another-jina-bert": (
         family("jina_bert", auto_map={"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.X"}),
         r"the weights lack .* tensors that BertModel needs, first encoder\.layer\.0\.attention\.norm\.bias",
     ),
     "alibi-with-heads-that-do-not-divide": (family("jina_bert", num_attention_heads=5), MULTIPLE),
-    "angles-of-an-unknown-kind": angles("new", "of the type 'yarn'", rope_scaling={"type": "yarn", "factor": 2}),
-    "angles-of-a-mixed-kind": angles(
-        "new", "of the type 'ntk' with mixed_b", rope_scaling={"type": "ntk", "factor": 2, "mixed_b": 0.6}
-    ),
+    "angles-of-an-unknown-kind": angles("new", "of the type 'yarn'", rope_scaling=YARN),
+    "angles-of-a-mixed-kind": angles("new", "of the type 'ntk' with mixed_b", rope_scaling={**NTK, "mixed_b": 0.6}),
     "angles-of-no-factor": (
-        family("new", rope_scaling={"type": "ntk", "factor": "2"}),
-        "factor of rope_scaling .* a positive number, not '2'",
+        family("new", rope_scaling={**NTK, "factor": "2"}),
+        "rope_scaling .* a positive number, not '2'",
     ),
     "angles-in-a-text": (family("new", rope_scaling="ntk"), "rope_scaling in config.json must be an object"),
-    "angles-of-a-kind-since-then": angles(
-        "gte", "of the type 'longrope'", rope_parameters={"rope_type": "longrope", "rope_theta": 10000}
-    ),
+    "angles-of-a-kind-since-then": angles("gte", "of the type 'longrope'", rope_parameters={"rope_type": "longrope"}),
     "scores-by-the-texts-length": limited("new", "False", logn_attention_scale=True),
     "a-first-form-without-gates": limited(FIRST, "swiglu, geglu", activation_function="gelu"),
-    "a-first-form-with-heads-that-do-not-divide": (
-        family(FIRST, n_head=5),
-        r"n_embd in config\.json must be a multiple of n_head",
-    ),
+    "a-first-form-with-heads-that-do-not-divide": (family(FIRST, n_head=5), "n_embd .* must be a multiple of n_head"),
     "a-first-form-of-experts": limited(FIRST, "0", moe_every_n_layers=2),
     "a-first-form-half-rotated": limited(FIRST, "1", rotary_emb_fraction=0.5),
     "a-first-form-scaled-by-nothing": wrong(FIRST, "a positive number", rotary_scaling_factor=0),
@@ -355,16 +353,12 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "heads-that-were-taken-out": limited(SMALL, "{}", pruned_heads={"0": [1]}),
     "a-setting-of-another-type": (
         put(CONFIG, layer_norm_eps="small"),
-        r"Transformers makes nothing of config\.json: .*layer_norm_eps",
+        "Transformers makes nothing .*: .*layer_norm_eps",
     ),
     "a-normalization-that-is-not-fused": limited("deberta", r"up to 0\.0001", layer_norm_eps=0.01),
     "angles-in-a-part": limited("nomic_bert", "1", partial_rotary_factor=0.5),
-    "angles-by-an-unknown-setting": angles(
-        "gte", "with beta_fast", rope_parameters={"rope_type": "linear", "factor": 2, "beta_fast": 3}
-    ),
-    "angles-scaled-in-all-layers": angles(
-        "modernbert", "of the type 'yarn'", rope_scaling={"rope_type": "yarn", "factor": 2}
-    ),
+    "angles-by-an-unknown-setting": angles("gte", "with beta_fast", rope_parameters={**LINEAR, "beta_fast": 3}),
+    "angles-scaled-in-all-layers": angles("modernbert", "of the type 'yarn'", rope_scaling=YARN),
     "another-pooling-in-a-head": limited("modernbert classify", "'cls', 'mean'", classifier_pooling="max"),
     # Folders that are no whole encoder
     "an-adapter": (
@@ -377,7 +371,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "an-adapter-below": (
         all_of(moved_to(BELOW), write(f"{BELOW}/{ADAPTER}", LORA)),
-        rf"{BELOW}: adapter_config\.json says that this is an adap",
+        rf"{BELOW}: .* this is an adapter",
     ),
     "weights-that-are-pointers": pointer(WEIGHTS),
     "pickled-weights-that-are-pointers": pointer(BIN, drop(WEIGHTS)),
@@ -386,31 +380,22 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "pieces-that-are-a-pointer": pointer("spiece.model", instead()),
     "a-config-that-is-a-pointer": pointer(CONFIG),
     "the-cache-of-the-hub": (cached(), rf"the Hugging Face hub's cache, above .*; give \S+small/{SNAPSHOT}"),
-    "a-cache-above-models": (
-        cached("models--org--name"),
-        rf"; give \S+models--org--name/{SNAPSHOT}, or org/name with HF_HUB_OFFLINE=1",
-    ),
+    "a-cache-above-models": (cached("models--org--name"), rf"; give \S+models--org--name/{SNAPSHOT}, or {OFFLINE}"),
     "a-home-of-the-hub": (
         cached("hub/models--org--name"),
-        rf"; give \S+hub/models--org--name/{SNAPSHOT}, or org/name with HF_HUB_",
+        rf"; give \S+hub/models--org--name/{SNAPSHOT}, or {OFFLINE}",
     ),
     "onnx-alone": (
         all_of(drop(WEIGHTS), lambda folder: (folder / "onnx").mkdir(), write("onnx/model.onnx", b"")),
         r"pytorch_model\.bin are missing, and onnx/model\.onnx is not read \(an ONNX graph\)",
     ),
     "gguf": (
-        all_of(drop(WEIGHTS), drop(CONFIG), write("model-q4.gguf", b"GGUF")),
-        r"config\.json is missing, and model-q4\.gguf is not read \(a file of llama\.cpp\)",
+        all_of(drop(CONFIG), renamed("q4.gguf")),
+        r"config\.json is missing, and q4\.gguf is not read \(.* llama\.cpp\)",
     ),
     "flax": (renamed("flax_model.msgpack"), r"flax_model\.msgpack is not read \(a file of Flax\)"),
-    "weights-under-another-name": (
-        renamed("model.fp16.safetensors"),
-        r"model\.fp16\.safetensors is not read \(rename it",
-    ),
-    "a-folder-of-folders": (
-        all_of(plain, moved_to("run-500")),
-        "config.json is missing; run-500 below has one: give that folder",
-    ),
+    "weights-under-another-name": (renamed("model.fp16.safetensors"), r"model\.fp16\.safetensors is .* \(rename it"),
+    "a-folder-of-folders": (all_of(plain, moved_to("run-5")), "config.json is missing; run-5 below has one: give that"),
     **{
         f"quantized-by-{method}": (
             put(CONFIG, quantization_config={"quant_method": method}),
@@ -419,18 +404,15 @@ CASES: dict[str, tuple[Spoil, str]] = {
         for method in ("gptq", "awq", "bitsandbytes")
     },
     "a-bert-that-writes": (put(CONFIG, is_decoder=True), "is_decoder in config.json says that this is a decoder"),
-    "a-decoder": (
-        put(CONFIG, model_type="gpt2"),
-        "'gpt2' cannot be exported: it is a decoder, which writes text; supp",
-    ),
+    "a-decoder": (put(CONFIG, model_type="gpt2"), "'gpt2' cannot be exported: it is a decoder, which writes text"),
     "a-larger-decoder": (put(CONFIG, model_type="llama"), "'llama' cannot be exported: it is a decoder"),
     "an-encoder-with-a-decoder": (
         put(CONFIG, model_type="t5"),
-        "'t5' cannot be exported: it has an encoder and a decoder; supported: bert",
+        "'t5' cannot be exported: it has an encoder and a decoder",
     ),
     "another-encoder-with-a-decoder": (
         put(CONFIG, model_type="bart", is_encoder_decoder=True),
-        "is_encoder_decoder in config.json says that this is an encoder with a decoder",
+        "is an encoder with a decoder",
     ),
     "images": (put(CONFIG, model_type="vit"), "'vit' cannot be exported: it reads images"),
     "images-and-texts": (put(CONFIG, model_type="clip"), "'clip' cannot be exported: it reads images"),
@@ -455,10 +437,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "colbert-by-prefixes": (put(SETTINGS, query_prefix="[Q]", document_prefix="[D]"), "this is ColBERT"),
     "colbert-by-its-trainer": (write("artifact.metadata", {"dim": 128}), "this is ColBERT"),
     "colbert-by-class": (put(CONFIG, architectures=["HF_ColBERT"]), "this is ColBERT"),
-    "splade-by-name": (
-        put(CONFIG, architectures=["BertForMaskedLM"], _name_or_path="naver/splade-v2"),
-        "this is SPLADE .* yet",
-    ),
+    "splade-by-name": (put(CONFIG, architectures=["BertForMaskedLM"], _name_or_path="x/splade-v2"), "this is SPLADE"),
     # modules.json and what it leads to
     "modules-in-an-object": (write("modules.json", {"0": "Transformer"}), r"modules\.json must list modules"),
     "modules-without-paths": (write("modules.json", [{"type": "a"}]), "each with a type and a path"),
@@ -471,25 +450,16 @@ CASES: dict[str, tuple[Spoil, str]] = {
         kinds("Transformer", "WordWeights", "Pooling"),
         "has a WordWeights module, which cannot be exported; supported: Transformer, Pooling, Dense, LayerNorm",
     ),
-    "a-module-of-its-own-code": (
-        kinds("Transformer", "Pooling", prefix="own."),
-        r"has a own\.Transformer module, .* is never run",
-    ),
-    "a-module-outside": (
-        kinds("Transformer", "Pooling", path="../other"),
-        r"the module path '\.\./other' leads outside",
-    ),
+    "a-module-of-its-own-code": (kinds("Transformer", "Pooling", prefix="own."), r"a own\.Transformer .* is never run"),
+    "a-module-outside": (kinds("Transformer", "Pooling", path="../other"), r"module path '\.\./other' leads outside"),
     "a-normalize-outside": (normalize_at("../../etc"), r"the module path '\.\./\.\./etc' leads outside"),
     "a-module-missing": (lambda folder: shutil.rmtree(folder / "1_Pooling"), "the folder '1_Pooling' is missing"),
     "an-unknown-pooling": (put(POOLING, pooling_mode="largest"), r"pooling_mode 'largest' .*supported: cls, max, mean"),
     "pooling-by-a-number": (put(POOLING, pooling_mode=[3]), r"pooling_mode 3 in config\.json cannot be exported"),
-    "a-pooling-of-null": (
-        write(POOLING, {"pooling_mode": None}),
-        r"pooling_mode None in config\.json cannot be exported",
-    ),
+    "a-pooling-of-null": (write(POOLING, {"pooling_mode": None}), r"pooling_mode None in config\.json cannot be exp"),
     "a-pooling-with-an-unknown-setting": (
         put(POOLING, pooling_mode_median_tokens=True),
-        "pooling_mode_median_tokens in config.json is no setting of a Pooling; supp",
+        "no setting of a Pooling; supp",
     ),
     "another-pooling-without-modules": (
         all_of(drop("modules.json"), write(POOLING, {"pooling_mode": "cls"})),
@@ -513,22 +483,19 @@ CASES: dict[str, tuple[Spoil, str]] = {
     },
     "an-unknown-setting-of-a-transformer": (
         sentence(max_length=8),
-        r"max_length in sentence_bert_config\.json is no setting of a Transformer; supported: max_",
+        "max_length .* of a Transformer; supported: max_seq_",
     ),
     "another-config": (sentence(config_args={"num_hidden_layers": 1}), f"num_hidden_layers in config_kwargs {UNTAKEN}"),
     "another-model": (sentence(model_kwargs={"variant": "fp16"}), f"variant in model_kwargs {UNTAKEN}"),
     "arguments-in-a-list": (
         sentence(tokenizer_args=["x"]),
-        r"tokenizer_args in .* must be arguments by name, not \['x'\]",
+        r"tokenizer_args .* must be arguments by name, not \['x'\]",
     ),
-    "another-tokenizer": (
-        sentence(tokenizer_args={"vocab_file": "other.txt"}),
-        "vocab_file among .* names another tokenizer",
-    ),
+    "another-tokenizer": (sentence(tokenizer_args={"vocab_file": "x"}), "vocab_file among .* names another tokenizer"),
     "no-pooling-named": (write(POOLING, {"pooling_mode": []}), r"config\.json names no pooling_mode"),
     "pooling-of-another-width": (
         put(POOLING, word_embedding_dimension=64),
-        "the pooling takes vectors of 64, the model makes vectors of 32",
+        "takes vectors of 64, the model makes .* of 32",
     ),
     "a-prompt-left-out-of-pooling": (
         all_of(put(POOLING, include_prompt=False), put(SETTINGS, prompts={"query": "q: "})),
@@ -540,65 +507,53 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-dense-without-weights": (dense(), "2_Added: model.safetensors and pytorch_model.bin are missing"),
     "a-dense-of-other-weights": (
         dense(weight=[8, 16]),
-        r"2_Added: linear\.weight has the shape \[8, 16\], config\.json asks for \[8, 32\]",
+        r"2_Added: linear\.weight has the shape \[8, 16\], .* \[8, 32\]",
     ),
     "a-dense-with-a-bias-too-many": (
         dense(weight=[8, WIDTH], bias=False),
-        r"2_Added: the weights hold 1 tensors that Dense has no place for, first linear\.bias",
+        r"2_Added: .* no place for, first linear\.bias",
     ),
     "a-dense-without-its-residual": (
         dense(weight=[8, WIDTH], use_residual=True),
-        r"2_Added: the weights lack 1 of 3 tensors that Dense needs, first residual\.weight",
+        r"2_Added: .*, first residual\.weight",
     ),
-    "a-dense-with-weights-cut": (
-        all_of(dense(weight=[8, WIDTH]), cut(f"2_Added/{WEIGHTS}")),
-        r"2_Added: model\.safetensors is damaged",
-    ),
+    "a-dense-with-weights-cut": (all_of(dense(weight=[8, WIDTH]), cut(f"2_Added/{WEIGHTS}")), f"2_Added: {DAMAGED}"),
     "a-dense-in-a-pickle-that-runs": (
         all_of(dense(), lambda folder: torch.save({"linear.weight": Runs()}, folder / "2_Added" / BIN)),
         r"2_Added: pytorch_model\.bin asks for posix\.system when it is loaded",
     ),
     "a-dense-of-another-activation": (
-        dense(activation_function="torch.nn.modules.activation.Mish"),
-        r"activation_function 'torch\.nn\.modules\.activation\.Mish' .* supported: Identity, Tanh",
+        dense(activation_function=MISH),
+        f"{re.escape(MISH)}' .* supported: Identity, Tanh",
     ),
     "a-dense-of-its-own-code": (dense(activation_function="custom.Tanh"), r"activation_function 'custom\.Tanh'"),
     "a-dense-with-a-bias-of-words": (dense(bias="yes"), "bias in config.json must be true or false, not 'yes'"),
     "a-dense-on-tokens": (
         dense(module_input_name="token_embeddings"),
-        "a Dense with the module_input_name 'token_embeddings' cannot be exp",
+        "module_input_name 'token_embeddings' cannot be exp",
     ),
     "a-layer-norm-of-another-width": (
         follow("LayerNorm", {"dimension": 16}, norm_weight=[16], norm_bias=[16]),
         "this LayerNorm takes vectors of 16, and gets vectors of 32",
     ),
-    "a-length-that-is-a-text": (
-        sentence(max_seq_length="long"),
-        "max_seq_length in .* must be a positive integer, not 'long'",
-    ),
+    "a-length-that-is-a-text": (sentence(max_seq_length="long"), "max_seq_length .* a positive integer, not 'long'"),
     # config_sentence_transformers.json, and what config.json says of vectors and scores
     "a-prompt-that-is-a-number": (put(SETTINGS, prompts={"query": 1}), f"prompts in {SETTINGS} must be texts by name"),
     "prompts-in-a-list": (put(SETTINGS, prompts=["query: "]), f"prompts in {SETTINGS} must be texts by name"),
     "an-unknown-default-prompt": (
-        put(SETTINGS, prompts={"query": "q: "}, default_prompt_name="passage"),
-        r"'passage' .* is none of its prompts \(query\)",
+        put(SETTINGS, **QUERY_PROMPT, default_prompt_name="x"),
+        r"'x' .* of its prompts \(query\)",
     ),
-    "a-default-prompt-of-none": (
-        put(SETTINGS, default_prompt_name=7),
-        r"default_prompt_name 7 .* is none of its prompts \(it has none\)",
-    ),
+    "a-default-prompt-of-none": (put(SETTINGS, default_prompt_name=7), r"default_prompt_name 7 .* \(it has none\)"),
     "cut-to-nothing": (put(SETTINGS, truncate_dim=0), f"truncate_dim in {SETTINGS} must be a positive integer, not 0"),
-    "cut-beyond-the-vector": (
-        put(SETTINGS, truncate_dim=64),
-        f"truncate_dim 64 in {SETTINGS} is more than a vector's 32",
-    ),
+    "cut-beyond-the-vector": (put(SETTINGS, truncate_dim=64), f"truncate_dim 64 in {SETTINGS} is more than .* 32"),
     "an-unknown-similarity": (
         put(SETTINGS, similarity_fn_name="hamming"),
-        "similarity_fn_name 'hamming' .*: cosine, dot, euclidean, manhattan",
+        "'hamming' .*: cosine, dot, euclidean, manhattan",
     ),
     "matryoshka-beyond-the-vector": (
         put(CONFIG, matryoshka_dimensions=[16, 64]),
-        r"matryoshka_dimensions in config\.json must be a list of sizes from 1 to 32, .* not \[16, 64\]",
+        r"sizes from 1 to 32, .* not \[16, 64\]",
     ),
     "matryoshka-that-is-a-text": (put(CONFIG, matryoshka_dimensions="16"), "must be a list of sizes from 1 to 32"),
     "a-score-of-another-activation": (
@@ -607,40 +562,28 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     # Weights
     "no-weights": (drop(WEIGHTS), r"model\.safetensors and pytorch_model\.bin are missing; save the model"),
-    "weights-of-another-framework": (
-        renamed("tf_model.h5"),
-        r"pytorch_model\.bin are missing, and tf_model\.h5 is not read",
-    ),
+    "weights-of-another-framework": (renamed("tf_model.h5"), r"model\.bin are missing, and tf_model\.h5 is not read"),
     "weights-cut": (
         cut(WEIGHTS),
-        r"model\.safetensors is damaged \(it has \d+ bytes, and its header does not fit them, .* load it again\)",
+        rf"{DAMAGED} \(it has \d+ bytes, and its header does not fit them, .* load it again\)",
     ),
     "weights-that-are-a-page": (
-        write(WEIGHTS, "<!doctype html>"),
-        r"model\.safetensors is damaged \(its 15 bytes are no safetensors; load it ag",
+        write(WEIGHTS, "<!doctype>"),
+        rf"{DAMAGED} \(its 10 bytes are no safetensors; load it again\)",
     ),
     "weights-of-nothing": (write(WEIGHTS, b""), r"model\.safetensors is damaged \(its 0 bytes are no safetensors"),
     "a-pickle-that-runs": (pickled, r"pytorch_model\.bin asks for posix\.system when it is loaded, .* nothing of it"),
     "a-tensor-missing": (without(QUERY), "lack 1 of .*layer.1.attention.self.query.weight"),
-    "a-tensor-too-many": (
-        tensors(lambda held: held.update({"bert.adapter.weight": torch.zeros(2)})),
-        "1 tensors that BertModel has no place for, first adapter",
-    ),
-    "a-tensor-misshapen": (
-        tensors(lambda held: held.update({BIAS: torch.zeros(7)})),
-        r"output\.dense\.bias has the shape \[7\], config\.json asks for \[32\]",
-    ),
-    "a-tensor-of-integers": (
-        tensors(lambda held: held.update({BIAS: torch.zeros(WIDTH, dtype=torch.int8)})),
-        "only weights in floating point",
-    ),
+    "a-tensor-too-many": (replaced("bert.adapter.weight", 2), "1 tensors that BertModel .*, first adapter"),
+    "a-tensor-misshapen": (replaced(BIAS, 7), r"output\.dense\.bias has the shape \[7\], .* asks for \[32\]"),
+    "a-tensor-of-integers": (replaced(BIAS, WIDTH, dtype="int8"), "only weights in floating point"),
     "more-words-than-rows": (put(CONFIG, vocab_size=4000), r"word_embeddings\.weight has the shape \[\d+, 32\]"),
     "shards-swapped": (shards(swapped), r"the index of the weights says that [ab]\.safetensors holds"),
     "a-shard-cut": (all_of(shards(), cut("b.safetensors")), r"b\.safetensors is damaged"),
     "a-tensor-in-two-shards": (all_of(shards(), twice), "two files of the weights hold"),
     "a-shard-missing": (
         all_of(shards(), drop("b.safetensors")),
-        r"b\.safetensors is missing, which model\.safetensors\.index\.json nam",
+        r"b\.safetensors is missing, which model\.safetensors\.",
     ),
     "an-index-of-nothing": (shards(lambda _: {}), BESIDE),
     "an-index-that-leads-outside": (shards(lambda index: dict.fromkeys(index, "../a.safetensors")), BESIDE),
@@ -654,13 +597,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         all_of(tokenizer(lambda made: made.update(normalizer=LENGTHENS)), use_fast_tokenizer),
         r"tokenizer\.json: normalizer makes a text more than 16 times as long",
     ),
-    "a-word-without-a-row": (
-        tokenizer(lambda made: made["model"]["vocab"].update(extra=len(vocabulary()))),
-        TOO_MANY_IDS,
-    ),
+    "a-word-without-a-row": (tokenizer(lambda made: made["model"]["vocab"].update(extra=ROWS)), TOO_MANY_IDS),
     "no-frame": (
         all_of(tokenizer(lambda made: made.update(post_processor=None)), use_fast_tokenizer),
-        "does not put its cls and sep tokens around a text",
+        "does not put its cls",
     ),
     "no-merges": (instead(write("vocab.json", {"a": 0})), r"merges\.txt is missing, without which BPE cannot be done"),
     "no-vocabulary": (instead(write("merges.txt", "a b")), r"vocab\.json is missing, without which BPE"),
@@ -679,26 +619,23 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a-tokenizer-of-another-class": (
         put(TOKENIZER, tokenizer_class="XLMRobertaTokenizer"),
-        r"no tokenizer can be made of tokenizer\.json",
+        rf"{NO_TOKENIZER} tokenizer\.json",
     ),
     "a-tokenizer-in-python": (put(TOKENIZER, tokenizer_class="CanineTokenizer"), "CanineTokenizer"),
     "words-in-japanese": (
         instead(write("vocab.txt", lines(9)), tokenizer_class="BertJapaneseTokenizer", word_tokenizer_type="mecab"),
         r"no tokenizer can be made of vocab\.txt",
     ),
-    "special-tokens-that-are-split": (
-        put(TOKENIZER, split_special_tokens=True),
-        r"split_special_tokens in tokenizer_config\.json",
-    ),
+    "special-tokens-that-are-split": (put(TOKENIZER, split_special_tokens=True), "split_special_tokens in tokenizer"),
     "a-truncation-side-that-is-none": (put(TOKENIZER, truncation_side="middle"), "middle"),
     "a-vocabulary-too-long": (instead(write("vocab.txt", lines(5000)), tokenizer_class="BertTokenizer"), TOO_MANY_IDS),
     "a-sentencepiece-file-that-is-none": (
-        instead(write("spiece.model", b"nothing")),
-        r"spiece\.model is not a SentencePiece model",
+        instead(write("spiece.model", b"x")),
+        r"spiece\.model is not a SentencePiece",
     ),
     "a-sentencepiece-file-of-nothing": (
-        instead(write("sentencepiece.bpe.model", b"")),
-        r"sentencepiece\.bpe\.model is not a SentenceP",
+        instead(write(PIECES, b"")),
+        r"sentencepiece\.bpe\.model is not a SentencePiece",
     ),
 }
 

@@ -46,19 +46,22 @@ def test_the_tokenizer_loses_its_lengths(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "expected"),
-    [(None, None, 64), (20, None, 20), (900, None, 64), (20, 50, 50), (20, 64, 64), (None, 3, 3)],
+    ("own", "tokenizers", "asked", "expected"),
+    [
+        (None, 64, None, 64),
+        (20, 64, None, 20),
+        (900, 64, None, 64),
+        (20, 64, 50, 50),
+        (20, 64, 64, 64),
+        (None, 64, 3, 3),
+        (None, 48, None, 48),
+    ],
 )
-def test_the_maximum_length(folder: Path, own: int | None, asked: int | None, expected: int) -> None:
-    """The length asked for wins over max_seq_length, which is held to the model's positions."""
+def test_the_maximum_length(folder: Path, own: int | None, tokenizers: int, asked: int | None, expected: int) -> None:
+    """The length asked for wins over max_seq_length, held to the model's positions; else the tokenizer's counts."""
     edit_json(folder / "sentence_bert_config.json", max_seq_length=own)
+    edit_json(folder / "tokenizer_config.json", model_max_length=tokenizers)
     assert opened(folder, max_length=asked).max_length == expected
-
-
-def test_the_tokenizers_limit_counts_where_there_is_no_other(folder: Path) -> None:
-    """Without max_seq_length the tokenizer's model_max_length is taken."""
-    edit_json(folder / "tokenizer_config.json", model_max_length=48)
-    assert opened(folder).max_length == 48
 
 
 @pytest.mark.parametrize("asked", [2, 65])
@@ -74,7 +77,6 @@ def test_texts_are_cut_to_the_maximum_length(folder: Path) -> None:
     assert list(short.ids) == [2, vocabulary()["a"], 3]
     assert short.type_ids is None
     assert len(long.ids) == len(pair.ids) == 16
-    assert pair.type_ids is not None
     assert set(pair.type_ids) == {0, 1}
 
 

@@ -57,7 +57,6 @@ def test_a_channel_that_can_be_repeated_takes_no_steps_of_the_matrix() -> None:
     rows[:, 3] *= 30
     once, often = (choose(seen(rows), matrix, may_repeat=may_repeat) for may_repeat in (False, True))
     assert once.repeats is None
-    assert often.repeats is not None
     assert often.repeats[3] == often.repeats.max() > 2
     assert len(often.divisors) == len(often.rows(matrix)) == often.repeats.sum() <= 256 + 16
     assert distance(often, rows, matrix) < distance(once, rows, matrix) * 2 / 3

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
+    from export.checkpoint.vocabulary import Vocabulary
     from tests.support.folders.grammar import Draw
 
 EMBED: Draw = {"family": "bert", "task": "embed"}
@@ -77,8 +77,7 @@ def test_answers_are_those_of_the_library(case: str) -> None:
 
 @pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize(
-    "arguments",
-    [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}],
+    "arguments", [{"processor_kwargs": {"truncation_side": "left"}}, {"tokenizer_args": {"do_lower_case": False}}]
 )
 def test_arguments_of_sentence_transformers_reach_the_tokenizer(arguments: dict[str, Any]) -> None:
     """By their name of today and by the old one."""
@@ -89,41 +88,39 @@ def test_arguments_of_sentence_transformers_reach_the_tokenizer(arguments: dict[
     assert search.judged(EMBED, 0, fused=False, change=change) == search.Verdict("same")
 
 
-def compare(checkpoint: Checkpoint) -> None:
-    """Holds a checkpoint's tokens against those of Transformers, as every export does."""
-    probes.check("checkpoint small", checkpoint.vocabulary, checkpoint.size("vocab_size"), checkpoint.max_length)
+def with_tokenizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Vocabulary], dict[str, Any]]:
+    def changed(vocabulary: Vocabulary) -> dict[str, Any]:
+        document = json.loads(vocabulary.content)
+        change(document)
+        return {"content": json.dumps(document).encode()}
+
+    return changed
 
 
 @pytest.mark.usefixtures("whole_proof")
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("draw", "change", "named"),
     [
-        (lambda document: document["normalizer"].update(lowercase=False), "tokens are not those"),
-        (lambda document: document["post_processor"]["pair"][3]["Sequence"].update(type_id=0), "model_input_names"),
+        (EMBED, with_tokenizer(lambda made: made["normalizer"].update(lowercase=False)), "tokens are not those"),
+        (
+            EMBED,
+            with_tokenizer(lambda made: made["post_processor"]["pair"][3]["Sequence"].update(type_id=0)),
+            "model_input_names",
+        ),
+        (EMBED | LEFT, lambda _: {"truncation_side": "right"}, r"cut to \d+ tokens.*Look at truncation_side"),
     ],
-    ids=["tokens", "types"],
+    ids=["tokens", "types", "side"],
 )
 def test_a_difference_names_the_text_and_both_sides(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], named: str
+    tmp_path: Path, draw: Draw, change: Callable[[Vocabulary], dict[str, Any]], named: str
 ) -> None:
     """Where a bundle's tokenizer would make something else of a text than Transformers, nothing is exported."""
-    checkpoint = opened(write(tmp_path / "small", EMBED, 0))
-    document = json.loads(checkpoint.vocabulary.content)
-    change(document)
-    other = replace(checkpoint.vocabulary, content=json.dumps(document).encode())
+    checkpoint = opened(write(tmp_path / "small", draw, 0))
+    other = replace(checkpoint.vocabulary, **change(checkpoint.vocabulary))
     with pytest.raises(ExportError, match=named) as refusal:
-        compare(replace(checkpoint, vocabulary=other))
+        probes.check("checkpoint small", other, checkpoint.size("vocab_size"), checkpoint.max_length)
     assert "BertTokenizer in Transformers" in str(refusal.value)
     assert " here, " in str(refusal.value)
-
-
-@pytest.mark.usefixtures("whole_proof")
-def test_another_side_than_transformers_names_the_setting(tmp_path: Path) -> None:
-    """Cut at the other end, a text has other tokens."""
-    checkpoint = opened(write(tmp_path / "small", EMBED | LEFT, 0))
-    right = replace(checkpoint.vocabulary, truncation_side="right")
-    with pytest.raises(ExportError, match=r"cut to \d+ tokens.*Look at truncation_side"):
-        compare(replace(checkpoint, vocabulary=right))
 
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")

@@ -119,11 +119,7 @@ SMALL, CAPITAL = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     ],
 )
 def test_case_is_told_or_asked_for(
-    folder: Path,
-    words: list[str] | None,
-    settings: dict[str, object] | None,
-    asked: Case | None,
-    outcome: str,
+    folder: Path, words: list[str] | None, settings: dict[str, object] | None, asked: Case | None, outcome: str
 ) -> None:
     """By the vocabulary where one reading alone makes sense, by the tokenizer's settings, or by the command line."""
     (folder / "vocab.txt").unlink()

@@ -229,7 +229,7 @@ def test_a_fused_graph_keeps_its_operators(tmp_path: Path) -> None:
     assert cosine(exact, rounded).min() >= 0.9999
 
 
-def test_a_fused_attention_that_could_overflow_is_resmall_graph(tmp_path: Path) -> None:
+def test_a_fused_attention_that_could_overflow_is_refused(tmp_path: Path) -> None:
     """What happens inside a fused operator cannot be divided, so the export stops and names the operator."""
     path = small_graph(tmp_path, layers=1)
     spoil(path, "Attention_0_qkv_weight", lambda array: np.multiply(array, 60000, out=array))

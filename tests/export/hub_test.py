@@ -44,6 +44,12 @@ def export(hub: Hub, *words: str, **variables: str) -> subprocess.CompletedProce
     return export_fork_server().run(["export", *words], env, ROOT, timeout_s=300)
 
 
+def exported(hub: Hub, *words: str, **variables: str) -> str:
+    done = export(hub, *words, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def refused(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
@@ -55,27 +61,23 @@ def test_what_is_exported_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
     models = tmp_path / "models"
     words = (MODEL, "--out", str(models), "--precision", "fp32", "--if-changed")
     hub.private = True
-    first = export(hub, *words, "--token", TOKEN)
-    assert first.returncode == 0, first.stderr
+    exported(hub, *words, "--token", TOKEN)
     source = read_bundle(models / "small" / "1").manifest.source
     assert (source.name, source.revision) == (MODEL, hub.commit)
 
     hub.requests.clear()
-    again = export(hub, *words, HF_TOKEN=TOKEN, HF_HOME=str(tmp_path / "another-client"))
-    assert again.returncode == 0, again.stderr
-    assert "made before" in again.stdout
+    again = exported(hub, *words, HF_TOKEN=TOKEN, HF_HOME=str(tmp_path / "another-client"))
+    assert "made before" in again
     assert hub.requests == [f"/api/models/{MODEL}"]
 
     hub.requests.clear()
-    pinned = export(hub, *words, "--revision", hub.commit)
-    assert pinned.returncode == 0, pinned.stderr
+    exported(hub, *words, "--revision", hub.commit)
     assert hub.requests == []
 
     hub.down = True
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
-        unasked = export(hub, *words, **variables)
-        assert unasked.returncode == 0, unasked.stderr
-        assert "note: the hub cannot be asked, so this may not be its newest commit" in unasked.stdout
+        said = exported(hub, *words, **variables)
+        assert "note: the hub cannot be asked, so this may not be its newest commit" in said
     assert [entry.name for entry in (models / "small").iterdir()] == ["1"]
 
 
@@ -93,8 +95,7 @@ def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[
     """Weights in another layout than Transformers' are loaded too."""
     with Hub(MODEL, write(tmp_path / "files"), tmp_path / "client") as hub:
         models = tmp_path / "models"
-        done = export(hub, MODEL, "--out", str(models), "--precision", "fp32")
-        assert done.returncode == 0, done.stderr
+        exported(hub, MODEL, "--out", str(models), "--precision", "fp32")
         assert read_bundle(models / "small" / "1").manifest.source.revision == hub.commit
 
 
@@ -154,7 +155,6 @@ def exporting_until(stage: str, folder: Path, out: Path, errors: Path) -> Iterat
     with errors.open("w") as file:
         words = ["export", str(folder), "--out", str(out)]
         child = export_fork_server().start(words, os.environ, folder, errors=file.fileno())
-    assert child.stdout is not None
     with child.stdout:
         assert any(stage in line for line in child.stdout)
         yield child

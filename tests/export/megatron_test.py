@@ -125,10 +125,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipeline": (renamed(RANK, "iter_2000000/mp_rank_00_000"), "mp_rank_00_000 is of a pipeline-parallel training"),
     "mixed experts": (trained(num_experts=8), "it was trained with num_experts 8"),
     "another norm": (trained(normalization="RMSNorm"), "with normalization 'RMSNorm'; supported: 'LayerNorm'"),
-    "version": (
-        lambda folder: save(training_state(0, 2, 9.0), folder / FILE),
-        r"checkpoint_version 9\.0 is not known",
-    ),
+    "version": (lambda folder: save(training_state(0, 2, 9.0), folder / FILE), r"checkpoint_version 9\.0 is not known"),
     "unknown": (
         with_model(lambda: {"adapter": {"weight": torch.ones(2)}}),
         r"it holds adapter\.weight, which is no tensor of",

@@ -178,19 +178,12 @@ def check_same_ids(folder: Path, count: int) -> None:
         assert [list(text.type_ids or ()) for text in found] == whole["token_type_ids"]
 
 
+@pytest.mark.parametrize("count", [250, pytest.param(5000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, count: int) -> None:
     """Special tokens, lower-casing, cutting: token for token, over 25 scripts, emoji, controls and long words."""
     KINDS[kind](tmp_path)
-    check_same_ids(tmp_path, 250)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_transformers_on_thousands_of_texts(tmp_path: Path, kind: str) -> None:
-    """The same on 5,000."""
-    KINDS[kind](tmp_path)
-    check_same_ids(tmp_path, 5000)
+    check_same_ids(tmp_path, count)
 
 
 def test_pieces_of_another_kind_than_the_class_makes_are_refused(tmp_path: Path) -> None:

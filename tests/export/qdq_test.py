@@ -185,9 +185,7 @@ def test_an_export_brings_the_engine_and_how_its_graph_compares(
     """The engine itself is unproven; the figures of its graph stand in the manifest, the report and the summary."""
     bundle = open_bundle(exported)
     engine = bundle.artifact("int8", "sm75")
-    assert engine is not None
     assert (engine.file, engine.proven) == ("model.sm75.int8.engine", False)
-    assert engine.graph is not None
     assert engine.graph.parity.texts == 256
     assert 0.99 < engine.graph.parity.cosine_min < 0.999999
     assert engine.graph.batch_invariant

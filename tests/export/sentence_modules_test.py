@@ -45,6 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 TEXTS = ["the server", "a text that is not in it, and to a text with more of it", "it", "of the server for the text"]
 WIDTH = 32
+ROBERTA, BERT, ALBERT = (f"sentence_{kind}_config.json" for kind in ("roberta", "bert", "albert"))
 AS_IT_IS = EmbedOptions()
 EVERY_MODE = ["lasttoken", "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
 
@@ -179,27 +180,22 @@ def test_old_files_are_read_as_sentence_transformers_reads_them(encoder: Path, t
     np.testing.assert_allclose(vectors(checkpoint, fused(checkpoint, tmp_path)), wanted, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", pooling.TRANSFORMER_FILES)
-def test_every_name_of_a_transformers_settings_is_read(encoder: Path, tmp_path: Path, name: str) -> None:
-    """With the lengths that Sentence Transformers makes of them, whoever wrote them."""
-    folder = tmp_path / "model"
-    saved(encoder, folder, [modules.Pooling(WIDTH)])
-    (folder / "sentence_bert_config.json").unlink()
-    write_json(folder / name, {"max_seq_length": 8, "do_lower_case": False, "tokenizer_args": {"use_fast": True}})
-    assert opened(folder).max_length == sentence_transformers.SentenceTransformer(str(folder)).max_seq_length == 8
-
-
 LENGTHS: dict[str, tuple[dict[str, object], int]] = {
+    # By every name of its file, whoever wrote it.
+    **{
+        name: ({name: {"max_seq_length": 8, "do_lower_case": False, "tokenizer_args": {"use_fast": True}}}, 8)
+        for name in pooling.TRANSFORMER_FILES
+    },
     # A file that says nothing is none.
-    "the-first": ({"roberta": {"max_seq_length": 9}, "bert": {}, "albert": {"max_seq_length": 7}}, 9),
-    "of-the-tokenizer": ({"bert": {"max_seq_length": 9, "processor_kwargs": {"model_max_length": 7}}}, 7),
+    "the-first": ({ROBERTA: {"max_seq_length": 9}, BERT: {}, ALBERT: {"max_seq_length": 7}}, 9),
+    "of-the-tokenizer": ({BERT: {"max_seq_length": 9, "processor_kwargs": {"model_max_length": 7}}}, 7),
     "by-its-old-name": (
-        {"bert": {"processor_kwargs": {"model_max_length": 9}, "tokenizer_args": {"model_max_length": 7}}},
+        {BERT: {"processor_kwargs": {"model_max_length": 9}, "tokenizer_args": {"model_max_length": 7}}},
         7,
     ),
     "beside-what-changes-nothing": (
         {
-            "bert": {
+            BERT: {
                 "max_seq_length": 7,
                 "unpad_inputs": False,
                 "transformer_task": "feature-extraction",
@@ -217,8 +213,9 @@ def test_the_length_is_that_of_sentence_transformers(encoder: Path, tmp_path: Pa
     """Of several files, of arguments and settings, and of names old and new."""
     folder, (files, length) = tmp_path / "model", LENGTHS[name]
     saved(encoder, folder, [modules.Pooling(WIDTH)])
-    for kind, content in files.items():
-        write_json(folder / f"sentence_{kind}_config.json", content)
+    (folder / BERT).unlink()
+    for file, content in files.items():
+        write_json(folder / file, content)
     assert opened(folder).max_length == sentence_transformers.SentenceTransformer(str(folder)).max_seq_length == length
 
 

@@ -173,7 +173,6 @@ def test_the_bundle_lists_every_part(repository: Path, capsys: pytest.CaptureFix
     bundle = open_bundle(repository / "small" / "1")
     for precision in ("fp32", "int8"):
         artifact = bundle.artifact(precision)
-        assert artifact is not None
         assert artifact.proven
         names = [f"model.{precision}.part{number}of2" for number in (1, 2)]
         assert [[graph.file for graph in graphs] for graphs in artifact.processes] == [
@@ -236,7 +235,6 @@ def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> N
         assert [(model["parts"], model["split_by"]) for model in status["models"]] == [(2, "layers")]
         assert status["engine"]["lanes"] == ["wide", "narrow", "narrow"]
         engine = server.engine_pid()
-        assert engine is not None
         (part,) = child_pids(engine)
         with ThreadPoolExecutor(4) as pool:
             replies = [pool.submit(post_json, server.http, "/embed", body) for _ in range(40)]
@@ -247,7 +245,6 @@ def test_a_part_that_is_killed_under_load_costs_a_restart(repository: Path) -> N
         wait_for(lambda: post_json(server.http, "/embed", body).status == 200, "a new engine", 30)
         assert post_json(server.http, "/embed", body).json() == expected
         engine = server.engine_pid()
-        assert engine is not None
         (part,) = child_pids(engine)
         os.kill(engine, signal.SIGKILL)
         wait_for(lambda: not is_running(part), "the end of the part")
@@ -266,7 +263,6 @@ def test_ranks_serve_one_batch_together(tmp_path: Path) -> None:
         expected = post_json(server.http, "/embed", body).json()
         assert json.loads(get(server.http, "/status").body)["models"][0]["split_by"] == "tensors"
         engine = server.engine_pid()
-        assert engine is not None
         os.kill(*child_pids(engine), signal.SIGKILL)
         wait_for(lambda: not is_running(engine), "the end of the engine process")
         wait_for(lambda: post_json(server.http, "/embed", body).status == 200, "a new engine", 30)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+IDENTITY = "torch.nn.modules.linear.Identity"
 LENGTH = 64
 
 EVERY = [
@@ -131,13 +132,6 @@ def test_other_settings_are_computed_as_they_are(
     check_answers(folder, checkpoint, fused(checkpoint, tmp_path))
 
 
-def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
-    """Asking for it says so, before any weight is read."""
-    folder = write_task_checkpoint(tmp_path / "small", "gte", "embed")
-    with pytest.raises(ExportError, match="Transformers has no Gte with a head for the task answer"):
-        opened(folder, "answer")
-
-
 def test_pytorchs_own_answers_are_those_of_transformers(tmp_path: Path) -> None:
     """What artifacts are compared with is not made up either; best words come as int32."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
@@ -182,11 +176,22 @@ def test_a_task_can_be_asked_for(tmp_path: Path, saved: str, asked: str, expecte
     assert checkpoint.labels.multi_label is (asked == "classify")
 
 
-@pytest.mark.parametrize(("saved", "asked"), [("embed", "classify"), ("classify", "answer"), ("tag", "fill_mask")])
-def test_a_head_that_was_never_trained_is_refused(tmp_path: Path, saved: str, asked: str) -> None:
-    """Asking for a task whose head is not in the weights is refused; no number is made up."""
-    folder = write_task_checkpoint(tmp_path / "small", "bert", saved)
-    with pytest.raises(ExportError, match="a head that was never trained"):
+@pytest.mark.parametrize(
+    ("family", "saved", "asked", "sentence"),
+    [
+        *(
+            ("bert", saved, asked, "a head that was never trained")
+            for saved, asked in (("embed", "classify"), ("classify", "answer"), ("tag", "fill_mask"))
+        ),
+        ("gte", "embed", "answer", "Transformers has no Gte with a head for the task answer"),
+    ],
+)
+def test_a_head_that_is_not_there_is_refused(
+    tmp_path: Path, family: str, saved: str, asked: str, sentence: str
+) -> None:
+    """Asking for a task whose head is not in the weights, or in Transformers, is refused; no number is made up."""
+    folder = write_task_checkpoint(tmp_path / "small", family, saved)
+    with pytest.raises(ExportError, match=sentence):
         task_model.load(opened(folder, asked))
 
 
@@ -208,10 +213,10 @@ def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path: Path) 
 
 ACTIVATIONS: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {}, "sigmoid"),
-    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, {}, "identity"),
-    ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}, "identity"),
+    ({"sentence_transformers": {"activation_fn": IDENTITY}}, {}, "identity"),
+    ({"sbert_ce_default_activation_function": IDENTITY}, {}, "identity"),
     (
-        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sentence_transformers": {"activation_fn": IDENTITY}},
         {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
         "sigmoid",
     ),
@@ -230,36 +235,32 @@ def test_a_cross_encoders_activation_is_read_from_every_form(
     assert opened(folder, "rerank").score_activation == activation
 
 
-HINTS: list[tuple[dict[str, object], str]] = [
-    ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "rerank"),
-    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "rerank"),
-    ({"problem_type": "regression"}, "regression"),
-    ({"problem_type": "multi_label_classification"}, "classify"),
+HINTS: list[tuple[dict[str, object], str | None, tuple[str, bool, bool]]] = [
+    ({"sbert_ce_default_activation_function": IDENTITY}, None, ("rerank", False, False)),
+    ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, ("rerank", False, False)),
+    ({"problem_type": "regression"}, None, ("classify", True, False)),
+    ({"problem_type": "multi_label_classification"}, None, ("classify", False, True)),
+    ({}, "rerank", ("rerank", False, False)),
+    ({}, "classify", ("classify", False, True)),
+    ({}, "regression", ("classify", True, False)),
 ]
 
 
-@pytest.mark.parametrize(("words", "answers"), HINTS)
-def test_what_one_number_is_stands_in_the_checkpoint(tmp_path: Path, words: dict[str, object], answers: str) -> None:
-    """A relevance, a value or a probability: what config.json says, and never a guess."""
-    folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
-    edit_json(folder / "config.json", sentence_transformers=None)
-    edit_json(folder / "config.json", **words)
-    checkpoint = opened(folder)
-    assert checkpoint.task == ("rerank" if answers == "rerank" else "classify")
-    assert checkpoint.labels.regression == (answers == "regression")
-    assert checkpoint.labels.multi_label == (answers == "classify")
+@pytest.mark.parametrize(("words", "asked", "found"), HINTS)
+def test_what_one_number_is_stands_in_the_checkpoint_or_is_asked_for(
+    tmp_path: Path, words: dict[str, object], asked: str | None, found: tuple[str, bool, bool]
+) -> None:
+    """A relevance, a value or a probability: what config.json or --task says, and never a guess.
 
-
-def test_one_number_without_words_for_it_asks_for_a_task(tmp_path: Path) -> None:
-    """A regression head must not become a reranker with a sigmoid: the sentence names the three that it may be."""
+    A regression head must not become a reranker with a sigmoid: without words the sentence names the three.
+    """
     folder = write_task_checkpoint(tmp_path / "small", "bert", "rerank")
     edit_json(folder / "config.json", sentence_transformers=None)
     with pytest.raises(ExportError, match=r"--task rerank .* --task classify .* or --task regression"):
         opened(folder)
-    assert opened(folder, "rerank").task == "rerank"
-    assert opened(folder, "classify").labels.multi_label
-    regression = opened(folder, "regression")
-    assert (regression.task, regression.labels.regression) == ("classify", True)
+    edit_json(folder / "config.json", **words)
+    checkpoint = opened(folder, asked)
+    assert (checkpoint.task, checkpoint.labels.regression, checkpoint.labels.multi_label) == found
 
 
 def test_a_regression_agrees_by_the_order_of_its_values(tmp_path: Path) -> None:

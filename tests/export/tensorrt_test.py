@@ -6,8 +6,9 @@ import os
 import re
 import signal
 from argparse import ArgumentParser
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+import onnx
 import pytest
 import torch
 import transformers
@@ -31,8 +32,14 @@ from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkp
 from tests.support.exports import ignore, opened
 from tests.support.gpus import without_gpu
 from tests.support.graphs import ARCHITECTURES, save_graph, write_fill_mask_graph, write_graph
+from tests.support.server import child_pids
+from tests.support.short_form import in_short
 from tests.support.skips import excused
 from tests.support.tasks import MAX_LENGTH, tiny_model, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 SHORT = 16
 OTHERS = ("sm80", "sm86", "sm89")
@@ -78,33 +85,33 @@ def test_every_target_builds(fp16: Path, tmp_path: Path, target: str) -> None:
     assert made.engine.compute_capability == f"{target[2:-1]}.{target[-1]}"
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(name, marks=() if name.startswith("Megatron") else pytest.mark.long) for name in ARCHITECTURES],
-)
+def built(raw: Path, max_length: int = SHORT) -> tensorrt.Done:
+    """The engine for a T4 of a graph in fp32."""
+    half.convert(raw, raw.with_name("fp16.onnx"))
+    done = tensorrt.build(
+        raw.with_name("fp16.onnx"), raw.with_name("engine"), "t4", max_length=max_length, count=ignore
+    )
+    assert raw.with_name("engine").stat().st_size > 0
+    return done
+
+
+@pytest.mark.parametrize("architecture", in_short(ARCHITECTURES, "MegatronBertForSequenceClassification"))
 def test_every_architecture_builds_for_a_t4(tmp_path: Path, architecture: str) -> None:
     """Each kind of encoder and of head parses and builds with its islands."""
-    half.convert(write_graph(tmp_path / "model.onnx", architecture), tmp_path / "fp16.onnx")
-    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
-    assert (tmp_path / "engine").stat().st_size > 0
+    built(write_graph(tmp_path / "model.onnx", architecture))
 
 
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if name == "jina_bert" else pytest.mark.long) for name in sorted(STEMS)]
-)
+@pytest.mark.parametrize("model_type", in_short(sorted(STEMS), "jina_bert"))
 def test_every_family_builds_for_a_t4(tmp_path: Path, model_type: str) -> None:
     """The graph of every family parses and builds, whatever its attention is made of."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", model_type, "classify"))
     task_model.write(task_model.load(checkpoint), tmp_path / "raw.onnx")
-    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
-    tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
-    assert (tmp_path / "engine").stat().st_size > 0
+    built(tmp_path / "raw.onnx")
 
 
 def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
     """The places of masks are an input of their own, up to 16 a text."""
-    half.convert(write_fill_mask_graph(tmp_path / "model.onnx"), tmp_path / "fp16.onnx")
-    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=SHORT, count=ignore)
+    made = built(write_fill_mask_graph(tmp_path / "model.onnx"))
     assert shapes_of(made.engine.profiles[0], ["batch", "masks"]) == ((1, 1), (4, 1), (32, 16))
 
 
@@ -113,10 +120,7 @@ def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     """The demo model, with all its sequence buckets."""
     checkpoint = open_checkpoint(find("demo"), None, [].append)
     task_model.write(task_model.load(checkpoint), tmp_path / "raw.onnx")
-    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
-    made = tensorrt.build(
-        tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=checkpoint.max_length, count=ignore
-    )
+    made = built(tmp_path / "raw.onnx", checkpoint.max_length)
     assert [profile.max[1] for profile in made.engine.profiles] == [16, 32, 64, 128, 256]
 
 
@@ -126,12 +130,10 @@ def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int
     """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""
     with quiet(), torch.random.fork_rng(devices=[]):
         bert = transformers.BertModel(transformers.BertConfig(attn_implementation="eager"), add_pooling_layer=False)
-    small = opened(write_checkpoint(tmp_path / "small"))
     # What the graph takes and answers is the same at every size.
+    small = opened(write_checkpoint(tmp_path / "small"))
     task_model.write(task_model.TaskModel(bert, small).eval(), tmp_path / "raw.onnx")
-    half.convert(tmp_path / "raw.onnx", tmp_path / "fp16.onnx")
-    made = tensorrt.build(tmp_path / "fp16.onnx", tmp_path / "engine", "t4", max_length=max_length, count=ignore)
-    assert made.peak_memory_bytes < 2 << 30
+    assert built(tmp_path / "raw.onnx", max_length).peak_memory_bytes < 2 << 30
 
 
 def test_an_unknown_target_is_refused(fp16: Path, tmp_path: Path) -> None:
@@ -151,40 +153,51 @@ def refusal(path: Path, folder: Path, target: str = "t4") -> str:
     return str(error.value)
 
 
-def test_an_fp32_graph_is_refused(fp16: Path, tmp_path: Path) -> None:
-    """A graph that multiplies in FP32 is refused before the build, with what to give instead."""
-    sentence = refusal(fp16.with_name("model.onnx"), tmp_path)
-    assert sentence.startswith("the TensorRT engine for t4 cannot be built: the graph multiplies in FP32")
-    assert "fp16 graph" in sentence
+def value(name: str, *shape: str | int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape)
 
 
-def test_a_graph_that_was_fused_is_refused(tmp_path: Path) -> None:
-    """Operators of ONNX Runtime's own are refused with which graph to give."""
-    x, bias, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "sequence"]) for name in "xby")
-    node = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
-    save_graph(tmp_path / "fused.onnx", [node], [x, bias], [y])
-    assert "give it the graph before" in refusal(tmp_path / "fused.onnx", tmp_path)
+def fused_graph(path: Path) -> Path:
+    x, bias, y = (value(name, "batch", "sequence") for name in "xby")
+    return save_graph(path, [helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")], [x, bias], [y])
 
 
-def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
-    """A damaged file ends in TensorRT's own words, in one line."""
-    (tmp_path / "bad.onnx").write_bytes(b"not a graph" * 100)
-    assert "Failed to parse the ONNX model" in refusal(tmp_path / "bad.onnx", tmp_path)
+def of_another_form(path: Path) -> Path:
+    return save_graph(
+        path, [helper.make_node("Relu", ["x"], ["y"])], [value("x", "batch", 8)], [value("y", "batch", 8)]
+    )
 
 
-def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
-    """Only inputs [batch, sequence] have profiles; another one is named."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", 8]) for name in "xy"]
-    save_graph(tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], values[:1], values[1:])
-    assert "the input x must be [batch, sequence]" in refusal(tmp_path / "relu.onnx", tmp_path)
+def no_graph(path: Path) -> Path:
+    path.write_bytes(b"not a graph" * 100)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        pytest.param(
+            lambda path: write_graph(path, "BertModel"),
+            "the TensorRT engine for t4 cannot be built: the graph multiplies in FP32.*fp16 graph",
+            id="fp32",
+        ),
+        pytest.param(fused_graph, "give it the graph before", id="fused-by-onnx-runtime"),
+        pytest.param(no_graph, "Failed to parse the ONNX model", id="no-graph"),
+        pytest.param(of_another_form, r"the input x must be \[batch, sequence\]", id="inputs-of-another-form"),
+    ],
+)
+def test_a_graph_that_no_engine_is_made_of_is_refused(
+    tmp_path: Path, write: Callable[[Path], Path], sentence: str
+) -> None:
+    """In one line, with what to give instead or in TensorRT's own words."""
+    assert re.search(sentence, refusal(write(tmp_path / "graph.onnx"), tmp_path))
 
 
 @without_gpu
 def test_a_native_build_without_a_gpu_says_so(fp16: Path, tmp_path: Path) -> None:
     """No driver: one sentence with where to run it."""
-    assert "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is" in refusal(
-        fp16, tmp_path, "native"
-    )
+    sentence = refusal(fp16, tmp_path, "native")
+    assert "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is" in sentence
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason=excused("the other library is installed"))
@@ -235,7 +248,6 @@ def test_a_nodes_engine_lies_in_its_cache(fp16: Path, tmp_path: Path) -> None:
         made = tensorrt.build(fp16, file, "t4", max_length=MAX_LENGTH, count=ignore, timing_cache=timings)
         node.publish(first, engines=[tensorrt.artifact(made.engine, file)], files=[native.TIMINGS])
     entry = open_entry(cache, first)
-    assert entry is not None
     (engine,) = entry.derived.engines
     assert (engine.target, engine.proven, engine.sha256) == ("sm75", False, digest(entry.path / engine.file))
     native.recall_timings(cache, first.path, tmp_path)
@@ -248,21 +260,16 @@ class StopError(Exception):
     """Stands for an interrupt that arrives while progress is shown."""
 
 
-def children() -> list[int]:
-    lists = Path("/proc/self/task").glob("*/children")
-    return [int(word) for file in lists for word in file.read_text().split()]
-
-
 def test_an_interrupt_ends_the_builder(fp16: Path, tmp_path: Path) -> None:
     """An exception out of the progress callback leaves neither a process nor a file."""
-    before = children()
+    before = child_pids(os.getpid())
 
     def stop(_done: int, _total: int) -> None:
         raise StopError
 
     with pytest.raises(StopError):
         tensorrt.build(fp16, tmp_path / "engine", "t4", max_length=SHORT, count=stop)
-    assert children() == before
+    assert child_pids(os.getpid()) == before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,10 +279,10 @@ def test_an_interrupt_ends_the_builder(fp16: Path, tmp_path: Path) -> None:
 )
 def test_a_builder_that_dies_is_one_sentence(fp16: Path, tmp_path: Path, number: int, sentence: str) -> None:
     """A kill for want of memory, or a crash in native code, is told apart and leaves no file."""
-    before = children()
+    before = child_pids(os.getpid())
 
     def kill(_done: int, _total: int) -> None:
-        for process in set(children()) - set(before):
+        for process in set(child_pids(os.getpid())) - set(before):
             os.kill(process, number)
 
     with pytest.raises(ExportError, match=f"the TensorRT engine for t4 cannot be built: .*{sentence}"):

@@ -106,11 +106,7 @@ def test_a_wrong_key_is_one_clear_line(
 
 @pytest.mark.usefixtures("key")
 def test_what_tls_refuses_is_one_clear_line(
-    secured: Server,
-    certificates: Certificates,
-    fake_server: Server,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    secured: Server, certificates: Certificates, fake_server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """An authority that is not trusted, a port without TLS, no certificate to show, and files that are none."""
     https, out = f"https://{secured.http}", ["--out", str(tmp_path)]
@@ -158,20 +154,18 @@ def conversation(
     raise AssertionError("the reply was not read")
 
 
+def wrapped(certificates: Certificates, wire: HttpWire | GrpcWire, name: str, protocol: str) -> TlsWire:
+    found = Tls(str(certificates.ca)).wrap(wire, name, protocol)
+    assert isinstance(found, TlsWire)
+    return found
+
+
 def test_a_request_waits_for_the_handshake(certificates: Certificates) -> None:
-    """What is asked before the handshake ends is sent with its end; a reply may come byte by byte."""
-    wire = Tls(str(certificates.ca)).wrap(HttpWire(), "localhost", "http/1.1")
-    assert isinstance(wire, TlsWire)
-    server, heard, _ = conversation(wire, certificates, "http/1.1")
+    """It is sent with the handshake's end; a reply may come byte by byte, and together with the connection's end."""
+    wire = wrapped(certificates, HttpWire(), "localhost", "http/1.1")
+    server, heard, outgoing = conversation(wire, certificates, "http/1.1")
     assert heard == b"GET / HTTP/1.1\r\n\r\n"
     assert server.selected_alpn_protocol() == "http/1.1"
-
-
-def test_a_reply_and_the_end_may_come_together(certificates: Certificates) -> None:
-    """What a server says before it ends a connection is read."""
-    wire = Tls(str(certificates.ca)).wrap(HttpWire(), "localhost", "http/1.1")
-    assert isinstance(wire, TlsWire)
-    server, _, outgoing = conversation(wire, certificates, "http/1.1")
     wire.request(b"GET / HTTP/1.1\r\n\r\n", "the last")
     server.write(REPLY)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -179,20 +173,22 @@ def test_a_reply_and_the_end_may_come_together(certificates: Certificates) -> No
     assert [reply.tag for reply in wire.feed(outgoing.read())] == ["the last"]
 
 
-def test_the_server_s_name_is_checked(certificates: Certificates) -> None:
-    """A certificate of a trusted authority for another name is not enough."""
-    wire = Tls(str(certificates.ca)).wrap(HttpWire(), "other.example", "http/1.1")
-    assert isinstance(wire, TlsWire)
-    with pytest.raises(BenchError, match="not trusted: Hostname mismatch"):
-        conversation(wire, certificates, "http/1.1")
-
-
-def test_grpc_wants_h2(certificates: Certificates) -> None:
-    """A server that agrees on no protocol is not sent any frame."""
-    wire = Tls(str(certificates.ca)).wrap(GrpcWire("localhost", "/a/b"), "localhost", "h2")
-    assert isinstance(wire, TlsWire)
-    with pytest.raises(BenchError, match="does not agree on h2"):
-        conversation(wire, certificates)
+@pytest.mark.parametrize(
+    ("wire", "name", "protocol", "offered", "sentence"),
+    [
+        # A certificate of a trusted authority for another name is not enough.
+        (HttpWire(), "other.example", "http/1.1", ["http/1.1"], "not trusted: Hostname mismatch"),
+        # A server that agrees on no protocol is not sent any frame.
+        (GrpcWire("localhost", "/a/b"), "localhost", "h2", [], "does not agree on h2"),
+    ],
+    ids=["another-name", "no-protocol"],
+)
+def test_a_server_that_is_not_the_one_asked_for_is_refused(
+    certificates: Certificates, wire: HttpWire | GrpcWire, name: str, protocol: str, offered: list[str], sentence: str
+) -> None:
+    """No request reaches it."""
+    with pytest.raises(BenchError, match=sentence):
+        conversation(wrapped(certificates, wire, name, protocol), certificates, *offered)
 
 
 def test_locust_asks_a_secured_server(secured: Server, certificates: Certificates, key: str) -> None:

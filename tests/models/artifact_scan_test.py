@@ -345,53 +345,54 @@ def test_a_second_graph_counts_too(file: Path) -> None:
     assert refusal(file, tiny_model().SerializeToString() + evil.SerializeToString())
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_field_number_in_more_bytes_than_it_needs_is_the_same_number(file: Path, size: int) -> None:
-    """Parsers take it so; what it leads to is judged."""
-    content = twice().SerializeToString()
-    hidden = varint(FUNCTION << 3 | 2, size) + varint(len(content)) + content
-    assert "model-local function" in refusal(file, tiny_model().SerializeToString() + hidden)
+FUNCTION_KEY = FUNCTION << 3 | 2
+APPENDED: dict[str, tuple[bytes, str]] = {
+    # Parsers take a number in more bytes than it needs; what it leads to is judged.
+    **{
+        f"a field number in {size} bytes": (
+            varint(FUNCTION_KEY, size) + varint(len(twice().SerializeToString())) + twice().SerializeToString(),
+            "model-local function",
+        )
+        for size in (2, 3, 5)
+    },
+    "the field number 0": (b"\x00\x00", "field number"),
+    "the field number 0 of bytes": (b"\x02\x00", "field number"),
+    "a field number in more than five bytes": (varint(FUNCTION_KEY, 6) + b"\x00", "field number"),
+    "a field number of more than 32 bits": (varint(1 << 40) + b"\x00", "field number"),
+    # However the length is written, 64 bits wide included.
+    **{
+        f"a length of {length} out of the file in field {number}": (
+            varint(number << 3 | 2) + varint(length),
+            "truncated",
+        )
+        for number in (GRAPH, OPSET, TRAINING, FUNCTION)
+        for length in (1, 2**32, 2**63, 2**64 - 1)
+    },
+    # Only the default, data inside the file, is served: no other number, and none that is 0 in 32 bits only.
+    **{
+        f"the location {value}": (field(GRAPH, field(5, varint(14 << 3) + varint(value))), "external")
+        for value in (1, 2, 2**32, 2**64 - 1)
+    },
+    # Groups could hide a field from one reader and not from another.
+    **{f"the wire type {kind}": (varint(100 << 3 | kind), "wire type") for kind in (3, 4, 6, 7)},
+    "half a double": (varint(100 << 3 | 1) + bytes(7), "truncated"),
+    "a part of a float": (varint(100 << 3 | 5) + bytes(3), "truncated"),
+    "a number that does not end within ten bytes": (varint(100 << 3) + b"\xff" * 11, "does not end"),
+    "a number that does not end before the file": (varint(100 << 3) + b"\xff", "does not end"),
+}
 
 
-@pytest.mark.parametrize("key", [b"\x00\x00", b"\x02\x00", varint(FUNCTION << 3 | 2, 6), varint(1 << 40)])
-def test_field_numbers_that_no_parser_takes_are_refused(file: Path, key: bytes) -> None:
-    """The number 0, more than five bytes, more than 32 bits."""
-    assert "field number" in refusal(file, tiny_model().SerializeToString() + key + b"\x00")
-
-
-@pytest.mark.parametrize("number", [GRAPH, OPSET, TRAINING, FUNCTION])
-def test_a_length_that_leads_out_of_the_file_is_refused(file: Path, number: int) -> None:
-    """However the length is written, 64 bits wide included."""
-    for length in (varint(1), varint(2**32), varint(2**63), varint(2**64 - 1)):
-        assert "truncated" in refusal(file, tiny_model().SerializeToString() + varint(number << 3 | 2) + length)
-
-
-def test_a_location_is_external_whatever_its_number(file: Path) -> None:
-    """Only the default, data inside the file, is served: no other number, and none that is 0 in 32 bits only."""
-    for value in (1, 2, 2**32, 2**64 - 1):
-        tensor = varint(14 << 3) + varint(value)
-        assert "external" in refusal(file, tiny_model().SerializeToString() + field(GRAPH, field(5, tensor)))
+@pytest.mark.parametrize("case", APPENDED)
+def test_what_comes_behind_a_model_is_judged(file: Path, case: str) -> None:
+    """A field that parsers might read differently, or that leads out of the file, is refused."""
+    added, sentence = APPENDED[case]
+    assert sentence in refusal(file, tiny_model().SerializeToString() + added)
 
 
 @pytest.mark.parametrize(("kind", "size"), [(1, 8), (5, 4)])
 def test_numbers_of_fixed_size_are_jumped_over(file: Path, kind: int, size: int) -> None:
-    """Whole they are harmless; cut they are not."""
-    model = tiny_model().SerializeToString() + varint(100 << 3 | kind)
-    check(file, model + bytes(size))
-    assert "truncated" in refusal(file, model + bytes(size - 1))
-
-
-@pytest.mark.parametrize("kind", [3, 4, 6, 7])
-def test_wire_types_that_onnx_does_not_use_are_refused(file: Path, kind: int) -> None:
-    """Groups could hide a field from one reader and not from another."""
-    assert "wire type" in refusal(file, tiny_model().SerializeToString() + varint(100 << 3 | kind))
-
-
-def test_a_number_that_does_not_end_is_refused(file: Path) -> None:
-    """Neither within ten bytes nor before the end of the file."""
-    model = tiny_model().SerializeToString() + varint(100 << 3)
-    assert "does not end" in refusal(file, model + b"\xff" * 11)
-    assert "does not end" in refusal(file, model + b"\xff")
+    """Whole they are harmless."""
+    check(file, tiny_model().SerializeToString() + varint(100 << 3 | kind) + bytes(size))
 
 
 evil = st.sampled_from([name for name, (_, sentence) in CASES.items() if sentence != "contains no graph"])

@@ -30,7 +30,6 @@ def test_what_the_engine_cpu_compiled_is_found_at_the_next_start(tmp_path: Path)
     wait_for(lambda: not Path(files.write).exists(), "the kernels in the cache")
     [again] = KernelCache(root).files("cpu", [model])
     entry = open_entry(root, model.bundle)
-    assert entry is not None
     kept = entry.path / "kernels.model-fp32-openvino-onnx.bin"
     assert again == KernelFiles(read=str(kept), sha256=digest(kept), write=again.write)
     assert kept.read_bytes() == b"kernels"

@@ -91,12 +91,10 @@ class Owner:
         self.heir = int(self.said())
 
     def said(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def finish(self) -> Path:
         """Lets it move what it wrote into place; where that is."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return Path(self.said())

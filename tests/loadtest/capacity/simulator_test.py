@@ -47,50 +47,59 @@ def latencies_ms(outcomes: Sequence[Outcome]) -> list[float]:
     return [outcome.latency_s * 1e3 for outcome in outcomes]
 
 
-def test_requests_that_never_meet_take_their_own_time() -> None:
-    """Arrivals that are further apart than a batch is long wait for nothing."""
-    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 10, 20))
-    assert latencies_ms(found) == pytest.approx([4, 4, 4])
+NARROW = CostPoint("narrow", 16, 1, 6000)
+SLOW_FRONT = {"receive_us": 2000}
+OVERHEAD = {"receive_us": 100, "token_us": 10, "reply_us": 200, "batch_us": 50, "wire_us": 90}
+LATENCIES_MS: dict[str, tuple[Device, Policy, list[Arrival], list[float]]] = {
+    "requests that never meet wait for nothing": (device(wide(4000)), ONE_BY_ONE, arrivals(0, 10, 20), [4, 4, 4]),
+    "requests that meet wait for one another": (device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0), [4, 8, 12]),
+    "those that came meanwhile run together": (device(wide(4000, 1, 2, 4)), BATCHED, arrivals(0, 1, 2), [4, 7, 6]),
+    # A lone request pays each part once, and a token's share for each of its tokens.
+    "the overhead is on every way": (device(wide(4000), **OVERHEAD), ONE_BY_ONE, arrivals(0), [4.6]),
+    # The second is received after the first, whose answer waits for that.
+    "the front does one thing at a time": (device(wide(0), receive_us=1000), ONE_BY_ONE, arrivals(0, 0), [2, 2]),
+    "a front beside the engine": (device(wide(10_000), **SLOW_FRONT), ONE_BY_ONE, arrivals(0, 5), [12, 17]),
+    # A wide batch runs at half speed for the 2 ms in which the front receives another request.
+    "a front on the engine's two cores slows it": (
+        device(wide(10_000), **SLOW_FRONT, shared_cores=2),
+        ONE_BY_ONE,
+        arrivals(0, 5),
+        [13, 18],
+    ),
+    "times of a server have the front in them": (
+        Device(points=wide(4000), times=wide(10_000), overhead=Overhead(**SLOW_FRONT, shared_cores=2)),
+        ONE_BY_ONE,
+        arrivals(0, 5),
+        [12, 17],
+    ),
+    "narrow lanes work side by side": (
+        device([*wide(4000), NARROW], narrow_lanes=2),
+        SIDE_BY_SIDE,
+        arrivals(0, 1, 1),
+        [4, 9, 9],
+    ),
+    # A wide lane that has become quick enough to carry more than the narrow ones still leaves company to them.
+    "decisions rest on the warm-up, and batches take what they take now": (
+        Device(points=[*wide(4000), NARROW], times=[*wide(2000), NARROW], narrow_lanes=2),
+        SIDE_BY_SIDE,
+        arrivals(0, 1, 1),
+        [2, 7, 7],
+    ),
+    "all texts of a request are waited for": (
+        device(wide(4000)),
+        ONE_BY_ONE,
+        [Arrival(0.0, (16, 16, 16), 100.0)],
+        [12],
+    ),
+    "nothing arrives and nothing happens": (device(wide(4000)), ONE_BY_ONE, [], []),
+}
 
 
-def test_requests_that_meet_wait_for_one_another() -> None:
-    """Three at once on an engine that takes one at a time."""
-    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0))
-    assert latencies_ms(found) == pytest.approx([4, 8, 12])
-
-
-def test_what_waits_runs_as_a_batch() -> None:
-    """The first runs alone; those that came meanwhile run together."""
-    found = simulate(device(wide(4000, 1, 2, 4)), BATCHED, arrivals(0, 1, 2))
-    assert latencies_ms(found) == pytest.approx([4, 7, 6])
-
-
-def test_the_overhead_is_on_every_way() -> None:
-    """A lone request pays each part once, and a token's share for each of its tokens."""
-    overhead = {"receive_us": 100, "token_us": 10, "reply_us": 200, "batch_us": 50, "wire_us": 90}
-    found = simulate(device(wide(4000), **overhead), ONE_BY_ONE, arrivals(0))
-    assert latencies_ms(found) == pytest.approx([4 + 0.1 + 0.16 + 0.2 + 0.05 + 0.09])
-
-
-def test_the_front_does_one_thing_at_a_time() -> None:
-    """Of two requests at once the second is received after the first, whose answer waits for that."""
-    found = simulate(device(wide(0), receive_us=1000), ONE_BY_ONE, arrivals(0, 0))
-    assert latencies_ms(found) == pytest.approx([2, 2])
-
-
-def test_a_front_on_the_same_cores_slows_the_engine() -> None:
-    """On two cores, a wide batch runs at half speed for the 2 ms in which the front receives another request."""
-    slowed = simulate(device(wide(10_000), receive_us=2000, shared_cores=2), ONE_BY_ONE, arrivals(0, 5))
-    apart = simulate(device(wide(10_000), receive_us=2000), ONE_BY_ONE, arrivals(0, 5))
-    assert latencies_ms(apart) == pytest.approx([12, 17])
-    assert latencies_ms(slowed) == pytest.approx([13, 18])
-
-
-def test_narrow_lanes_work_side_by_side() -> None:
-    """Two that wait run at the same time, one on each narrow lane, after the lone one on the wide lane."""
-    points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
-    found = simulate(device(points, narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
-    assert latencies_ms(found) == pytest.approx([4, 9, 9])
+@pytest.mark.parametrize("case", LATENCIES_MS)
+def test_requests_take_as_long_as_a_server_would_need(case: str) -> None:
+    """Each row says what a request waits for."""
+    *world, expected = LATENCIES_MS[case]
+    assert latencies_ms(simulate(*world)) == pytest.approx(expected)
 
 
 def test_a_batch_in_a_pipeline_overtakes_none() -> None:
@@ -102,13 +111,6 @@ def test_a_batch_in_a_pipeline_overtakes_none() -> None:
     played = play(pipeline, policy, schedule)
     assert latencies_ms(played.outcomes) == pytest.approx([4, 8, 9, 10])
     assert played.busy_s == pytest.approx((4 + 8 + 4 + 4) / 2 / 1e3)
-
-
-def test_decisions_rest_on_the_warm_up_and_batches_take_what_they_take_now() -> None:
-    """A wide lane that has become quick enough to carry more than the narrow ones still leaves company to them."""
-    points = [*wide(4000), CostPoint("narrow", 16, 1, 6000)]
-    found = play(Device(points=points, times=[*wide(2000), points[1]], narrow_lanes=2), SIDE_BY_SIDE, arrivals(0, 1, 1))
-    assert latencies_ms(found.outcomes) == pytest.approx([2, 7, 7])
 
 
 def test_batches_of_a_server_have_its_mean_and_its_spread() -> None:
@@ -125,12 +127,6 @@ def test_what_slows_a_machine_down_lasts(lasting: float, least: float, most: flo
     seen = Device(points=wide(1000), times=wide(1000), variations={"wide": Variation(0.2, lasting)})
     found = latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(*range(0, 40_000, 10))))
     assert least < statistics.correlation(found[1:], found[:-1]) < most
-
-
-def test_times_of_a_server_have_the_front_in_them() -> None:
-    """What the front takes of the cores does not count a second time."""
-    seen = Device(points=wide(4000), times=wide(10_000), overhead=Overhead(receive_us=2000, shared_cores=2))
-    assert latencies_ms(simulate(seen, ONE_BY_ONE, arrivals(0, 5))) == pytest.approx([12, 17])
 
 
 def test_a_deadline_refuses_or_ends_a_request() -> None:
@@ -155,12 +151,6 @@ def test_more_tokens_than_the_queue_holds_are_refused() -> None:
     ]
     never = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0), max_queue_tokens=15)
     assert [outcome.fate for outcome in never] == [RequestOutcome.INVALID]
-
-
-def test_all_texts_of_a_request_are_waited_for() -> None:
-    """A request with three texts is answered with the last of them."""
-    found = simulate(device(wide(4000)), ONE_BY_ONE, [Arrival(0.0, (16, 16, 16), 100.0)])
-    assert latencies_ms(found) == pytest.approx([12])
 
 
 @pytest.mark.parametrize(
@@ -190,11 +180,6 @@ def test_the_spread_that_was_measured_varies_the_times() -> None:
     ordered = sorted(found)
     quartiles = ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]
     assert quartiles[1] - quartiles[0] == pytest.approx(0.2, rel=0.15)
-
-
-def test_nothing_arrives_and_nothing_happens() -> None:
-    """An empty schedule has no outcomes."""
-    assert simulate(device(wide(4000)), ONE_BY_ONE, []) == []
 
 
 def test_first_come_first_served_keeps_the_order() -> None:

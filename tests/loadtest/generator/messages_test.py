@@ -39,17 +39,24 @@ def test_a_target_is_read_as_it_is_written(url: str, protocol: str | None, found
     assert target.host == found[1].rpartition(":")[0].strip("[]")
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:99999", "http://host/path"])
-def test_what_is_no_target_is_named(url: str) -> None:
-    """A URL that means nothing here comes back in the message."""
-    with pytest.raises(BenchError, match=f"--target {url}"):
-        Target.of(url, None, "")
-
-
-def test_a_name_that_nobody_knows_is_a_sentence() -> None:
-    """A host that cannot be found is said to be that."""
-    with pytest.raises(BenchError, match=r"cannot find nowhere\.invalid"):
-        Target.of("nowhere.invalid:1", None, "").address()
+@pytest.mark.parametrize(
+    ("url", "protocol", "tls", "sentence"),
+    [
+        *(
+            (url, None, Tls(), f"--target {url}")
+            for url in ("ftp://host", "http://", "http://host:99999", "http://a/b")
+        ),
+        ("nowhere.invalid:1", None, None, r"cannot find nowhere\.invalid"),
+        # A port of the other protocol, or files for TLS without TLS.
+        ("https://host:1", "grpc", Tls(ca="ca.pem"), "name it as grpcs://host:port"),
+        ("grpcs://host:1", "v2", Tls(ca="ca.pem"), "name it as https://host:port"),
+        ("http://host:1", "http", Tls(ca="ca.pem"), "name it as https://host:1"),
+    ],
+)
+def test_what_is_no_target_is_named(url: str, protocol: str | None, tls: Tls | None, sentence: str) -> None:
+    """With what would be right, where there is something."""
+    with pytest.raises(BenchError, match=sentence):
+        Target.of(url, protocol, "", tls=tls).address()
 
 
 QUERY = "What is this about?"
@@ -101,20 +108,6 @@ def test_a_key_travels_and_is_not_shown() -> None:
         assert "my-secret-key" not in repr(target)
         [message] = messages(target, "embed", ["a text"])
         assert b"Bearer my-secret-key" in target.wire().request(message, None)
-
-
-@pytest.mark.parametrize(
-    ("url", "protocol", "sentence"),
-    [
-        ("https://host:1", "grpc", "name it as grpcs://host:port"),
-        ("grpcs://host:1", "v2", "name it as https://host:port"),
-        ("http://host:1", "http", "name it as https://host:1"),
-    ],
-)
-def test_a_target_that_does_not_fit_is_told_what_would(url: str, protocol: str, sentence: str) -> None:
-    """A port of the other protocol, or files for TLS without TLS."""
-    with pytest.raises(BenchError, match=sentence):
-        Target.of(url, protocol, "", tls=Tls(ca="ca.pem"))
 
 
 def test_a_target_survives_its_journey_to_a_generator() -> None:

@@ -47,25 +47,15 @@ def write_manifest(path: Path, precisions: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("tokens", [8, 32, 128])
-def test_texts_have_exactly_the_tokens_asked_for(pieces: Path, tokens: int) -> None:
+@pytest.mark.parametrize("exported", [False, True], ids=["letters", "exported"])
+def test_texts_have_exactly_the_tokens_asked_for(pieces: Path, models: Path, tokens: int, *, exported: bool) -> None:
     """Every text has exactly so many tokens, special ones included, and no text comes twice."""
-    texts = make_texts(pieces, tokens, 40)
-    tokenizer = Tokenizer.from_file(str(pieces / "tokenizer.json"))
+    folder = find_bundle(models).path if exported else pieces
+    texts = make_texts(folder, tokens, 40)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert {len(tokenizer.encode(text.text)) for text in texts} == {tokens}
     assert [text.ids for text in texts] == [tokenizer.encode(text.text).ids for text in texts]
     assert len({text.text for text in texts}) == 40
-
-
-@pytest.mark.parametrize("tokens", [8, 32, 128])
-def test_texts_fit_the_tokenizer_of_a_real_bundle(models: Path, tokens: int) -> None:
-    """The same holds for the tokenizer of a bundle as it is exported."""
-    bundle = find_bundle(models)
-    if bundle.max_length < tokens:
-        pytest.skip(f"the bundle at hand takes {bundle.max_length} tokens at most")
-    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
-    texts = make_texts(bundle.path, tokens, 100)
-    assert {len(tokenizer.encode(text.text)) for text in texts} == {tokens}
-    assert len({text.text for text in texts}) == 100
 
 
 def test_equal_seeds_make_equal_texts(pieces: Path) -> None:
