@@ -45,21 +45,21 @@ ARROWS = {
     "engine": "errors unawaited records host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
-    "models": "errors records host engine.kinds scheduling.cost tasks",
+    "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
-    "oip": "errors records settings lifecycle fields models inference tasks",
-    "tei": "errors records settings models inference oip",
+    "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
+    "tei": "errors records settings models engine.specs inference oip tasks",
     # Which engine runs, and how another one takes over.
     "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
     # chooses one, without wires and queues.
     "bulk": "errors records options host settings logs fields tasks models engine inference rollout.engine_choice",
-    "net": "errors unawaited records settings security",
+    "net": "errors unawaited records settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
-    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
+    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net tasks",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout bulk.batches_api net http grpc",

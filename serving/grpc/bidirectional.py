@@ -16,7 +16,7 @@ from serving.security.keys import refusal
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
 
 _MAX_ANSWERS = 64
 """Messages of one call that are worked on at a time; further ones wait where flow control holds them."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.grpc.calls import Call
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
 
 _UNCHECKED_BYTES = 16_384
 """A message of this size is parsed in a millisecond, whatever is in it."""

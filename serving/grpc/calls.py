@@ -22,10 +22,10 @@ from serving.errors import (
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
+from serving.inference.requests import RequestTrace
 from serving.net.lingering_close import SendProgress
 from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
-from serving.records import RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

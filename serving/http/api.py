@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
+from serving.inference.requests import InferRequest, RequestTrace
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
-from serving.records import InferRequest, RequestTrace
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
     from serving.bulk.batches_api.service import BatchesApiService
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import InputType
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
-    from serving.records import A, InputType, TaskOptions, TextInput, Truncate
+    from serving.records import TextInput, Truncate
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
+    from serving.tasks.base import A, TaskOptions
     from serving.tei.service import TeiService
 
 log = logging.getLogger("bertserve.http")

@@ -29,12 +29,12 @@ from serving.fields.rule import Ignored
 from serving.http.faults import error_body, status_of
 from serving.net.buffers import FREE_BYTES, BufferShare
 from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, priority_of, words
-from serving.records import DEFAULT_PRIORITY, RequestTrace
+from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.records import Outcome
+    from serving.inference.requests import Outcome, RequestTrace
 
 M = TypeVar("M", bound=msgspec.Struct)
 

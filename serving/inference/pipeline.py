@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from serving.errors import EmptyInput, empty_input, too_many_inputs
-from serving.records import BULK, A, Outcome, Timings
+from serving.inference.requests import Outcome, Timings
+from serving.records import BULK
 from serving.scheduling.admission import estimate_tokens
 from serving.tasks import WAYS
-from serving.tasks.base import Work
+from serving.tasks.base import A, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
+    from serving.inference.requests import InferRequest, Totals
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
     from serving.models.statistics import BatchStatistics
-    from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
+    from serving.records import EncodedText, ModelIndex, Row, TextInput, Truncate
     from serving.scheduling.admission import Permit
     from serving.settings import Settings
     from serving.tasks.base import Way

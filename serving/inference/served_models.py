@@ -7,18 +7,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import EngineChoice
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.forms import ModelForm, form_of, verified
-from serving.records import EngineChoice, ModelIndex
+from serving.records import ModelIndex
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from serving.inference.requests import InputType
     from serving.models.bundle import Bundle
-    from serving.records import InputType, TextInput
+    from serving.records import TextInput
     from serving.tasks.base import Task
 
 _QUERIES = ("query", "search_query")

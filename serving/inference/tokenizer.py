@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from serving.errors import BertserveError, BundleError, DeadlineExceeded, InternalError, InvalidRequest
+from serving.inference.requests import Token
 from serving.inference.tokenizer_process import (
     CPU_S,
     MEMORY_BYTES,
@@ -26,7 +27,7 @@ from serving.inference.tokenizer_process import (
 from serving.inference.tokenizer_rules import MOST_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
-from serving.records import AlignedText, EncodedChunk, EncodedText, Token
+from serving.records import AlignedText, EncodedChunk, EncodedText
 from serving.tasks.windows import chunk_ranges, too_many_chunks
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from serving.models.manifest import Manifest
     from serving.records import Side, TextInput, Truncate
+
 
 log = logging.getLogger("bertserve")
 

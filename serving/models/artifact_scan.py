@@ -32,7 +32,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from serving.records import EngineBuild
+    from serving.engine.specs import EngineBuild
 
 MAX_BYTES = 2**31
 """A protocol buffer holds less than 2 GiB."""

@@ -12,21 +12,22 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serving.engine.specs import DATA_SUFFIX, PARTIAL
 from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
 from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, Part, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
-from serving.records import DATA_SUFFIX, PARTIAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from serving.engine.specs import EngineBuild
     from serving.models.artifact_scan import Interface, Tensor
     from serving.models.manifest import Artifact, Precision
-    from serving.records import EngineBuild, TensorSpec
+    from serving.records import TensorSpec
 
 log = logging.getLogger("bertserve")
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import ModelSpec, PartFile
 from serving.errors import BundleError, StartupError
 from serving.host import command
 from serving.models.bundle import open_bundle
 from serving.models.manifest import MANIFEST, MODEL_NAME
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
-from serving.records import ModelSpec, PartFile
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:

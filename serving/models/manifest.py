@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from serving.engine.kinds.tensorrt import GpuTarget
-from serving.records import DATA_SUFFIX, EngineBuild, Side, SplitBy, TensorSpec, stages
+from serving.engine.specs import DATA_SUFFIX, EngineBuild, SplitBy, stages
+from serving.records import Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.records import Outcome, RequestTrace
+    from serving.inference.requests import Outcome, RequestTrace
 
 
 class RequestObserver:

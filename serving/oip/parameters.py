@@ -9,13 +9,15 @@ import msgspec
 from serving.errors import InvalidRequest
 from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
 from serving.fields.rule import Level
-from serving.records import InputType, Long, WindowScores
+from serving.inference.requests import InputType
 from serving.tasks.messages import windows_of
+from serving.tasks.windows import Long, WindowScores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.records import A, TaskOptions, Windows
+    from serving.tasks.base import A, TaskOptions
+    from serving.tasks.windows import Windows
 
 READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),

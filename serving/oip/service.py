@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import InferRequest, Outcome
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
-    from serving.records import A, InferRequest, Outcome, TextInput
+    from serving.records import TextInput
     from serving.settings import Settings
+    from serving.tasks.base import A
 
 SERVER_NAME = "bertserve"
 SERVER_VERSION = version("bertserve")

@@ -14,13 +14,15 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
-from serving.records import POSITIONS, TaskOptions, TensorOptions
-from serving.tasks.base import padded
+from serving.records import POSITIONS
+from serving.tasks.base import TaskOptions, padded
+from serving.tasks.tensors import TensorOptions
 
 if TYPE_CHECKING:
+    from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository, ServedModel
     from serving.models.manifest import Manifest
-    from serving.records import EngineChoice, Row
+    from serving.records import Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
 """Triton's names for what runs an artifact, by its kind: platform and backend."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from serving import host
 from serving.engine.gpu import discovery
 from serving.engine.kinds import AUTO, ENGINES, tensorrt
+from serving.engine.specs import EngineChoice, RejectedEngine
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.logs import members, tell
@@ -22,7 +23,6 @@ from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified, without_second
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
-from serving.records import EngineChoice, RejectedEngine
 from serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import EngineKind
+    from serving.engine.specs import Gpu
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
     from serving.models.forms import ModelForm
-    from serving.records import Gpu
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Load
     from serving.engine.process.remote_engine import EngineLife
+    from serving.engine.specs import EngineChoice
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.records import EngineChoice
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.rollout.engine_load import LoadBuilder, PreparedLoad
     from serving.settings import Settings

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
+    from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository
     from serving.models.bundle import Bundle
     from serving.models.forms import ModelForm
     from serving.models.manifest import Manifest
-    from serving.records import EngineChoice
     from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Chooser
     from serving.rollout.engine_slot import EngineSlot

@@ -21,8 +21,7 @@ from serving.tasks import (
 )
 
 if TYPE_CHECKING:
-    from serving.records import TaskOptions
-    from serving.tasks.base import Task, Way
+    from serving.tasks.base import Task, TaskOptions, Way
 
 TASKS: dict[str, Task[Any, Any]] = {}
 """Every task, by its name."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.fields.owners import NO_OWNER, Owners
-from serving.records import IDS, MASK, POSITIONS, TYPES, TaskOptions, TensorSpec
+from serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
     from serving.records import AlignedText, EncodedChunk, EncodedText, Row, TextInput, Truncate
 
+
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
 A = TypeVar("A", bound=Sized)
+"""What a task answers: one element for each input."""
+
+
+class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
+    """What a request may change about its answer; the class of the options says which task is asked for."""
 
 
 class Facts(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from serving.errors import InvalidRequest
-from serving.records import Long, Windows, WindowScores
+from serving.tasks.windows import Long, Windows, WindowScores
 
 
 def windows_of(

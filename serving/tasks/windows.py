@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.records import AlignedText, EncodedText, Windows
+from serving.records import AlignedText, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 
     from serving.records import Array, Row, TextInput, TokenIds, Truncate
     from serving.tasks.base import Facts, Tokenizer
+
+Long = Literal["truncate", "window"]
+"""What to do with a text that is too long: cut it (or refuse it, as `truncate` says), or read it in windows."""
+
+
+WindowScores = Literal["max", "mean"]
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """That a text which is too long is read in overlapping windows, not cut.
+
+    Attributes:
+        tokens: Of a window, special tokens and what each window repeats included; None for what the model takes.
+        overlap_tokens: Tokens that neighbouring windows share; None for 128, or a quarter of a window if that is less.
+        scores: Which of the windows' scores is the text's: the highest, or their mean.
+        most: Windows of a text; what goes beyond them is cut off. None for as many as it needs.
+    """
+
+    tokens: int | None = None
+    overlap_tokens: int | None = None
+    scores: WindowScores = "max"
+    most: int | None = None
+
 
 USUAL_OVERLAP = 128
 LEAST_WINDOW = 16

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
 from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
 from serving.inference.pipeline import check_not_empty
 from serving.oip.service import SERVER_VERSION
-from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import InferRequest, InputType, Outcome, Token
     from serving.inference.served_models import Repository, ServedModel
-    from serving.records import A, InferRequest, InputType, Outcome, TextInput, Token
+    from serving.records import TextInput
     from serving.settings import Settings
+    from serving.tasks.base import A
 
 R = TypeVar("R")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Tracer
 
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
     from serving.telemetry.requests import SpanCounts
 
 log = logging.getLogger("bertserve.traces")

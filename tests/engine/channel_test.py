@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.engine.base import Batch, BatchOutput
 from serving.engine.process.wire import Channel, Kind, WireError, pack, pack_result, pack_run, unpack_result, unpack_run
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 
 BATCH = Batch(ModelIndex(3), [EncodedText(array("i", [1, 2])), EncodedText(array("i", [3]), array("i", [1]))])
 FRAMES = [pack_run(1, BATCH), pack(Kind.FAULT, b""), pack(Kind.REFUSED, b"why", batch=2**64 - 1)]

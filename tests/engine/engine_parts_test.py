@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import MOST_LANES, LaneKind, lanes_for
+from serving.engine.base import MOST_LANES, Batch, LaneKind, lanes_for
 from serving.engine.batches import Padder, finite_rows
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.errors import EngineFault
-from serving.records import Batch, EncodedText, ModelIndex, ModelSpec
+from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
+
+if TYPE_CHECKING:
+    from serving.engine.specs import ModelSpec
 
 FIRST = ModelIndex(0)
 

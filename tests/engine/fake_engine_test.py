@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.base import Load
+from serving.engine.base import Batch, Load
 from serving.engine.fake import FakeBackend, fake_vector
 from serving.engine.kinds.fake import ENGINE
 from serving.errors import EngineFault
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 ids = st.lists(st.integers(0, 30_521), min_size=1, max_size=40)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from serving.engine.base import Batch, BatchOutput
 from serving.engine.batches import OneByOne
 from serving.errors import EngineFault
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:

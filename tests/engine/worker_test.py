@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:

@@ -18,8 +18,8 @@ from export.checkpoint.families.family import FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.graph import optimize, task_model
 from export.texts import corpus
-from serving.records import ClassifyOptions
 from serving.tasks import classify
+from serving.tasks.classify import ClassifyOptions
 from tests.support.checkpoints import SPECIAL, edit_json, edit_weights, write_json, write_task_checkpoint
 from tests.support.exports import answers_together, opened
 

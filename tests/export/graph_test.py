@@ -16,8 +16,8 @@ from export.checkpoint.source import find
 from export.errors import ExportError
 from export.graph import draft, optimize, task_model
 from export.precision import int8, quantize
+from serving.engine.specs import DATA_SUFFIX
 from serving.models.artifact_scan import check_model_file
-from serving.records import DATA_SUFFIX
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import model_spec
 

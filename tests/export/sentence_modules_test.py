@@ -22,8 +22,8 @@ from export.checkpoint.source import find
 from export.engines import tensorrt
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
-from serving.records import EmbedOptions
 from serving.tasks import embed
+from serving.tasks.embed import EmbedOptions
 from tests.support.checkpoints import edit_json, write_checkpoint, write_json, write_modules
 from tests.support.exports import answers_together
 from tests.support.graphs import check_ranges

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from serving.errors import BertserveError
     from serving.http.exchange import HttpRequest
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
 
 PAGE = "https://app.example"
 router = Router("Test")

@@ -14,7 +14,7 @@ from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.http.forms import FileForm
-from serving.records import Outcome, Timings
+from serving.inference.requests import Outcome, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -12,9 +12,11 @@ import pytest
 from serving.errors import DeadlineExceeded
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
-from serving.records import EmbedOptions, InferRequest, ModelIndex
+from serving.inference.requests import InferRequest
+from serving.records import ModelIndex
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import Policy
+from serving.tasks.embed import EmbedOptions
 from tests.support.costs import constant, model_costs
 from tests.support.virtual_time import now
 

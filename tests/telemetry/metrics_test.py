@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.errors import BertserveError, Overloaded
 from serving.inference.dispatcher import Dispatcher
+from serving.inference.requests import Outcome, Timings
 from serving.lifecycle import State
-from serving.records import EncodedText, ModelIndex, Outcome, Timings
+from serving.records import EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.records import Outcome, Timings
+from serving.inference.requests import Outcome, Timings
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 

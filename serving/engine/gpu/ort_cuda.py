@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import BackendModel, Shape
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from serving.engine.batches import Tensors
     from serving.engine.gpu.model import BackendModel, GraphBudget, Shape
     from serving.engine.parts.processes import Place
-    from serving.records import Array, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 
 def gpus_of(parts: int, gpus: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.engine.cpu.backend import LaneModel
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 
 def load(model: ModelSpec, threads: Sequence[int], nice: int = 0) -> Sequence[LaneModel]:

@@ -21,14 +21,15 @@ from serving.engine.cpu import ort
 from serving.engine.parts import chain
 from serving.engine.parts.exchange import Arena, Step, pair, receive, send
 from serving.engine.parts.processes import Order, Place, end, loaded, shares, start
+from serving.engine.specs import ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.errors import EngineFault
-from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from serving.records import Array, Batch
+    from serving.engine.base import Batch
+    from serving.records import Array
 
 log = logging.getLogger("bertserve.engine")
 

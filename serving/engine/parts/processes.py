@@ -14,8 +14,8 @@ import msgspec
 
 from serving.engine.parts import chain  # noqa: TC001  read at run time by msgspec
 from serving.engine.parts.exchange import pair, receive
+from serving.engine.specs import ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.errors import BundleError
-from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket

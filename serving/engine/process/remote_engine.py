@@ -24,8 +24,7 @@ from serving.scheduling.cost import CostTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from serving.engine.base import Done
-    from serving.records import Batch, BatchOutput
+    from serving.engine.base import Batch, BatchOutput, Done
     from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")

@@ -12,11 +12,12 @@ from serving.errors import BertserveError, InvalidRequest, Unsupported, too_many
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.grpc.status import ignored_metadata, outcome_metadata
+from serving.inference.requests import InferRequest
 from serving.net.requests import priority_of
 from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, decode_text
-from serving.records import DEFAULT_PRIORITY, InferRequest
+from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from serving.fields.rule import Ignored
     from serving.grpc.calls import Call
+    from serving.inference.requests import RequestTrace
     from serving.oip.service import V2Service
-    from serving.records import RequestTrace
 
 SERVICE = "inference.GRPCInferenceService"
 

@@ -13,7 +13,11 @@ from serving.grpc.calls import Method
 from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
 from serving.inference.pipeline import check_not_empty
-from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, InferRequest, RerankOptions
+from serving.inference.requests import InferRequest
+from serving.tasks.classify import ClassifyOptions
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
+from serving.tasks.rerank import RerankOptions
 from serving.tei.service import NO_SPARSE, text_or_pair
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 
     from serving.errors import BertserveError
     from serving.grpc.calls import Call
-    from serving.records import Outcome, RequestTrace, TextInput, Truncate
+    from serving.inference.requests import Outcome, RequestTrace
+    from serving.records import TextInput, Truncate
     from serving.tei.service import TeiService
 
 SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))

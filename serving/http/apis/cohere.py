@@ -24,7 +24,9 @@ from serving.http.apis.openai_messages import Usage
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task
-from serving.records import EmbedOptions, RerankOptions, Windows
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.rerank import RerankOptions
+from serving.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
     from serving.http.api import Api
     from serving.http.apis.vectors import VectorType
     from serving.http.exchange import HttpRequest
+    from serving.inference.requests import Outcome
     from serving.inference.served_models import ServedModel
     from serving.inference.tokenizer import TextTokenizer
-    from serving.records import Outcome, Truncate
+    from serving.records import Truncate
 
 router = Router("Cohere")
 

@@ -32,16 +32,18 @@ from serving.http.apis.tei_messages import (
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
 from serving.inference.pipeline import check_not_empty
-from serving.records import ClassifyOptions, LabelScore, ZeroShotOptions
 from serving.tasks import TASKS
+from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.zero_shot import ZeroShotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, TaskOptions, TextInput
-    from serving.tasks.base import Route, Task
+    from serving.inference.requests import Outcome
+    from serving.records import TextInput
+    from serving.tasks.base import A, Route, Task, TaskOptions
 
 router = Router("Tasks")
 

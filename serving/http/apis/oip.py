@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
+    from serving.inference.requests import Outcome
     from serving.oip.tensors import Output
     from serving.oip.views import View
-    from serving.records import Outcome
 
 router = Router("Open Inference Protocol v2")
 

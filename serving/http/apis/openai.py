@@ -14,7 +14,7 @@ from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.inference.pipeline import check_not_empty
-from serving.records import EmbedOptions
+from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
+    from serving.inference.requests import InputType, Outcome
     from serving.inference.served_models import ServedModel
-    from serving.records import InputType, Outcome
 
 router = Router("OpenAI")
 

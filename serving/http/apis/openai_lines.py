@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from serving.errors import BertserveError
     from serving.http.api import Api
     from serving.http.apis.openai_messages import EmbeddingsRequest
-    from serving.records import Outcome
+    from serving.inference.requests import Outcome
 
 PATH = "/v1/embeddings"
 

@@ -30,15 +30,11 @@ from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_he
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, Router, all_models
 from serving.inference.pipeline import check_not_empty
-from serving.records import (
-    ChunkOptions,
-    ClassifyOptions,
-    EmbedOptions,
-    EmbedTokensOptions,
-    LabelScore,
-    LateChunkOptions,
-    RerankOptions,
-)
+from serving.tasks.chunks import ChunkOptions, LateChunkOptions
+from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
+from serving.tasks.rerank import RerankOptions
 from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
@@ -48,7 +44,9 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, Side, TaskOptions, TextInput, Truncate
+    from serving.inference.requests import Outcome
+    from serving.records import Side, TextInput, Truncate
+    from serving.tasks.base import A, TaskOptions
 
 router = Router("TEI")
 
