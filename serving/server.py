@@ -134,7 +134,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     sinks = [write_access_line] if settings.access_log else []
     if span_sender:
         sinks.append(span_sender.record)
-    observer = RequestObserver(metrics.answered, sinks)
+    observer = RequestObserver(metrics.count_outcome, sinks)
     dispatcher = Dispatcher(
         _policy(settings, repository),
         AdmissionLimits(

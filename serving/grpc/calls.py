@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
+    from serving.inference.requests import InferRequest
+    from serving.tasks.base import A
 
 _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
@@ -122,6 +124,12 @@ class Call(msgspec.Struct, eq=False):
         """The same in milliseconds, never zero or less."""
         remaining_s = self.time_remaining()
         return None if remaining_s is None else max(remaining_s, 1e-6) * 1e3
+
+    def stamp(
+        self, request: InferRequest[A], arrival: float, trace: RequestTrace | None = None, message_id: str = ""
+    ) -> InferRequest[A]:
+        """What a message asks for, with its arrival, id, trace, and what is left of the call's time."""
+        return request.stamp(arrival, message_id, trace or self.trace, self.timeout_ms())
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
-from serving.inference.requests import InferRequest, RequestTrace
+from serving.inference.requests import RequestTrace
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
 from serving.unawaited import is_cancelled
@@ -18,17 +18,14 @@ from serving.unawaited import is_cancelled
 if TYPE_CHECKING:
     from serving.bulk.batches_api.service import BatchesApiService
     from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import InputType
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
-    from serving.records import TextInput, Truncate
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
-    from serving.tasks.base import A, TaskOptions
     from serving.tei.service import TeiService
 
 log = logging.getLogger("bertserve.http")
@@ -82,58 +79,6 @@ class Api:
     read_ids: ReadIds | None = None
     refuses_unknown: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def request(
-        self,
-        http: HttpRequest,
-        inputs: Sequence[TextInput],
-        options: TaskOptions[A],
-        *,
-        max_inputs: int,
-        model: str | None = None,
-        version: str | None = None,
-        truncate: Truncate | None = None,
-        prompt_name: str | None = None,
-        input_type: InputType | None = None,
-        timeout_ms: float | None = None,
-        priority: int | None = None,
-    ) -> InferRequest[A]:
-        """What an HTTP request asks of the pipeline; see `InferRequest`.
-
-        Args:
-            http: The request; its headers may limit its time and say its priority.
-            inputs: Its inputs.
-            options: Its task.
-            max_inputs: So many inputs are taken.
-            model: The model that it names, if it does.
-            version: The model's version, if it names one.
-            truncate: Whether to cut inputs that are too long.
-            prompt_name: The model's prompt to put before each text.
-            input_type: What the texts are for, in place of a prompt's name.
-            timeout_ms: A limit that the body sets; the smaller of it and the header's counts.
-            priority: A priority that the body sets, in place of the header's.
-
-        Raises:
-            InvalidRequest: A header is wrong.
-        """
-        limit_ms = http.timeout_ms()
-        if timeout_ms is not None:
-            limit_ms = timeout_ms if limit_ms is None else min(limit_ms, timeout_ms)
-        return InferRequest(
-            inputs=inputs,
-            options=options,
-            arrival=http.arrival,
-            request_id=http.request_id,
-            max_inputs=max_inputs,
-            model=model,
-            version=version,
-            truncate=truncate,
-            prompt_name=prompt_name,
-            input_type=input_type,
-            timeout_ms=limit_ms,
-            priority=http.priority() if priority is None else priority,
-            trace=http.trace,
-        )
 
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
         """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.

@@ -27,14 +27,16 @@ from serving.errors import (
 from serving.fields.objects import obey_rule
 from serving.fields.rule import Ignored
 from serving.http.faults import error_body, status_of
+from serving.inference.requests import priority_of
 from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, priority_of, words
+from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
 from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.inference.requests import Outcome, RequestTrace
+    from serving.inference.requests import InferRequest, Outcome, RequestTrace
+    from serving.tasks.base import A
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -318,6 +320,15 @@ class HttpRequest(msgspec.Struct):
         if value is None:
             return DEFAULT_PRIORITY
         return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
+
+    def stamp(self, request: InferRequest[A]) -> InferRequest[A]:
+        """What the body asks for, with this request's arrival, id, trace, and the headers' time limit and priority.
+
+        Raises:
+            InvalidRequest: A header is wrong.
+        """
+        priority = self.priority() if request.priority is None else None
+        return request.stamp(self.arrival, self.request_id, self.trace, self.timeout_ms(), priority)
 
     async def inflate(self, limit: int, turn: asyncio.Lock) -> None:
         """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.

@@ -91,7 +91,7 @@ class AnswerCache:
         self._rows.clear()
         self._computing.clear()
 
-    def find(self, model: ModelIndex, texts: Sequence[EncodedText]) -> CachedRows | None:
+    def recall(self, model: ModelIndex, texts: Sequence[EncodedText]) -> CachedRows | None:
         """The answer, if the rows of all texts are here."""
         rows: list[Row] = []
         for text in texts:

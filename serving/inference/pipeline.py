@@ -12,7 +12,7 @@ import msgspec
 
 from serving.errors import EmptyInput, empty_input, too_many_inputs
 from serving.inference.requests import Outcome, Timings
-from serving.records import BULK
+from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import estimate_tokens
 from serving.tasks import WAYS
 from serving.tasks.base import A, Work
@@ -50,7 +50,7 @@ class AnswerCounts(Protocol):
     def totals(self) -> Mapping[tuple[str, str], Totals]:
         """What each model has answered, by its name and version."""
 
-    def answered(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
+    def count_outcome(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
 
     def batches(self, model: ServedModel) -> int: ...
 
@@ -174,12 +174,12 @@ class Pipeline:
             truncated_tokens=sum(map(_TRUNCATED, done.texts)),
             compute_type=self._repository.compute_type,
             cached=rows.cached,
-            priority=request.priority,
+            priority=request.priority or DEFAULT_PRIORITY,
         )
         if trace is None:
-            self._metrics.answered(outcome)
+            self._metrics.count_outcome(outcome)
         else:
-            trace.answered(outcome, rows.submitted, done.computed_at)
+            trace.add_outcome(outcome, rows.submitted, done.computed_at)
         return outcome
 
     def users(self, model: ModelIndex) -> int:
@@ -202,7 +202,7 @@ class Pipeline:
         started = time.perf_counter()
         texts = job.encode()
         tokenize_us = (time.perf_counter() - started) * 1e6
-        rows = cache.find(job.model.index, texts)
+        rows = cache.recall(job.model.index, texts)
         if rows is None:
             return await self._computed(job, texts, tokenize_us)
         return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), job.finish(texts, rows))
@@ -219,7 +219,7 @@ class Pipeline:
             longest=longest,
             arrival=request.arrival,
             timeout_ms=request.timeout_ms,
-            priority=request.priority,
+            priority=request.priority or DEFAULT_PRIORITY,
             now=time.perf_counter(),
         ) as permit:
             if texts is None:

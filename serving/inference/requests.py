@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import msgspec
 
-from serving.records import DEFAULT_PRIORITY
+from serving.errors import InvalidRequest
+from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 from serving.tasks.base import A
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ InputType = Literal["query", "search_query", "document", "search_document", "pas
 
 
 class InferRequest(msgspec.Struct, Generic[A]):
-    """One client request, stripped of its protocol.
+    """One client request: its protocol fills in what the body says, and its wire adds the rest (`stamp`).
 
     Attributes:
         inputs: One or more inputs; all are answered or none.
-        arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
-        request_id: Echoed to the client and written into logs.
         max_inputs: The limit of the route on `len(inputs)`.
         model: None means the only model of the task.
         version: None means the newest.
@@ -33,13 +32,14 @@ class InferRequest(msgspec.Struct, Generic[A]):
         prompt_name: Key of the model's prompt to put before each text.
         input_type: What the texts are for, in place of a prompt's name.
         timeout_ms: None means the server's default.
+        priority: None means `DEFAULT_PRIORITY`.
+        arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
+        request_id: Echoed to the client and written into logs.
         trace: Where the transport has its answers noted until the reply is sent; None where no reply follows.
     """
 
     inputs: Sequence[TextInput]
     options: TaskOptions[A]
-    arrival: float
-    request_id: str
     max_inputs: int
     model: str | None = None
     version: str | None = None
@@ -47,8 +47,38 @@ class InferRequest(msgspec.Struct, Generic[A]):
     prompt_name: str | None = None
     input_type: InputType | None = None
     timeout_ms: float | None = None
-    priority: int = DEFAULT_PRIORITY
+    priority: int | None = None
+    arrival: float = 0.0
+    request_id: str = ""
     trace: RequestTrace | None = None
+
+    def stamp(
+        self,
+        arrival: float,
+        request_id: str,
+        trace: RequestTrace | None = None,
+        timeout_ms: float | None = None,
+        priority: int | None = None,
+    ) -> InferRequest[A]:
+        """Adds what the wire says; the smaller time limit counts, and the body's priority before the wire's."""
+        self.arrival, self.request_id, self.trace = arrival, request_id, trace
+        if timeout_ms is not None and (self.timeout_ms is None or timeout_ms < self.timeout_ms):
+            self.timeout_ms = timeout_ms
+        if self.priority is None:
+            self.priority = priority
+        return self
+
+
+def priority_of(value: object, name: str) -> int:
+    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 4 is bulk work, 0 Triton's default, 2.
+
+    `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
+    """
+    if value == 0 and not isinstance(value, bool | float):
+        return DEFAULT_PRIORITY
+    if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
+        return value
+    raise InvalidRequest(f"{name} must be 0 for the default, 1 (first) to 3 (last), or {BULK} for bulk work")
 
 
 class Timings(msgspec.Struct):
@@ -131,7 +161,7 @@ class RequestTrace(msgspec.Struct):
     timings: Timings | None = None
     outcomes: tuple[Outcome[Any], ...] = ()
 
-    def answered(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
+    def add_outcome(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
         """Notes an answer; a request may bring several that are answered each for itself."""
         self.queued, self.computed = queued, computed
         self.outcomes += (outcome,)

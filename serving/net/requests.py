@@ -14,11 +14,9 @@ from serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,
-    InvalidRequest,
     MalformedRequest,
     setting_of,
 )
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,18 +90,6 @@ def request_id(wanted: bytes | None) -> str:
     if wanted is not None and _HARMLESS.fullmatch(wanted):
         return wanted.decode("ascii")
     return f"{_process}-{next(_serial):x}"
-
-
-def priority_of(value: object, name: str) -> int:
-    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 4 is bulk work, 0 Triton's default, 2.
-
-    `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
-    """
-    if value == 0 and not isinstance(value, bool | float):
-        return DEFAULT_PRIORITY
-    if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
-        return value
-    raise InvalidRequest(f"{name} must be 0 for the default, 1 (first) to 3 (last), or {BULK} for bulk work")
 
 
 def is_zlib(data: bytes) -> bool:

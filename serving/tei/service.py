@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import InferRequest, InputType, Outcome, Token
+    from serving.inference.requests import InputType, Token
     from serving.inference.served_models import Repository, ServedModel
     from serving.records import TextInput
     from serving.settings import Settings
-    from serving.tasks.base import A
 
 R = TypeVar("R")
 
@@ -79,16 +78,14 @@ class TeiService:
     """TEI's API beside the pipeline itself.
 
     Attributes:
+        pipeline: Answers requests.
         settings: Limits and defaults.
     """
 
     def __init__(self, pipeline: Pipeline, repository: Repository, settings: Settings) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._repository = repository
         self.settings = settings
-
-    async def infer(self, request: InferRequest[A]) -> Outcome[A]:
-        return await self._pipeline.infer(request)
 
     def model(self, name: str | None) -> ServedModel:
         """The model named; else the only one, else the only or default one of the first task that has such.
@@ -155,7 +152,7 @@ class TeiService:
         inputs = found.prompted(texts, prompt_name, input_type)
         prompted = [text for text in inputs if isinstance(text, str)]
         size = sum(found.tokenizer.sizes_bytes(prompted))
-        return await self._pipeline.read(
+        return await self.pipeline.read(
             found, size, lambda tokenizer: write([tokenizer.tokens(text, special=special) for text in prompted])
         )
 
@@ -169,7 +166,7 @@ class TeiService:
         for row in rows:
             found.tokenizer.check_readable(row)
         size = BYTES_PER_ID * sum(map(len, rows))
-        return await self._pipeline.read(
+        return await self.pipeline.read(
             found, size, lambda tokenizer: write([tokenizer.decode(row, bare=bare) for row in rows])
         )
 

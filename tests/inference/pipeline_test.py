@@ -69,7 +69,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         )
 
         def ask(timeout_ms: float) -> asyncio.Task[Any]:
-            request = InferRequest([LONG], EmbedOptions(), now(), "id", 8, timeout_ms=timeout_ms)
+            request = InferRequest([LONG], EmbedOptions(), 8, timeout_ms=timeout_ms, arrival=now())
             return asyncio.create_task(pipeline.infer(request))
 
         first = ask(60_000.0)

@@ -82,7 +82,7 @@ class TeiServices:
         normalize = request.normalize if request.HasField("normalize") else None
         dimensions = request.dimensions if request.HasField("dimensions") else None
         options = EmbedOptions(normalize, dimensions)
-        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
         metadata = _metadata(outcome, request.inputs)
         return pb.EmbedResponse(embeddings=outcome.answer[0].tolist(), metadata=metadata)
 
@@ -91,7 +91,7 @@ class TeiServices:
     ) -> pb.EmbedAllResponse:
         """The vectors of a text's tokens."""
         options = EmbedTokensOptions()
-        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
         rows = outcome.answer[0]
         embeddings = await asyncio.to_thread(_rows, rows) if rows.size > _INLINE_NUMBERS else _rows(rows)
         return pb.EmbedAllResponse(token_embeddings=embeddings, metadata=_metadata(outcome, request.inputs))
@@ -112,7 +112,7 @@ class TeiServices:
         """Texts in the order in which they answer a query."""
         pairs = [(request.query, text) for text in request.texts]
         most = self._service.settings.max_client_batch_size
-        outcome = await self._infer(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
+        outcome = await self._run_task(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
         texts = request.texts if request.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, request.query, *request.texts))
 
@@ -124,7 +124,7 @@ class TeiServices:
         if others:
             raise InvalidRequest("`truncate` and `truncation_direction` must be the same in all messages of a stream")
         pairs = [(request.query, request.text) for request in requests]
-        outcome = await self._infer(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
+        outcome = await self._run_task(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
         texts = [text for _, text in pairs] if first.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, *(part for pair in pairs for part in pair)))
 
@@ -157,11 +157,11 @@ class TeiServices:
         texts: Sequence[str],
     ) -> pb.PredictResponse:
         options = ClassifyOptions("none" if request.raw_scores else None)
-        outcome = await self._infer(call, trace, [text_or_pair(texts)], options, _cut(request))
+        outcome = await self._run_task(call, trace, [text_or_pair(texts)], options, _cut(request))
         predictions = [pb.Prediction(score=one.score, label=one.label) for one in outcome.answer[0]]
         return pb.PredictResponse(predictions=predictions, metadata=_metadata(outcome, *texts))
 
-    async def _infer(
+    async def _run_task(
         self,
         call: Call,
         trace: RequestTrace | None,
@@ -172,20 +172,8 @@ class TeiServices:
         most: int = 1,
     ) -> Outcome[Any]:
         check_not_empty(inputs)
-        outcome = await self._service.infer(
-            InferRequest(
-                inputs=inputs,
-                options=options,
-                arrival=time.perf_counter(),
-                request_id="",
-                max_inputs=most,
-                model=_model(call),
-                truncate=truncate,
-                prompt_name=prompt_name,
-                timeout_ms=call.timeout_ms(),
-                trace=trace or call.trace,
-            )
-        )
+        request = InferRequest(inputs, options, most, _model(call), truncate=truncate, prompt_name=prompt_name)
+        outcome = await self._service.pipeline.infer(call.stamp(request, time.perf_counter(), trace))
         call.set_trailing_metadata(outcome_metadata(outcome))
         return outcome
 

@@ -24,6 +24,7 @@ from serving.http.apis.openai_messages import Usage
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task
+from serving.inference.requests import InferRequest
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.rerank import RerankOptions
 from serving.tasks.windows import Windows
@@ -101,17 +102,15 @@ async def _embed(api: Api, http: HttpRequest, version: str) -> HttpReply:
     if message.max_tokens is not None:
         allowed = api.settings.auto_truncate if truncate is None else truncate
         inputs, cut = await _shortened(api, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
-    outcome = await api.pipeline.infer(
-        api.request(
-            http,
-            inputs,
-            EmbedOptions(dimensions=message.output_dimension),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=model.name,
-            truncate=truncate,
-            input_type=None if message.input_type == "image" else message.input_type,
-        )
+    request = InferRequest(
+        inputs,
+        EmbedOptions(dimensions=message.output_dimension),
+        api.settings.max_openai_batch_size,
+        model.name,
+        truncate=truncate,
+        input_type=None if message.input_type == "image" else message.input_type,
     )
+    outcome = await api.pipeline.infer(http.stamp(request))
     plain = version == "1" and not message.embedding_types
     types: dict[VectorType, None] = dict.fromkeys(message.embedding_types or ["float"])
     reply = {
@@ -161,15 +160,13 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
     if (tokens := message.max_tokens_per_doc) is not None:
         documents, cut = await _shortened(api, model, documents, tokens, "max_tokens_per_doc", truncate=True)
-    outcome = await api.pipeline.infer(
-        api.request(
-            http,
-            [(message.query, document) for document in documents],
-            RerankOptions(windows=_windows(message.max_chunks_per_doc)),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=model.name,
-        )
+    request = InferRequest(
+        [(message.query, document) for document in documents],
+        RerankOptions(windows=_windows(message.max_chunks_per_doc)),
+        api.settings.max_openai_batch_size,
+        model.name,
     )
+    outcome = await api.pipeline.infer(http.stamp(request))
     if message.return_documents is not None:
         repeat = message.return_documents
     ranks = [

@@ -32,6 +32,7 @@ from serving.http.apis.tei_messages import (
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
 from serving.inference.pipeline import check_not_empty
+from serving.inference.requests import InferRequest
 from serving.tasks import TASKS
 from serving.tasks.classify import ClassifyOptions, LabelScore
 from serving.tasks.zero_shot import ZeroShotOptions
@@ -68,7 +69,7 @@ async def _classify(api: Api, http: HttpRequest, *, empty: bool) -> HttpReply:
             raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
         return await _classify_by(api, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
-    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
     # This task's API answers one input with a list of one, and its clients take that apart.
     return _reply(outcome.answer, outcome)
 
@@ -87,7 +88,7 @@ async def _classify_by(
             f" at most {most} are taken{setting_of(most)}"
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
-    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
 
 
@@ -97,7 +98,7 @@ def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
     async def answer(api: Api, http: HttpRequest) -> HttpReply:
         message = await http.json(decoder, api.turn)
         inputs, options, truncate = route.read(message, unnamed)
-        outcome = await _infer(api, http, inputs, options, truncate=truncate)
+        outcome = await _run_task(api, http, inputs, options, truncate=truncate)
         return _reply(route.write(message, outcome.answer), outcome)
 
     answer.__doc__ = route.summary
@@ -211,11 +212,11 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(b'{"predictions":[%b]}' % b",".join([task.result() for task in tasks]))
 
 
-async def _infer(
+async def _run_task(
     api: Api, http: HttpRequest, inputs: Sequence[TextInput], options: TaskOptions[A], *, truncate: bool | None
 ) -> Outcome[A]:
     most, model = api.settings.max_client_batch_size, http.parameters.get("model")
-    return await api.pipeline.infer(api.request(http, inputs, options, max_inputs=most, model=model, truncate=truncate))
+    return await api.pipeline.infer(http.stamp(InferRequest(inputs, options, most, model, truncate=truncate)))
 
 
 def _text(value: str | TextPair) -> TextInput:

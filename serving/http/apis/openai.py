@@ -14,6 +14,7 @@ from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.inference.pipeline import check_not_empty
+from serving.inference.requests import InferRequest
 from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
 
@@ -68,7 +69,7 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = await http.json(EMBEDDINGS, api.turn)
     name, inputs = await inputs_of(api, message)
-    outcome = await embedded(api, http, message, name, inputs)
+    outcome = await embed_inputs(api, http, message, name, inputs)
     reply = {
         "object": "list",
         "data": embeddings_of(outcome, message),
@@ -90,22 +91,20 @@ async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, S
     return name, await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
-async def embedded(
+async def embed_inputs(
     api: Api, http: HttpRequest, message: EmbeddingsRequest, name: str | None, inputs: Sequence[str | list[int]]
 ) -> Outcome[NDArray[np.float32]]:
     """The vectors of inputs, all of a message's or some."""
-    return await api.pipeline.infer(
-        api.request(
-            http,
-            inputs,
-            EmbedOptions(message.normalized, message.dimensions),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=name,
-            truncate=message.truncate,
-            prompt_name=message.prompt_name,
-            input_type=message.input_type or _JINA_TASKS.get(message.task),
-        )
+    request = InferRequest(
+        inputs,
+        EmbedOptions(message.normalized, message.dimensions),
+        api.settings.max_openai_batch_size,
+        name,
+        truncate=message.truncate,
+        prompt_name=message.prompt_name,
+        input_type=message.input_type or _JINA_TASKS.get(message.task),
     )
+    return await api.pipeline.infer(http.stamp(request))
 
 
 def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
@@ -122,7 +121,7 @@ def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) ->
 def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
     """Token ids as the model reads them.
 
-    Clients of OpenAI's own server send its tokenizer's ids, which would be embedded as other words than were meant.
+    Clients of OpenAI's own server send its tokenizer's ids, which would be embed_inputs as other words than were meant.
 
     Raises:
         ForeignTokenIds: They may be such.

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from serving.bulk.batches_api.lines import Answer
-from serving.http.apis.openai import EMBEDDINGS, embedded, embeddings_of, inputs_of, usage_of
+from serving.http.apis.openai import EMBEDDINGS, embed_inputs, embeddings_of, inputs_of, usage_of
 from serving.http.exchange import JSON, HttpRequest
 from serving.http.faults import error_body, status_of
 from serving.records import BULK
@@ -92,7 +92,7 @@ class EmbeddingLine:
 
     async def _embed(self, piece: Sequence[str | list[int]]) -> Outcome[NDArray[np.float32]]:
         http = msgspec.structs.replace(self.http, arrival=time.perf_counter())
-        return await embedded(self.api, http, self.message, self.model, piece)
+        return await embed_inputs(self.api, http, self.message, self.model, piece)
 
     def _body(self, outcomes: Sequence[Outcome[NDArray[np.float32]]]) -> Iterable[bytes]:
         """The body in pieces, each made when the one before has been written."""
