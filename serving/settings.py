@@ -88,8 +88,6 @@ else:
 
 
 class _Settings(BaseModel):
-    """The options of `bertserve serve`."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     models: Path = Field(Path("models"), description="Model repository: `<models>/<model>/<version>/`.")

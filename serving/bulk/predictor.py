@@ -291,7 +291,6 @@ class BatchPredictor:
 
 
 def rows_of(columns: Sequence[Sequence[object]]) -> Sequence[object]:
-    """The rows of one column, or the pairs of two."""
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 

@@ -39,8 +39,6 @@ class Owner:
 
 
 class Owners:
-    """Those of one message."""
-
     def __init__(self, *owners: Owner) -> None:
         self.all = owners
         self.texts_for_booleans = any(owner.texts_for_booleans for owner in owners)

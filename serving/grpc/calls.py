@@ -191,13 +191,7 @@ class Call(msgspec.Struct, eq=False):
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
-        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status.
-
-        Args:
-            error: The error.
-            request_id: For a request whose message had an id.
-            trace: That of the message, where it is one of several.
-        """
+        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status."""
         request_id = request_id or self.request_id()
         trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
         if not self._headed:

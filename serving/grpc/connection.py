@@ -136,7 +136,6 @@ class GrpcConnection(Connection[GrpcPort]):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the calls under way: their client has gone."""
         self._end_credit()
         self._handle(self.h2.terminate())
         super().connection_lost(exc)

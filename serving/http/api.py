@@ -83,11 +83,6 @@ class Api:
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
         """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.
 
-        Args:
-            endpoint: Answers the request.
-            route: The route's path, for the trace.
-            request: The request.
-
         Raises:
             asyncio.CancelledError: The client closed its connection; there is nobody to answer.
         """
@@ -118,13 +113,7 @@ class Api:
         return reports.report().header(form)
 
     def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
-        """Records what became of a request.
-
-        Args:
-            request: The request.
-            reply: The reply that went out; its error says what went wrong, if something did.
-            size: So much of its body was sent.
-        """
+        """Records what became of a request: the reply that went out, and how many bytes of its body."""
         if request.ended:
             return
         request.ended = True

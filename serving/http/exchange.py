@@ -24,8 +24,7 @@ from serving.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from serving.fields.objects import obey_rule
-from serving.fields.rule import Ignored
+from serving.fields.rule import Ignored, obey_rule
 from serving.http.faults import error_body, status_of
 from serving.inference.requests import priority_of
 from serving.net.buffers import FREE_BYTES, BufferShare
@@ -113,11 +112,6 @@ class JsonDecoder(Generic[M]):
     ) -> M:
         """As `decode`, where the message may be a large one.
 
-        Args:
-            data: JSON, or what should be.
-            turn: Held by the one that is looked through.
-            request: What brought it.
-
         Raises:
             InvalidRequest: It has more elements than are read, too.
         """
@@ -152,7 +146,6 @@ class JsonDecoder(Generic[M]):
         return decoded
 
     def _refused(self, text: str) -> InvalidRequest:
-        """The error that a refusal of the library becomes."""
         path, named = _PATH.search(text), _FIELD.match(text)
         steps = [step[1] for step in _STEP.finditer(path[1])] if path else []
         return InvalidRequest(self._explain(text), param=steps[0] if steps else named[1] if named else None)
@@ -333,10 +326,6 @@ class HttpRequest(msgspec.Struct):
     async def inflate(self, limit: int, turn: asyncio.Lock) -> None:
         """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.
 
-        Args:
-            limit: Bytes that it may grow to.
-            turn: Held by the one that grows, which has room for as much as it may grow to.
-
         Raises:
             UnsupportedMediaType: An encoding that is not read.
             MalformedRequest: The body is not of its encoding, ends too early or goes on behind its end.
@@ -450,7 +439,6 @@ def ignored_head(ignored: Ignored) -> bytes:
 
 
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
-    """The reply that an error becomes on a path."""
     head = b""
     if (after_ms := error.retry_after_ms) is not None:
         seconds = max(1, math.ceil(error.retry_after_s or 0))

@@ -197,7 +197,6 @@ def all_models(api: Api) -> list[str]:
 
 
 def v2_names(api: Api) -> list[str]:
-    """Every name of every model on v2."""
     return api.v2.names
 
 

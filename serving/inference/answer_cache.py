@@ -136,7 +136,6 @@ class AnswerCache:
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
 
     def _found(self, key: Key, rows: dict[Key, Row]) -> bool:
-        """Whether a row is here; adds it to the others."""
         row = self._rows.get(key)
         if row is None:
             return False

@@ -385,7 +385,6 @@ class Dispatcher:
     def _record(
         self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError, occupied_us: float
     ) -> None:
-        """Learns costs from a batch that has ended, and counts it."""
         if generation == self._generation and not isinstance(outcome, BertserveError):
             self._scheduler.learn(assignment, outcome.compute_us, occupied_us)
         self.observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)

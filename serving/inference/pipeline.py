@@ -183,7 +183,6 @@ class Pipeline:
         return outcome
 
     def users(self, model: ModelIndex) -> int:
-        """Requests under way that use this model."""
         return self._users[model]
 
     def totals(self, model: ServedModel) -> Totals:

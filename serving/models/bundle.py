@@ -50,7 +50,6 @@ class Bundle:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """Those that may be served here."""
         own = [artifact for artifact in self.manifest.artifacts if artifact.file not in self.refused]
         return [*own, *(artifact for artifact, _ in self.made_here)]
 
@@ -79,7 +78,6 @@ def data_entry(graph: Path) -> FileEntry | None:
 
 
 def part_entry(graph: Path) -> Part:
-    """One of the further parts of an artifact."""
     return Part(graph.name, digest(graph), graph.stat().st_size, data_entry(graph))
 
 

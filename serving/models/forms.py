@@ -70,7 +70,6 @@ class ModelForm:
         return all(artifact.proven for artifact in self.artifacts)
 
     def spec(self) -> ModelSpec:
-        """As an engine loads it."""
         spec = self._spec(self.artifact)
         return spec if self.second is None else msgspec.structs.replace(spec, second=self._spec(self.second))
 
@@ -98,7 +97,6 @@ class ModelForm:
 
 
 def part_files(artifact: Artifact, directory: Path) -> tuple[PartFile, ...]:
-    """The further parts of an artifact, as an engine loads them."""
     return tuple(PartFile(str(directory / part.file), part.sha256, _data_sha256(part)) for part in artifact.parts)
 
 
@@ -146,13 +144,7 @@ def _instead(root: Path) -> str:
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
-    """Whether every model has a form that some GPU could run.
-
-    Args:
-        bundles: The models.
-        built: Whether it is enough that an engine can be built.
-        split: Whether it may be one that was split by layers for CPUs.
-    """
+    """Whether every model has a form that some GPU could run."""
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
         (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle, split=split) for kind in engines)
@@ -217,13 +209,7 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
 
 
 def without_second(forms: Sequence[ModelForm], engine: EngineKind, *, by_default: bool = False) -> Iterator[str]:
-    """Why models run in the engine's first library alone, in sentences.
-
-    Args:
-        forms: The models.
-        engine: The engine.
-        by_default: Leave out the models of which `log_agreement` says why fp32 is served.
-    """
+    """Why models run in the engine's first library alone, in sentences."""
     lacking: list[str] = []
     for form in forms if engine.second else ():
         made = [each.precision for each in form.bundle.artifacts if each.target == engine.second]

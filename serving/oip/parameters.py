@@ -10,8 +10,7 @@ from serving.errors import InvalidRequest
 from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
 from serving.fields.rule import Level
 from serving.inference.requests import InputType, priority_of
-from serving.tasks.messages import windows_of
-from serving.tasks.windows import Long, WindowScores
+from serving.tasks.windows import Long, WindowScores, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

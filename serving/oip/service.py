@@ -120,23 +120,19 @@ class V2Service:
         repository.subscribe(self._look_again)
 
     def over(self, pipeline: Pipeline) -> V2Service:
-        """The same models, answered by another pipeline."""
         other = copy.copy(self)
         other._pipeline = pipeline  # noqa: SLF001  its own
         return other
 
     def _look_again(self) -> None:
-        """Other versions may take and give something else."""
         self._views = views(self._repository)
 
     @property
     def names(self) -> list[str]:
-        """Every name that is served."""
         return sorted(self._views)
 
     @property
     def versions(self) -> list[str]:
-        """Every version that is served of some model."""
         return sorted({view.model.version for view in self._views.values()})
 
     def view(self, name: str, wanted: str | None = None) -> View:
@@ -164,7 +160,6 @@ class V2Service:
         return self.lifecycle.ready
 
     def server_metadata(self) -> ServerMetadata:
-        """What this server is."""
         return ServerMetadata(SERVER_NAME, SERVER_VERSION, list(EXTENSIONS))
 
     def request(

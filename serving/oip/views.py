@@ -154,7 +154,6 @@ class View(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, own)))}, each once")
 
     def metadata(self) -> ModelMetadata:
-        """The model as v2 describes it."""
         platform, _ = _PLATFORMS[self.model.artifact.kind]
         return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 

@@ -184,7 +184,6 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 
 
 def engines(settings: Settings) -> Iterator[Finding]:
-    """What can run models, and which libraries carry requests."""
     topic = "Software"
     running = _engine(settings)
     asked = running.parts or (running.name,)

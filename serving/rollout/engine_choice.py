@@ -189,7 +189,6 @@ class Chooser:
         return tensorrt.build_obstacle(machine)
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
-        """The built engine, for the models that are served now."""
         return self._opened(tensorrt.ENGINE, self._bundles(served))
 
     @property

@@ -72,8 +72,6 @@ _RETRY = "the engine ended; try again"
 
 
 class SlotState(Enum):
-    """See the module's table."""
-
     STARTING = auto()
     SERVING = auto()
     DRAINING = auto()
@@ -184,7 +182,6 @@ class EngineSlot:
         return all(self._repository.named(model.name) is model for model in models)
 
     def reject(self, engine: str, reason: str) -> None:
-        """Shows why a better engine does not serve."""
         self._chooser.reject(engine, reason)
         self._describe(rejected=self._chooser.rejected(self.choice.engine))
 
@@ -317,7 +314,6 @@ class EngineSlot:
             listener()
 
     def device_lost(self) -> None:
-        """One of several GPUs is lost."""
         self._describe(lost=tuple(self.engine.lost) if self.engine else ())
         if self._lifecycle.state is State.READY:
             self._lifecycle.to(State.DEGRADED)

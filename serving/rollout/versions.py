@@ -82,7 +82,6 @@ class Versions:
         return {model.name: model.manifest.version for model in self._repository.models}
 
     def others(self) -> list[VersionState]:
-        """The versions that are not served, and why."""
         served = self.served()
         states = {key: ("UNAVAILABLE", reason) for key, reason in self.unserved.reasons(served).items()}
         if previous := self._slot.previous:
@@ -269,7 +268,6 @@ def _passes(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """What clients may know of a failure."""
     if isinstance(error, OSError):  # its own words name files
         return error.strerror or "it took too long to load"
     if isinstance(error, MemoryError):

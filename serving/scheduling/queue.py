@@ -123,7 +123,6 @@ class WorkQueue:
         return None
 
     def heads(self) -> list[WorkItem]:
-        """The first item of every bucket."""
         return [entries[0][2] for entries in self._buckets.values()]
 
     def company(self, item: WorkItem) -> int:

@@ -33,7 +33,6 @@ WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
 
 
 def add(task: Task[Any, Any]) -> None:
-    """Makes a task known."""
     TASKS[task.name] = task
     WAYS[task.way.options] = task.way
 

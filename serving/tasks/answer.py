@@ -30,8 +30,11 @@ from serving.tasks.base import (
     pairs_of,
     softmax,
 )
-from serving.tasks.messages import Options  # noqa: TC001  msgspec reads the annotations
-from serving.tasks.windows import USUAL_OVERLAP, by_input
+from serving.tasks.windows import (
+    USUAL_OVERLAP,
+    Options,
+    by_input,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

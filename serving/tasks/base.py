@@ -125,8 +125,6 @@ class SizesBytes(Protocol[O_contra]):
 
 
 class Encode(Protocol[O_contra]):
-    """Inputs to token ids; raises `InvalidRequest`."""
-
     def __call__(
         self, tokenizer: Tokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
     ) -> Sequence[EncodedText]: ...
@@ -302,12 +300,10 @@ class Task(Generic[O, A]):
 
     @property
     def name(self) -> str:
-        """As manifests call it."""
         return self.way.task or ""
 
     @property
     def paired(self) -> bool:
-        """Whether every input is a pair of texts."""
         return 1 not in self.texts
 
     @property
@@ -333,7 +329,6 @@ class Task(Generic[O, A]):
         )
 
     def options(self, facts: Facts) -> O:
-        """What the Open Inference Protocol asks of a model."""
         return self.way.options() if self.asked is None else self.asked(facts)
 
 

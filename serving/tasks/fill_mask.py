@@ -25,7 +25,7 @@ from serving.tasks.base import (
     floats,
     texts_of,
 )
-from serving.tasks.messages import Options  # noqa: TC001  msgspec reads the annotations
+from serving.tasks.windows import Options  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +170,6 @@ def _reply(message: FillMaskRequest, answer: list[list[list[FilledMask]]]) -> ob
 
 
 def _filled(facts: Facts) -> int:
-    """Words for each mask on the Open Inference Protocol."""
     return max(1, min(FillMaskOptions().top_k, facts.candidates))
 
 

@@ -16,8 +16,7 @@ from serving.errors import InvalidRequest
 from serving.fields.owners import TAG, Owners
 from serving.tasks import replies, windows
 from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, TaskOptions, Way, each, texts_of
-from serving.tasks.messages import LongText, Options
-from serving.tasks.windows import Windows
+from serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -103,7 +103,6 @@ class TeiService:
         return repository.find(None)
 
     def info(self, name: str | None) -> Info:
-        """A model and the server's limits."""
         model, settings = self.model(name), self.settings
         manifest = model.manifest
         labels = manifest.labels or ("score",)

@@ -274,7 +274,6 @@ class Metrics:
         self._state = current
 
     def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
-        """Exports what `read` returns at each scrape; see `Reading`."""
         Reading(metric, self.registry, read)
 
     def follow(self, dispatcher: Dispatcher) -> None:

@@ -56,8 +56,6 @@ Attribute = str | int | float
 
 
 class SpanSender:
-    """Makes the spans of requests and sends them."""
-
     def __init__(
         self, endpoint: str, version: str, share: float, counts: SpanCounts, most_spans: int = MOST_SPANS
     ) -> None:

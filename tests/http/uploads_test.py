@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest, SlowRequest, UnsupportedMediaType
-from serving.http.apis.openai_lines import EmbeddingLine
+from serving.http.apis.openai import EmbeddingLine
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest

@@ -222,7 +222,6 @@ class Results:
         return self._output.complete and self._error.complete
 
     def clear(self) -> None:
-        """Makes both files empty."""
         self._output.clear()
         self._error.clear()
 

@@ -35,13 +35,7 @@ class CpuBackend:
         threads: int,
         load: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]],
     ) -> None:
-        """Loads every model; raises BundleError where one cannot be served.
-
-        Args:
-            models: What to load.
-            threads: Cores to use, the caller's included.
-            load: Makes a `LaneModel` for each of some numbers of threads, the wide lane's first.
-        """
+        """Loads every model; raises BundleError where one cannot be served."""
         self._lanes = lanes_for(models, threads)
         self._models: list[list[LaneModel | None]] = []
         for model in models:

@@ -303,8 +303,6 @@ def not_split(spec: ModelSpec) -> BackendModel:
 
 
 class BackendModel(Protocol):
-    """A model of a `GpuBackend`."""
-
     spec: ModelSpec
 
     def capture(self, budget: GraphBudget) -> None:

@@ -115,7 +115,6 @@ class _Library:
         self.version = f"{tensorrt_library.PACKAGES[flavour]} {self.module.__version__}"
 
     def reason(self) -> str:
-        """What the library complained of since the last call."""
         messages = list(self.log.errors)
         self.log.errors.clear()
         return tensorrt_library.reason(messages)

@@ -82,7 +82,6 @@ def stages(model: ModelSpec) -> tuple[list[ModelSpec], list[ModelSpec]]:
 
 
 def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
-    """The segments of each rank of a model."""
     graphs = files(model)
     segments = len(graphs) // model.ranks
     return [graphs[segments * rank :][:segments] for rank in range(model.ranks)]

@@ -103,7 +103,6 @@ class _PartOnDevice:
         self._part, self._device = part, device
 
     def run(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """As of every part; raises DeviceLost too."""
         with one_at_a_time(self._device):
             return self._part.run(tensors)
 

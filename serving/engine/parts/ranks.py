@@ -124,7 +124,6 @@ class Rank:
         return total
 
     def _meet(self) -> None:
-        """Waits until every rank is here."""
         for peer in self._peers:
             peer.sendall(b".")
         for peer in self._peers:

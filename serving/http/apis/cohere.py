@@ -143,14 +143,7 @@ def _texts(message: CohereEmbedRequest) -> list[str]:
 
 
 async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
-    """Orders documents.
-
-    Args:
-        api: What answers.
-        http: The request.
-        version: Of Cohere's API.
-        repeat: Whether each document stands beside its score where the request does not say.
-    """
+    """Orders documents; `repeat` puts each beside its score where the request does not say."""
     message = await http.json(_RANK, api.turn)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
