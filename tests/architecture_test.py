@@ -75,7 +75,7 @@ OTHER_PACKAGES = {
     "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
     " serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
-    # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
+    # A task's module says how its requests are made and its replies are read here, in functions apart (`Load`).
     "loadtest": "export.charts serving.host serving.options serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports, and over costs that the
     # exporter's graphs, run by the server's engines, are measured to have.

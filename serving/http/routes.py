@@ -1,7 +1,7 @@
 """Routes: how protocols declare theirs, and which of them the connection calls itself.
 
-An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`. Any ASGI
-server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
+An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
+Any ASGI server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
 """
 
 from __future__ import annotations

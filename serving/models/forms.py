@@ -1,4 +1,4 @@
-"""The form of each model that an engine runs: an artifact of its bundle, or one that this node has made of it."""
+"""Which artifact of a model's bundle, or made of it on this node, an engine runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COPIED_BYTES = 128 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ModelForm:
-    """A model in the form that an engine runs: an artifact of its bundle.
+    """A model and the artifact of its bundle that an engine runs.
 
     Attributes:
         second: What the engine runs beside it; see `EngineKind.second`.
@@ -86,7 +86,7 @@ class ModelForm:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
-            copied=all(form.total_bytes <= _COPIED_BYTES for form in self.artifacts),
+            copied=all(each.total_bytes <= _COPIED_BYTES for each in self.artifacts),
             build=artifact.engine,
             data_sha256=_data_sha256(artifact),
             parts=part_files(artifact, directory),
@@ -167,7 +167,7 @@ def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool 
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
-    """The form that an engine runs: proven before unproven, then the fastest, then this node's own.
+    """The artifact that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
         BundleError: It has none.
@@ -190,11 +190,11 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         )
     best = min(
         fitting,
-        key=lambda form: (
-            not form.proven,
-            precision == "auto" and bool(form.reserved),
-            wanted.index(form.precision),
-            bundle.made_here_in(form) is None,
+        key=lambda artifact: (
+            not artifact.proven,
+            precision == "auto" and bool(artifact.reserved),
+            wanted.index(artifact.precision),
+            bundle.made_here_in(artifact) is None,
         ),
     )
     if not best.proven and not unproven:
@@ -263,13 +263,13 @@ def _refused(bundle: Bundle) -> str:
 
 
 def _second(bundle: Bundle, first: Artifact, target: str, *, unproven: bool, by_default: bool) -> Artifact | None:
-    """The form for another library that may answer in place of the first: it is batched as that is."""
+    """The artifact for another library that may answer in place of the first: it is batched as that is."""
     alike = [
-        form
-        for form in bundle.artifacts
-        if form.target == target
-        and (form.precision, form.batch_invariant) == (first.precision, first.batch_invariant)
-        and (form.proven or unproven)
-        and (first.reserved or not form.reserved or not by_default)
+        artifact
+        for artifact in bundle.artifacts
+        if artifact.target == target
+        and (artifact.precision, artifact.batch_invariant) == (first.precision, first.batch_invariant)
+        and (artifact.proven or unproven)
+        and (first.reserved or not artifact.reserved or not by_default)
     ]
-    return min(alike, key=lambda form: not form.proven, default=None)
+    return min(alike, key=lambda artifact: not artifact.proven, default=None)

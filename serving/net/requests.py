@@ -130,7 +130,7 @@ async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, 
     """Decompresses a body as `inflated`, in a thread, in its turn: small bodies could make many large ones at once.
 
     Args:
-        turn: Held by the one that grows. It ends with the thread, which goes on where the client leaves meanwhile.
+        turn: Held by the one that grows, until the thread ends, which goes on where the client leaves.
         grow: Counts so many bytes more, or less; whether there is room. It is asked for as much as the body may become.
         data: The body.
         wbits: As zlib has it.

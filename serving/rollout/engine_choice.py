@@ -149,10 +149,10 @@ class Chooser:
         bundle = self._read(path)
         try:
             gpu = self._gpus(tensorrt.ENGINE, [bundle])[0]
-            form = self._form(bundle, tensorrt.ENGINE, gpu.target).artifact
+            artifact = self._form(bundle, tensorrt.ENGINE, gpu.target).artifact
         except (StartupError, BundleError):
             return self._can_build(bundle)
-        fits = form.engine is None or not any(tensorrt.misfits(form.file, form.engine, self._machine, gpu))
+        fits = artifact.engine is None or not any(tensorrt.misfits(artifact.file, artifact.engine, self._machine, gpu))
         return self._can_build(bundle) and not fits
 
     def _can_build(self, bundle: Bundle) -> bool:
