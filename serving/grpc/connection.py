@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
 from serving.net.connection import Connection, Port
+from serving.net.connection_limiter import PeerDebts, peer_of
 from serving.net.lingering_close import unsent_bytes
-from serving.net.peers import PeerDebts, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
