@@ -105,7 +105,6 @@ class LogWriter(logging.Handler):
 
     Attributes:
         lost: Lines that could not be written or found no room.
-        limit: What bounds messages that repeat.
     """
 
     def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MOST_LINES) -> None:

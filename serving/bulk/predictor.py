@@ -63,7 +63,6 @@ class Model:
     """A task of one model in a repository: verified, and not loaded yet.
 
     Attributes:
-        task: What it does.
         options: Of the task.
         column: Of its answers.
         ignored: The options that were given and are not read, as a server's replies name fields; empty where all are.

@@ -88,7 +88,6 @@ class Level:
 
     Attributes:
         known: Those that are read.
-        names: The same.
         required: Those without which it is refused.
         owners: Who documents others.
     """

@@ -45,7 +45,6 @@ class GrpcPort(Port["GrpcConnection"]):
         methods: By path.
         limits: Those of each connection.
         debts: What their peers have used up on connections before.
-        record_error: Counts and logs an error.
         keys: What all but the open methods need one of; None where there are none.
         observer: Is told of requests that have ended; None where nobody listens.
         load_reports: What balancers are told of the load behind a reply; None where nothing is.

@@ -41,15 +41,10 @@ class Api:
     """What endpoints need.
 
     Attributes:
-        pipeline: Answers requests.
-        repository: The models.
-        lifecycle: The server's state.
-        settings: Limits and defaults.
         v2: What the Open Inference Protocol answers on both wires.
         tei: The same of text-embeddings-inference's.
         status: Makes the body of `/status`; without the cost tables where `costs` is false.
         render_metrics: Makes the body of `/metrics`.
-        metrics_type: Its content type.
         record_error: Called with each error that a client gets.
         load_reports: What balancers are told of the load; None where nothing is.
         keys: API keys; None where none is needed.

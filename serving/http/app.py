@@ -36,7 +36,6 @@ class App(FastAPI):
     """FastAPI with our routes.
 
     Attributes:
-        api: What endpoints work with.
         public: Paths that need no API key.
         probes: Those of them that answer under any name: kubelets and balancers ask an address.
         origins: Those whose pages may call; empty where CORS is off.

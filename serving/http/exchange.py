@@ -253,7 +253,6 @@ class HttpRequest(msgspec.Struct):
         method: In capitals.
         path: Decoded, without the query.
         headers: By lower-case name; what came on several lines is joined, see `serving.net.requests.combined`.
-        body: The body.
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
         query: Undecoded; no endpoint here reads it.

@@ -44,10 +44,8 @@ class Docs:
         takes_headers: Headers that requests may bring, beside those of every route.
         gives_headers: Headers that replies have, beside those of every route.
         binary: Whether tensors may stand behind the JSON, both ways.
-        body_optional: Whether the body may be left out.
         form: Schema of the fields of a form, where the body is one.
         takes_query: Parameters that the query may bring, by name, with what they say.
-        gives_file: Whether the reply is a file.
         offered: Whether the route is listed; None where it always is.
     """
 

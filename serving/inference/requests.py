@@ -98,7 +98,6 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
         truncated_tokens: Tokens cut off, over all inputs.
         compute_type: What computed it, as an engine says of itself.
         cached: Whether nothing was computed for it: all of it had been, or was being, computed for others.
-        priority: The request's class.
     """
 
     answer: A
@@ -122,7 +121,6 @@ class RequestTrace(msgspec.Struct):
         method: HTTP's method; `POST` for gRPC.
         route: With the names of a path's parts in place of what the client wrote there; `?` for an unknown path.
         began: When the request was complete.
-        bytes_in: Size of the body or message.
         traceparent: W3C's header, as it came.
         tracestate: W3C's header, as it came.
         decoded: When the pipeline got the request.

@@ -84,7 +84,6 @@ class Port(Generic[C]):
         budget: What they may hold, together with those of other ports.
         turns: For what they have sent beyond one turn's work.
         connections: All that are open.
-        ending: Whether the server ends.
     """
 
     def __init__(self, settings: Settings, budget: BufferBudget) -> None:

@@ -95,7 +95,6 @@ class V2Service:
     """The models under their names on v2.
 
     Attributes:
-        lifecycle: The server's state.
         max_inputs: Inputs of one request.
         control: Whether requests may load and unload models.
     """

@@ -104,13 +104,9 @@ class View(msgspec.Struct, frozen=True):
     """One name of a model.
 
     Attributes:
-        name: The name.
-        model: The model.
         served: The model's own name.
         options: What a request under this name asks of it.
-        takes_text: Whether texts are taken.
         inputs: What it advertises; it may take more.
-        outputs: What it answers.
         write: Makes the outputs' values of an answer.
     """
 

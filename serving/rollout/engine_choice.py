@@ -57,7 +57,6 @@ class Choice:
         repository: The models, each in the form that the engine runs.
         gpus: The GPUs in use; none on a CPU.
         rejected: What was tried before, the best first.
-        degraded: Whether it is less than was meant.
         left_out: Why GPUs of the same kind do not take part.
         by_default: Whether nobody asked for a precision.
     """

@@ -51,7 +51,6 @@ class Outlook:
 
     Attributes:
         queue: What waits, but for bulk work.
-        bulk: The bulk work that waits.
         costs: Of each model; empty while there has been no engine.
         expected_us: Work of requests that are admitted and still being tokenised, but for bulk work.
         back_at: When an engine that has ended is probably replaced; None while there is one, or none comes.

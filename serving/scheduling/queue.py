@@ -25,7 +25,6 @@ class WorkItem(msgspec.Struct, eq=False):
     """One text in the queue.
 
     Attributes:
-        tokens: Of the text.
         owner: The request it belongs to; opaque here.
         index: Its position among the request's inputs.
         alone: Never share a batch: a batch with it failed, and its neighbours must not fail again.

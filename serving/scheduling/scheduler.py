@@ -43,7 +43,6 @@ class Scheduler:
     """See the module.
 
     Attributes:
-        admission: Who is let in.
         online_us: Time of the device that batches have taken, but for bulk work, in microseconds.
         bulk_us: The same of bulk work.
         wake_at: When `next` must be called again although nothing happens; None for not at all.

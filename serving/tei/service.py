@@ -75,12 +75,7 @@ class Info(msgspec.Struct):
 
 
 class TeiService:
-    """TEI's API beside the pipeline itself.
-
-    Attributes:
-        pipeline: Answers requests.
-        settings: Limits and defaults.
-    """
+    """TEI's API beside the pipeline itself."""
 
     def __init__(self, pipeline: Pipeline, repository: Repository, settings: Settings) -> None:
         self.pipeline = pipeline

@@ -148,7 +148,6 @@ class Counts(NamedTuple):
     """What has been counted since the server started.
 
     Attributes:
-        requests: Requests answered.
         errors: Requests that got an error, by its reason.
         stages: For each stage of a request the counts of the buckets of `Metrics.bounds`; last, those beyond them.
     """
@@ -167,7 +166,6 @@ class Metrics:
 
     Attributes:
         totals: What each model has answered, by its name and version.
-        recent: The last batches.
         times: Of the last requests in `Counts.stages`, a time for each of its stages in their order; microseconds.
     """
 
