@@ -85,8 +85,8 @@ class Model:
             models: Model repository: `<models>/<model>/<version>/`.
             task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
             model: Its name; None for the only one of the task.
-            options: Of the task, as `{"top_k": 3}`; the options of each module in `serving.tasks` list them. Others follow the rule
-                for fields (docs/protocols.md).
+            options: Of the task, as `{"top_k": 3}`; the task's module in `serving.tasks` lists them. Others follow the
+                rule for fields (docs/protocols.md).
             truncate: Cut texts that are too long; else they are rejected.
             prompt_name: Of the model's prompt to put before each text.
             **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as

@@ -158,7 +158,7 @@ OUTSIDERS = {
         paths=(
             *("serving/errors.py", "serving/records.py", "serving/settings.py", "serving/security"),
             *("serving/grpc", "serving/http", "serving/inference", "serving/net", "serving/oip", "serving/tei"),
-            "tests/contract/clients",
+            *("serving/tasks", "tests/contract/clients"),
         ),
         runs=("serving.cli",),
         beside=_SERVER,
@@ -272,7 +272,10 @@ OUTSIDERS = {
             "tests/fault/hostile_checkpoint_test.py",
         ),
         # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
-        paths=("export", "serving/engine/cpu", "serving/inference", "serving/models", "serving/records.py"),
+        paths=(
+            *("export", "serving/engine/cpu", "serving/engine/specs.py", "serving/inference", "serving/models"),
+            "serving/records.py",
+        ),
         runs=("export.cli.export", "export.cli.verify", "serving.cli"),
         beside=("bertserve.py", "serving"),
     ),
