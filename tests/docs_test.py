@@ -12,9 +12,8 @@ import pytest
 
 from serving import logs
 from serving.fields import rule
-from serving.grpc import calls
+from serving.grpc import calls, dispatch
 from serving.grpc import connection as grpc_connection
-from serving.grpc import server as grpc_server
 from serving.grpc.h2.frames import Limits as Http2Limits
 from serving.http import connection as http_connection
 from serving.http import exchange
@@ -117,7 +116,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"the address is {settings.host} unless",
         ],
         "docs/security.md": [
-            f"messages of at most {grpc_server.OPEN_BYTES >> 10} KiB",
+            f"messages of at most {dispatch.OPEN_BYTES >> 10} KiB",
             "The file is looked at twice a second and read again once it has stood still for half a second",
         ],
     }

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from serving.grpc.connection import GrpcConnection
+from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
 from serving.grpc.h2 import PREFACE
-from serving.grpc.server import OPEN_BYTES, CallDispatch
 from serving.http.listener import HttpListener
 from serving.lifecycle import State
 from serving.net.buffers import BufferBudget

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serving.errors import InvalidRequest
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
-from serving.grpc.server import CallDispatch
+from serving.grpc.dispatch import CallDispatch
 from serving.grpc.status import STATUS
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver

@@ -10,7 +10,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from serving.errors import Overloaded
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
-from serving.grpc.server import CallDispatch
+from serving.grpc.dispatch import CallDispatch
 from serving.net.buffers import BufferBudget
 from serving.settings import Settings
 from tests.support import http2

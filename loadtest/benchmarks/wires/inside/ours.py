@@ -15,7 +15,7 @@ import uvloop
 
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
-from serving.grpc.server import CallDispatch
+from serving.grpc.dispatch import CallDispatch
 from serving.http.api import Api
 from serving.http.app import App
 from serving.http.exchange import OCTETS, HttpReply, HttpRequest

@@ -1,0 +1,122 @@
+"""From the headers of a stream to its call, or to the error with which it is refused."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from serving.errors import (
+    BertserveError,
+    HeadersTooLarge,
+    MalformedRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    Unsupported,
+    UnsupportedMediaType,
+)
+from serving.grpc.call_kinds import BidirectionalCall, GatheredCall, UnaryCall
+from serving.grpc.calls import Call, CallHead, Method
+from serving.grpc.connection import GrpcPort
+from serving.net.requests import gathered
+from serving.security.keys import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.grpc.connection import GrpcConnection
+    from serving.grpc.h2 import Headers, Stream
+
+OPEN_BYTES = 4096
+"""Of a message of a caller without a key: there is nothing of that size to ask."""
+
+_NO_METHOD = Method(Message)
+"""Of calls that are refused before a method is asked."""
+
+_CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class CallDispatch(GrpcPort):
+    """The calls of one port.
+
+    Attributes:
+        methods: By path; an error in place of a method that is not offered.
+    """
+
+    methods: Mapping[str, Method | BertserveError]
+
+    def open(
+        self, connection: GrpcConnection, stream: Stream, headers: Headers
+    ) -> UnaryCall | BidirectionalCall | None:
+        """The call on a new stream; None if its headers are enough to refuse it."""
+        head = headers.memo
+        if head is None:
+            head = headers.memo = self._read_head(headers)
+        if head.error is not None:
+            Call(connection, stream, head).refuse(head.error)
+            return None
+        kind = _kind(head.method)
+        deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
+        return kind(connection, stream, head, deadline)
+
+    def keys_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.keys_changed()
+
+    def _read_head(self, headers: Headers) -> CallHead:
+        values = MappingProxyType(gathered(headers.fields))
+        path = values.get(b":path", b"").decode("latin-1")
+        route = path if path in self.methods else "?"
+        head = self._checked(headers, route, values)
+        if isinstance(head, BertserveError):
+            return CallHead(_NO_METHOD, route, 0, None, values, head)
+        return head
+
+    def _checked(  # noqa: PLR0911  as many refusals
+        self, headers: Headers, route: str, values: Mapping[bytes, bytes]
+    ) -> CallHead | BertserveError:
+        settings, keys = self.settings, self.keys
+        if headers.size > settings.header_limit_bytes:
+            return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
+        if headers.count > settings.header_limit_count:
+            return HeadersTooLarge(f"more than {settings.header_limit_count} headers (--header-limit-count)")
+        method = self.methods.get(route, RouteNotFound("no such method"))
+        body_limit = settings.body_limit_bytes
+        if keys is not None and not keys.allow(values.get(b"authorization")):
+            # Before anything that would tell what there is.
+            if not isinstance(method, Method) or not method.open:
+                return refusal(values.get(b"authorization"))
+            body_limit = min(body_limit, OPEN_BYTES)
+        if (refused := _not_a_call(values)) is not None:
+            return refused
+        if isinstance(method, BertserveError):
+            return method
+        timeout_s = None
+        if (timeout := values.get(b"grpc-timeout")) is not None:
+            match = _TIMEOUT.fullmatch(timeout)
+            if match is None:
+                return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+            timeout_s = int(match[1]) * _SECONDS[match[2]]
+        return CallHead(method, route, body_limit, timeout_s, values)
+
+
+def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
+    """Why a request is no call of gRPC in protobuf, whatever it asks for."""
+    kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
+    if kind is None:
+        return UnsupportedMediaType("the content-type must be application/grpc")
+    if values[b":method"] != b"POST":
+        return MethodNotAllowed("calls are made with POST", allowed="POST")
+    if (kind[1] or b"proto").lower() != b"proto":
+        return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
+    return None
+
+
+def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:
+    if method.duplex is not None:
+        return BidirectionalCall
+    return UnaryCall if method.gathered is None else GatheredCall
