@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from export.checkpoint.labels import Asked
     from export.checkpoint.layouts.case import Case
+    from serving.engine.specs import SplitBy
     from serving.models.manifest import Artifact
-    from serving.records import SplitBy
 
 
 @dataclass(slots=True, frozen=True)

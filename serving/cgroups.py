@@ -106,7 +106,6 @@ def _upwards(path: str, root: str) -> Sequence[PurePosixPath]:
 
 
 def _plain(escaped: str) -> str:
-    """Decodes the octal escapes of `mountinfo`."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
 
 

@@ -21,8 +21,8 @@ from serving.grpc.server import GrpcListener
 from serving.host import installing
 from serving.http.api import Api
 from serving.http.apis import operations
+from serving.http.apis.openai import EmbeddingLines
 from serving.http.apis.openai_ids import OpenAiIds
-from serving.http.apis.openai_lines import EmbeddingLines
 from serving.http.app import App
 from serving.http.listener import HttpListener
 from serving.http.middleware import is_loopback, known_hosts
@@ -31,16 +31,13 @@ from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
 from serving.logs import members, tell
-from serving.net.buffers import BufferBudget
+from serving.net.buffers import BufferBudget, give_back_free_memory
 from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.free_memory import give_back_free_memory
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReports
 from serving.oip.service import SERVER_VERSION, V2Service
-from serving.operations.agent_port import AgentPort
 from serving.operations.announcement import Addresses, Announcement
-from serving.operations.load import load_report
-from serving.operations.probe_port import ProbeListener
+from serving.operations.ports import AgentPort, ProbeListener, load_report
 from serving.operations.status import Status
 from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.engine_load import LoadBuilder
@@ -124,7 +121,6 @@ def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> Server:
-    """Puts the server together; starts nothing."""
     repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
     recent = Recent(metrics)
 
@@ -134,7 +130,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     sinks = [write_access_line] if settings.access_log else []
     if span_sender:
         sinks.append(span_sender.record)
-    observer = RequestObserver(metrics.answered, sinks)
+    observer = RequestObserver(metrics.count_outcome, sinks)
     dispatcher = Dispatcher(
         _policy(settings, repository),
         AdmissionLimits(

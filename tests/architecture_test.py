@@ -45,21 +45,21 @@ ARROWS = {
     "engine": "errors unawaited records host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
-    "models": "errors records host engine.kinds scheduling.cost tasks",
+    "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
-    "oip": "errors records settings lifecycle fields models inference tasks",
-    "tei": "errors records settings models inference oip",
+    "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
+    "tei": "errors records settings models engine.specs inference oip tasks",
     # Which engine runs, and how another one takes over.
     "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
     # chooses one, without wires and queues.
     "bulk": "errors records options host settings logs fields tasks models engine inference rollout.engine_choice",
-    "net": "errors unawaited records settings security",
+    "net": "errors unawaited records settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
-    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net",
+    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net tasks",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout bulk.batches_api net http grpc",
@@ -75,7 +75,7 @@ OTHER_PACKAGES = {
     "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
     " serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
-    # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
+    # A task's module says how its requests are made and its replies are read here, in functions apart (`Load`).
     "loadtest": "export.charts serving.host serving.options serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports, and over costs that the
     # exporter's graphs, run by the server's engines, are measured to have.
@@ -365,10 +365,9 @@ def test_every_exception_is_caught_at_the_boundaries_alone() -> None:
 
 AWAITED = {
     "serving.http.connection": "an exchange, which has a boundary of its own",
-    "serving.grpc.unary": "a call, whose boundary is `answer`",
-    "serving.grpc.bidirectional": "the same of a message",
+    "serving.grpc.call_kinds": "a call or a message of one, whose boundary is `answer`",
     "serving.http.apis.huggingface": "a group, which waits for its tasks",
-    "serving.http.apis.openai_lines": "pieces that are gathered",
+    "serving.http.apis.openai": "pieces that are gathered",
     "serving.bulk.batches_api.runner": "lines and jobs, whose ends are looked at",
     "serving.rollout.engine_slot": "the supervision, whose end is looked at",
     "serving.server": "what the server waits for until it ends",

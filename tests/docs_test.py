@@ -14,11 +14,12 @@ from serving import logs
 from serving.fields import rule
 from serving.grpc import calls, dispatch
 from serving.grpc import connection as grpc_connection
-from serving.grpc.h2.limits import Limits as Http2Limits
+from serving.grpc.h2.frames import Limits as Http2Limits
 from serving.http import connection as http_connection
 from serving.http import exchange
 from serving.inference import tokenizer_process, tokenizer_rules
-from serving.net import buffers, fair_queue, lingering_close
+from serving.net import buffers, lingering_close
+from serving.net import connection as net_connection
 from serving.security import watch
 from serving.settings import Settings
 
@@ -103,7 +104,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"silent for up to {http_connection._LINGER_S:g} s",
             f"sent {lingering_close._MAX_BYTES >> 20} MiB",
             f"{http_connection._TURN_BYTES >> 10} KiB are parsed in a turn",
-            f"the loop does {fair_queue._TURN_S * 1000:g} ms",
+            f"the loop does {net_connection._TURN_S * 1000:g} ms",
             f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
             f"less {http2.credit_per_s / 1000:g} ms of work for each second",
             f"after {settings.batch_keep_days:g} days",

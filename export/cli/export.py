@@ -20,13 +20,13 @@ from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SP
 from export.report import terminal
 from export.triton import repository
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import SplitBy
 from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.staging_dir import exclusive
 from serving.models.verified_dir import versions
 from serving.options import OptionParser, positive
-from serving.records import SplitBy
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:

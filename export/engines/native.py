@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from export.progress import Progress
     from export.proof.verify import Outcome
+    from serving.engine.specs import EngineBuild
     from serving.models.bundle import Bundle
     from serving.models.manifest import Precision
-    from serving.records import EngineBuild
 
 TIMINGS = "tensorrt.timings"
 """TensorRT's measurements of its kernels on this GPU, for the next build."""

@@ -19,10 +19,10 @@ import msgspec
 from export.engines import free_space
 from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
 from export.errors import ExportError, NoRoomError
+from serving.engine.specs import DATA_SUFFIX, EngineBuild, ShapeProfile
 from serving.host import available_cpus
 from serving.models.manifest import GPUS, Artifact
 from serving.models.verified_dir import digest
-from serving.records import DATA_SUFFIX, EngineBuild, ShapeProfile
 from serving.scheduling.cost import BUCKETS, bucket_for
 
 if TYPE_CHECKING:

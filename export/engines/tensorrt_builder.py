@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from serving.engine.gpu import tensorrt_library
-from serving.records import EngineBuild, ShapeProfile
+from serving.engine.specs import EngineBuild, ShapeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,9 +17,10 @@ from export.graph.fold import fold
 from export.graph.sentence_head import SentenceHead
 from export.progress import quiet
 from export.tasks import EXPORTS
+from serving.engine.specs import ModelSpec, PartFile
 from serving.models.bundle import data_entry
 from serving.models.verified_dir import digest
-from serving.records import IDS, MASK, POSITIONS, TYPES, ModelSpec, PartFile
+from serving.records import IDS, MASK, POSITIONS, TYPES
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from serving.records import EncodedText, Row, SplitBy, TensorSpec
+    from serving.engine.specs import SplitBy
+    from serving.records import EncodedText, Row, TensorSpec
 
 OPSET = 17
 _DTYPES = {"int32": np.int32, "float32": np.float32}

@@ -10,8 +10,9 @@ import onnxruntime as ort
 
 from export.graph.draft import Draft
 from export.precision.equalise import Seen
+from serving.engine.base import Batch
 from serving.engine.batches import Padder
-from serving.records import Batch, ModelIndex
+from serving.records import ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from export.precision.products import Product
-    from serving.records import EncodedText, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import EncodedText
 
 _ROWS = 256
 """Tokens whose activations are kept: 65 MB for BERT-base."""

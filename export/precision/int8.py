@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from export.precision.equalise import Cut
     from export.progress import Progress
     from export.recipe import Recipe
-    from serving.records import EncodedText, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import EncodedText
 
 FORMS = frozenset({"int8", "int8-openvino"})
 

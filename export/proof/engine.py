@@ -15,8 +15,8 @@ from serving.engine.process.worker import open_backend
 
 if TYPE_CHECKING:
     from serving.engine.base import Engine
+    from serving.engine.specs import ModelSpec
     from serving.models.manifest import Artifact, Target
-    from serving.records import ModelSpec
 
 MOST_TOKENS = 4096
 """Tokens of a batch on a GPU: 32 texts of 128 tokens."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from export.errors import ExportError
 from export.texts.corpus import shown
+from serving.engine.base import Batch, BatchOutput
 from serving.models.manifest import Invariance, Parity
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from export.recipe import limits_of
 from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.engine.kinds import engine_for
+from serving.engine.specs import ModelSpec, PartFile
 from serving.errors import BundleError
 from serving.host import command, installing
 from serving.models.bundle import data_entry
@@ -28,7 +29,6 @@ from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
-from serving.records import ModelSpec, PartFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

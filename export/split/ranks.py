@@ -18,7 +18,7 @@ from export.graph.draft import Draft
 from export.split.flow import Flow, Kinds
 from export.split.layers import LARGEST_PART, SLACK, narrow
 from export.split.tables import Maker
-from serving.records import PARTIAL
+from serving.engine.specs import PARTIAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

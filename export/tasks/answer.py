@@ -21,7 +21,7 @@ from export.tasks.libraries.answers import MANY, Form, span
 from export.tasks.libraries.library import BESIDE, tokens
 from export.tasks.libraries.pipelines import Transformers, surely
 from export.tasks.limits import limits_for
-from serving.records import AnswerOptions
+from serving.tasks.answer import AnswerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from export.tasks.libraries.answers import FEW, Form, labels
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers
 from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import ClassifyOptions
+from serving.tasks.classify import ClassifyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,9 @@ from export.tasks.decisions import Undecided
 from export.tasks.libraries.answers import FEW, Form, vector
 from export.tasks.libraries.sentences import BATCH, SentenceTransformers
 from export.tasks.limits import limits_for
-from serving.records import MASK, EmbedOptions, EmbedTokensOptions
+from serving.records import MASK
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

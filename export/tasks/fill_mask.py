@@ -16,7 +16,8 @@ from export.tasks.libraries.answers import Form, fillings
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers
 from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import POSITIONS, FillMaskOptions
+from serving.records import POSITIONS
+from serving.tasks.fill_mask import FillMaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from export.tasks.decisions import Scores
 from export.tasks.libraries.answers import FEW, Form, score
 from export.tasks.libraries.sentences import BATCH, SentenceTransformers
 from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import RerankOptions
+from serving.tasks.rerank import RerankOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

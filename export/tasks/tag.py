@@ -15,7 +15,7 @@ from export.tasks.libraries.answers import FEW, MANY, Form, entities, tagged
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers, surely
 from export.tasks.limits import limits_for
-from serving.records import Entity, TagOptions
+from serving.tasks.tag import Entity, TagOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

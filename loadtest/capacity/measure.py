@@ -19,18 +19,18 @@ from loadtest.capacity.fit import Fit, Sample, Shape
 from loadtest.capacity.tables import BatchCosts
 from loadtest.errors import BenchError
 from serving import cgroups, host
-from serving.engine.base import LaneKind
+from serving.engine.base import Batch, LaneKind
 from serving.engine.batches import sample_text
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.warm_up import side_by_side
-from serving.records import Batch, ModelIndex
+from serving.records import ModelIndex
 from serving.scheduling.cost import CostPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loadtest.capacity.encoder import Encoder
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 LAYERS = (1, 2, 3)
 """Of the partial graphs."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadtest.capacity.encoder import Encoder
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 _WORDS = 1000
 _SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}

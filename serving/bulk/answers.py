@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.models.manifest import Manifest
-    from serving.records import TaskOptions
-    from serving.tasks.base import Task
+    from serving.tasks.base import Task, TaskOptions
 
 _SCALARS = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 

@@ -204,7 +204,6 @@ class _Progress:
         return done / total if total else 1.0
 
     def add(self, entry: PartEntry) -> None:
-        """Counts a part."""
         self._count(entry)
         now = time.monotonic()
         if self._terminal or now - self._drawn >= _REDRAW_S:

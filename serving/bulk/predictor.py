@@ -20,13 +20,13 @@ import pydantic
 from serving.bulk.answers import AnswerColumn
 from serving.bulk.errors import BatchError
 from serving.bulk.sources import text_of
-from serving.engine.base import LaneKind, Load
+from serving.engine.base import Batch, LaneKind, Load
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend
 from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
 from serving.fields.rule import Ignored, Level
 from serving.host import available_cpus
-from serving.records import Batch, ModelIndex
+from serving.records import ModelIndex
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
 from serving.tasks import TASKS
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Runner
     from serving.inference.served_models import ServedModel
-    from serving.records import EncodedText, Row, TaskOptions, TextInput
+    from serving.records import EncodedText, Row, TextInput
     from serving.rollout.engine_choice import Choice
+    from serving.tasks.base import TaskOptions
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
@@ -295,7 +296,6 @@ class BatchPredictor:
 
 
 def rows_of(columns: Sequence[Sequence[object]]) -> Sequence[object]:
-    """The rows of one column, or the pairs of two."""
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 

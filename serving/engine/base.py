@@ -17,12 +17,41 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from serving.engine.specs import DATA_SUFFIX, KernelFiles, ModelSpec
 from serving.errors import BertserveError, BundleError, EngineFault
-from serving.records import DATA_SUFFIX, Batch, BatchOutput, KernelFiles, ModelSpec
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from serving.records import Array, EncodedText, ModelIndex
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What an engine runs at once: one or more texts for one of the engine's models."""
+
+    model: ModelIndex
+    texts: Sequence[EncodedText]
+
+    @property
+    def padded_length(self) -> int:
+        """Tokens of the longest input: the sequence length of the tensors."""
+        return max(len(text.ids) for text in self.texts)
+
+
+class BatchOutput(msgspec.Struct, frozen=True):
+    """What an engine answers.
+
+    Attributes:
+        arrays: The graph's outputs in the manifest's order, each [len(texts), ...].
+        finite: For each input, whether all of its numbers are finite.
+        compute_us: Time the engine spent, in microseconds.
+    """
+
+    arrays: Sequence[Array]
+    finite: Sequence[bool]
+    compute_us: float
+
 
 Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from serving.records import IDS, MASK, POSITIONS, TYPES, Batch, BatchOutput, EncodedText
+from serving.engine.base import Batch, BatchOutput
+from serving.records import IDS, MASK, POSITIONS, TYPES, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.engine.base import Runner
-    from serving.records import Array, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 Tensors = dict[str, "NDArray[np.int32]"]
 

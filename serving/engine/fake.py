@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.engine.base import ANY_BATCH, lanes_for
+from serving.engine.base import ANY_BATCH, BatchOutput, lanes_for
 from serving.engine.batches import finite_rows
 from serving.errors import EngineFault
-from serving.records import BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import LaneKind, Runner
-    from serving.records import Array, Batch, EncodedText, ModelSpec, TensorSpec
+    from serving.engine.base import Batch, LaneKind, Runner
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array, EncodedText, TensorSpec
 
 
 class Fault(StrEnum):

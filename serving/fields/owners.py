@@ -24,7 +24,6 @@ class Owner:
     """What one owner documents of one message.
 
     Attributes:
-        name: The owner.
         source: Where it is documented.
         read: The fields that are read here, separated by spaces.
         unread: The others, with the values that ask for nothing special; none: every value asks for something.
@@ -39,8 +38,6 @@ class Owner:
 
 
 class Owners:
-    """Those of one message."""
-
     def __init__(self, *owners: Owner) -> None:
         self.all = owners
         self.texts_for_booleans = any(owner.texts_for_booleans for owner in owners)

@@ -22,10 +22,10 @@ from serving.errors import (
 )
 from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
+from serving.inference.requests import RequestTrace
 from serving.net.lingering_close import SendProgress
 from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
-from serving.records import RequestTrace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from serving.grpc.connection import GrpcConnection
     from serving.grpc.h2 import Stream
+    from serving.inference.requests import InferRequest
+    from serving.tasks.base import A
 
 _PREFIX = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its length."""
@@ -123,6 +125,12 @@ class Call(msgspec.Struct, eq=False):
         remaining_s = self.time_remaining()
         return None if remaining_s is None else max(remaining_s, 1e-6) * 1e3
 
+    def stamp(
+        self, request: InferRequest[A], arrival: float, trace: RequestTrace | None = None, message_id: str = ""
+    ) -> InferRequest[A]:
+        """What a message asks for, with its arrival, id, trace, and what is left of the call's time."""
+        return request.stamp(arrival, message_id, trace or self.trace, self.timeout_ms())
+
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
 
@@ -183,13 +191,7 @@ class Call(msgspec.Struct, eq=False):
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
-        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status.
-
-        Args:
-            error: The error.
-            request_id: For a request whose message had an id.
-            trace: That of the message, where it is one of several.
-        """
+        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status."""
         request_id = request_id or self.request_id()
         trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
         if not self._headed:

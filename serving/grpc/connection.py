@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
 from serving.net.connection import Connection, Port
+from serving.net.connection_limiter import PeerDebts, peer_of
 from serving.net.lingering_close import unsent_bytes
-from serving.net.peers import PeerDebts, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +45,6 @@ class GrpcPort(Port["GrpcConnection"]):
         methods: By path.
         limits: Those of each connection.
         debts: What their peers have used up on connections before.
-        record_error: Counts and logs an error.
         keys: What all but the open methods need one of; None where there are none.
         observer: Is told of requests that have ended; None where nobody listens.
         load_reports: What balancers are told of the load behind a reply; None where nothing is.
@@ -136,7 +135,6 @@ class GrpcConnection(Connection[GrpcPort]):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the calls under way: their client has gone."""
         self._end_credit()
         self._handle(self.h2.terminate())
         super().connection_lost(exc)

@@ -17,10 +17,9 @@ from serving.errors import (
     Unsupported,
     UnsupportedMediaType,
 )
-from serving.grpc.bidirectional import BidirectionalCall
+from serving.grpc.call_kinds import BidirectionalCall, GatheredCall, UnaryCall
 from serving.grpc.calls import Call, CallHead, Method
 from serving.grpc.connection import GrpcPort
-from serving.grpc.unary import GatheredCall, UnaryCall
 from serving.net.requests import gathered
 from serving.security.keys import refusal
 
@@ -65,12 +64,10 @@ class CallDispatch(GrpcPort):
         return kind(connection, stream, head, deadline)
 
     def keys_changed(self) -> None:
-        """Reads what connections remember of the keys anew."""
         for connection in list(self.connections):
             connection.keys_changed()
 
     def _read_head(self, headers: Headers) -> CallHead:
-        """What the headers of a call say, or why nothing is called."""
         values = MappingProxyType(gathered(headers.fields))
         path = values.get(b":path", b"").decode("latin-1")
         route = path if path in self.methods else "?"

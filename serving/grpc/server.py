@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
-from serving.grpc.services.health import SERVICE as HEALTH
-from serving.grpc.services.health import HealthService
 from serving.grpc.services.inference import SERVICE, InferenceService
-from serving.grpc.services.orca import OrcaService
-from serving.grpc.services.reflection import ReflectionService
+from serving.grpc.services.standard import SERVICE as HEALTH
+from serving.grpc.services.standard import HealthService, OrcaService, ReflectionService
 from serving.grpc.services.tei import SERVICES as TEI
 from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State

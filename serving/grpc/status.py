@@ -16,7 +16,7 @@ from serving.grpc.h2 import encode_fields, encode_status
 if TYPE_CHECKING:
     from serving.errors import BertserveError
     from serving.fields.rule import Ignored
-    from serving.records import Outcome
+    from serving.inference.requests import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
 """gRPC's status codes."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
+from serving.inference.requests import RequestTrace
 from serving.logs import fields
 from serving.net.orca import LOAD_FORMAT
-from serving.records import InferRequest, RequestTrace
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
-    from serving.records import A, InputType, TaskOptions, TextInput, Truncate
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
     from serving.tei.service import TeiService
@@ -42,15 +41,10 @@ class Api:
     """What endpoints need.
 
     Attributes:
-        pipeline: Answers requests.
-        repository: The models.
-        lifecycle: The server's state.
-        settings: Limits and defaults.
         v2: What the Open Inference Protocol answers on both wires.
         tei: The same of text-embeddings-inference's.
         status: Makes the body of `/status`; without the cost tables where `costs` is false.
         render_metrics: Makes the body of `/metrics`.
-        metrics_type: Its content type.
         record_error: Called with each error that a client gets.
         load_reports: What balancers are told of the load; None where nothing is.
         keys: API keys; None where none is needed.
@@ -81,65 +75,8 @@ class Api:
     refuses_unknown: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def request(
-        self,
-        http: HttpRequest,
-        inputs: Sequence[TextInput],
-        options: TaskOptions[A],
-        *,
-        max_inputs: int,
-        model: str | None = None,
-        version: str | None = None,
-        truncate: Truncate | None = None,
-        prompt_name: str | None = None,
-        input_type: InputType | None = None,
-        timeout_ms: float | None = None,
-        priority: int | None = None,
-    ) -> InferRequest[A]:
-        """What an HTTP request asks of the pipeline; see `InferRequest`.
-
-        Args:
-            http: The request; its headers may limit its time and say its priority.
-            inputs: Its inputs.
-            options: Its task.
-            max_inputs: So many inputs are taken.
-            model: The model that it names, if it does.
-            version: The model's version, if it names one.
-            truncate: Whether to cut inputs that are too long.
-            prompt_name: The model's prompt to put before each text.
-            input_type: What the texts are for, in place of a prompt's name.
-            timeout_ms: A limit that the body sets; the smaller of it and the header's counts.
-            priority: A priority that the body sets, in place of the header's.
-
-        Raises:
-            InvalidRequest: A header is wrong.
-        """
-        limit_ms = http.timeout_ms()
-        if timeout_ms is not None:
-            limit_ms = timeout_ms if limit_ms is None else min(limit_ms, timeout_ms)
-        return InferRequest(
-            inputs=inputs,
-            options=options,
-            arrival=http.arrival,
-            request_id=http.request_id,
-            max_inputs=max_inputs,
-            model=model,
-            version=version,
-            truncate=truncate,
-            prompt_name=prompt_name,
-            input_type=input_type,
-            timeout_ms=limit_ms,
-            priority=http.priority() if priority is None else priority,
-            trace=http.trace,
-        )
-
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
         """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.
-
-        Args:
-            endpoint: Answers the request.
-            route: The route's path, for the trace.
-            request: The request.
 
         Raises:
             asyncio.CancelledError: The client closed its connection; there is nobody to answer.
@@ -171,13 +108,7 @@ class Api:
         return reports.report().header(form)
 
     def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
-        """Records what became of a request.
-
-        Args:
-            request: The request.
-            reply: The reply that went out; its error says what went wrong, if something did.
-            size: So much of its body was sent.
-        """
+        """Records what became of a request: the reply that went out, and how many bytes of its body."""
         if request.ended:
             return
         request.ended = True

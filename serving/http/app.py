@@ -36,20 +36,13 @@ class App(FastAPI):
     """FastAPI with our routes.
 
     Attributes:
-        api: What endpoints work with.
         public: Paths that need no API key.
         probes: Those of them that answer under any name: kubelets and balancers ask an address.
         origins: Those whose pages may call; empty where CORS is off.
     """
 
     def __init__(self, api: Api, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
-        """Builds the application.
-
-        Args:
-            api: What endpoints work with.
-            routers: The protocols that it answers.
-            documented: Whether it has `/docs` and `/openapi.json`.
-        """
+        """Builds the application."""
         super().__init__(
             title=SERVER_NAME,
             version=SERVER_VERSION,
@@ -76,7 +69,6 @@ class App(FastAPI):
         return path if path in self._paths else NO_ROUTE
 
     async def described(self) -> dict[str, Any]:
-        """The OpenAPI document, made for the first request."""
         if self.openapi_schema is None:
             self.openapi_schema = await document(self.routes, self.api, self.public)
         return self.openapi_schema

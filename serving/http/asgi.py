@@ -40,10 +40,6 @@ FILE_BYTES = 262_144
 async def read_request(request: Request, body_limit: int) -> HttpRequest:
     """The request whole, as our own connection has read it or as another server brings it.
 
-    Args:
-        request: The request as ASGI has it.
-        body_limit: Bytes that its body may have.
-
     Raises:
         BodyTooLarge: It has more.
     """
@@ -59,8 +55,6 @@ async def read_request(request: Request, body_limit: int) -> HttpRequest:
 
 
 class _Stream:
-    """The body of a request that another server brings."""
-
     def __init__(self, request: Request) -> None:
         self._pieces = request.stream()
         self.taken = 0
@@ -154,14 +148,7 @@ def response_of(api: Api, reply: HttpReply, request: HttpRequest) -> Response:
 
 
 async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
-    """Has the application answer a request that our own connection has read.
-
-    Args:
-        app: The application.
-        request: The request.
-        scheme: `http` or `https`.
-        client: Its address.
-    """
+    """Has the application answer a request that our own connection has read."""
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

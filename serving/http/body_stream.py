@@ -49,7 +49,6 @@ class ReceivedBody:
         self._arrived.set()
 
     def fail(self, error: BertserveError) -> None:
-        """The rest will not arrive; whoever reads gets the error."""
         self._error = error
         self._arrived.set()
 

@@ -109,7 +109,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Starts the clock of the first request's headers."""
         super().connection_made(transport)
         self._transport.set_write_buffer_limits(FREE_BYTES)
         secured = transport.get_extra_info("ssl_object")
@@ -360,7 +359,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return reply
 
     def _goes_on(self) -> bool:
-        """Whether a connection that its client would keep is kept."""
         if not (self._ended or self.port.app.api.lifecycle.closing or self._lifetime_s <= 0):
             return True
         self._ending = True  # what has been read is still answered

@@ -12,7 +12,7 @@ import msgspec
 
 from serving.errors import BertserveError
 from serving.http.exchange import JSON, HttpRequest
-from serving.records import Outcome, Timings
+from serving.inference.requests import Outcome, Timings
 from serving.tasks import WAYS
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from serving.http.api import Api
     from serving.http.routes import ApiRoute
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import InferRequest
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
-    from serving.records import InferRequest
 
 _OK = 200
 

@@ -24,17 +24,18 @@ from serving.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from serving.fields.objects import obey_rule
-from serving.fields.rule import Ignored
+from serving.fields.rule import Ignored, obey_rule
 from serving.http.faults import error_body, status_of
+from serving.inference.requests import priority_of
 from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, priority_of, words
-from serving.records import DEFAULT_PRIORITY, RequestTrace
+from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
+from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.records import Outcome
+    from serving.inference.requests import InferRequest, Outcome, RequestTrace
+    from serving.tasks.base import A
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -111,11 +112,6 @@ class JsonDecoder(Generic[M]):
     ) -> M:
         """As `decode`, where the message may be a large one.
 
-        Args:
-            data: JSON, or what should be.
-            turn: Held by the one that is looked through.
-            request: What brought it.
-
         Raises:
             InvalidRequest: It has more elements than are read, too.
         """
@@ -150,7 +146,6 @@ class JsonDecoder(Generic[M]):
         return decoded
 
     def _refused(self, text: str) -> InvalidRequest:
-        """The error that a refusal of the library becomes."""
         path, named = _PATH.search(text), _FIELD.match(text)
         steps = [step[1] for step in _STEP.finditer(path[1])] if path else []
         return InvalidRequest(self._explain(text), param=steps[0] if steps else named[1] if named else None)
@@ -258,7 +253,6 @@ class HttpRequest(msgspec.Struct):
         method: In capitals.
         path: Decoded, without the query.
         headers: By lower-case name; what came on several lines is joined, see `serving.net.requests.combined`.
-        body: The body.
         request_id: Ours or the client's.
         arrival: When it was complete, on the clock `time.perf_counter`.
         query: Undecoded; no endpoint here reads it.
@@ -319,12 +313,17 @@ class HttpRequest(msgspec.Struct):
             return DEFAULT_PRIORITY
         return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
 
+    def stamp(self, request: InferRequest[A]) -> InferRequest[A]:
+        """What the body asks for, with this request's arrival, id, trace, and the headers' time limit and priority.
+
+        Raises:
+            InvalidRequest: A header is wrong.
+        """
+        priority = self.priority() if request.priority is None else None
+        return request.stamp(self.arrival, self.request_id, self.trace, self.timeout_ms(), priority)
+
     async def inflate(self, limit: int, turn: asyncio.Lock) -> None:
         """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.
-
-        Args:
-            limit: Bytes that it may grow to.
-            turn: Held by the one that grows, which has room for as much as it may grow to.
 
         Raises:
             UnsupportedMediaType: An encoding that is not read.
@@ -439,7 +438,6 @@ def ignored_head(ignored: Ignored) -> bytes:
 
 
 def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
-    """The reply that an error becomes on a path."""
     head = b""
     if (after_ms := error.retry_after_ms) is not None:
         seconds = max(1, math.ceil(error.retry_after_s or 0))

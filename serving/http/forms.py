@@ -39,11 +39,6 @@ class FileForm:
     def __init__(self, content_type: bytes, file_field: str, write: Callable[[bytes], None]) -> None:
         """Prepares to read a form.
 
-        Args:
-            content_type: The header.
-            file_field: Name of the field with the file.
-            write: Takes the file's content, piece by piece.
-
         Raises:
             UnsupportedMediaType: The body is no such form.
         """

@@ -323,7 +323,6 @@ class RequestParser:
         self._room = self._held = room
 
     def _forget_request(self) -> None:
-        """Before and behind each request."""
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []

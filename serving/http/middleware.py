@@ -34,15 +34,7 @@ _PREFLIGHT = HttpReply(
 def unauthenticated(
     keys: ApiKeys, public: Collection[str], method: str, path: str, headers: Mapping[bytes, bytes]
 ) -> Unauthenticated | None:
-    """Why a request is refused that should bring an API key; None where it brings one or needs none.
-
-    Args:
-        keys: The keys.
-        public: Paths that need none, as long as nothing is sent to them.
-        method: The request's method.
-        path: The request's path.
-        headers: Its headers.
-    """
+    """Why a request is refused that should bring an API key; None where it brings one or needs none."""
     authorization = headers.get(b"authorization")
     if keys.allow(authorization) or (path in public and method != "POST" and not announces_body(headers)):
         return None

@@ -153,13 +153,7 @@ _ERROR_HEADERS = {
 
 
 async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of the routes that a model here answers, and of those that need no model.
-
-    Args:
-        routes: The application's routes.
-        api: What their endpoints work with.
-        public: Paths that need no API key.
-    """
+    """The OpenAPI 3.1 document of the routes that a model here answers, and of those that need no model."""
     listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(api)]
     listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(api)]
@@ -217,7 +211,6 @@ def _shown(listed: Sequence[tuple[ApiRoute, Docs]], api: Api) -> dict[tuple[str,
 
 
 def _beside(route: ApiRoute, routes: Sequence[ApiRoute]) -> dict[str, str]:
-    """What an operation says of the others of its endpoint."""
     first, *others = routes
     if route is not first:
         return {_ALIAS: first.path}
@@ -308,7 +301,6 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
 
 
 def _malformed(route: ApiRoute, docs: Docs) -> str:
-    """When a route answers 400."""
     family, hot = error_type(route.path), isinstance(route, HotRoute)
     causes = {
         "the body is not JSON in UTF-8": docs.takes is not None,
@@ -325,7 +317,6 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
 
 
 def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, str]:
-    """When each error of a route comes, by status."""
     settings, family, takes = api.settings, error_type(route.path), docs.takes is not None
     inferring, named = takes and not docs.body_optional, "{model}" in route.path
     when = {

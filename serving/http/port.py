@@ -75,7 +75,6 @@ class HttpPort(Port[C]):
     """What the connections of one port share.
 
     Attributes:
-        app: Answers requests.
         scheme: `http` or `https`.
         hosts: Names that it goes by, as `is_known_host` takes them; None for any.
         hot: The routes that are answered past ASGI.

@@ -33,15 +33,7 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
 
 
 def head_lines(api: Api, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
-    """The head of a reply but for its first line and what belongs to its connection.
-
-    Args:
-        api: Says the load.
-        origins: Those whose pages may read it.
-        request: What it answers, perhaps only a part that was read before it was refused.
-        reply: The reply.
-        length: Of the body that goes out, or would to GET; None where that is not said.
-    """
+    """The head of a reply but for its first line and what belongs to its connection; `length` None is not said."""
     identity = request.request_id.encode()
     if length is None or reply.status == NO_CONTENT:
         lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, identity, reply.head)

@@ -1,7 +1,7 @@
 """Routes: how protocols declare theirs, and which of them the connection calls itself.
 
-An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`. Any ASGI
-server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
+An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
+Any ASGI server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ class Docs:
         takes_headers: Headers that requests may bring, beside those of every route.
         gives_headers: Headers that replies have, beside those of every route.
         binary: Whether tensors may stand behind the JSON, both ways.
-        body_optional: Whether the body may be left out.
         form: Schema of the fields of a form, where the body is one.
         takes_query: Parameters that the query may bring, by name, with what they say.
-        gives_file: Whether the reply is a file.
         offered: Whether the route is listed; None where it always is.
     """
 
@@ -197,7 +195,6 @@ def all_models(api: Api) -> list[str]:
 
 
 def v2_names(api: Api) -> list[str]:
-    """Every name of every model on v2."""
     return api.v2.names
 
 

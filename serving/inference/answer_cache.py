@@ -91,7 +91,7 @@ class AnswerCache:
         self._rows.clear()
         self._computing.clear()
 
-    def find(self, model: ModelIndex, texts: Sequence[EncodedText]) -> CachedRows | None:
+    def recall(self, model: ModelIndex, texts: Sequence[EncodedText]) -> CachedRows | None:
         """The answer, if the rows of all texts are here."""
         rows: list[Row] = []
         for text in texts:
@@ -136,7 +136,6 @@ class AnswerCache:
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
 
     def _found(self, key: Key, rows: dict[Key, Row]) -> bool:
-        """Whether a row is here; adds it to the others."""
         row = self._rows.get(key)
         if row is None:
             return False

@@ -24,19 +24,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from serving.engine.base import Batch
 from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
 from serving.inference.deadline_timer import DeadlineTimer
 from serving.inference.deadly_texts import DeadlyTexts
-from serving.records import BULK, Batch, ModelIndex
+from serving.records import BULK, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.base import Engine
+    from serving.engine.base import BatchOutput, Engine
     from serving.inference.deadline_timer import Deadline
-    from serving.records import BatchOutput, EncodedText, Row
+    from serving.records import EncodedText, Row
     from serving.scheduling.admission import AdmissionLimits, Permit
     from serving.scheduling.batcher import Assignment, Policy
     from serving.scheduling.cost import ModelCosts
@@ -384,7 +385,6 @@ class Dispatcher:
     def _record(
         self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError, occupied_us: float
     ) -> None:
-        """Learns costs from a batch that has ended, and counts it."""
         if generation == self._generation and not isinstance(outcome, BertserveError):
             self._scheduler.learn(assignment, outcome.compute_us, occupied_us)
         self.observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)

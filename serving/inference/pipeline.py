@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from serving.errors import EmptyInput, empty_input, too_many_inputs
-from serving.records import BULK, A, Outcome, Timings
+from serving.inference.requests import Outcome, Timings
+from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import estimate_tokens
 from serving.tasks import WAYS
-from serving.tasks.base import Work
+from serving.tasks.base import A, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
+    from serving.inference.requests import InferRequest, Totals
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
     from serving.models.statistics import BatchStatistics
-    from serving.records import EncodedText, InferRequest, ModelIndex, Row, TextInput, Totals, Truncate
+    from serving.records import EncodedText, ModelIndex, Row, TextInput, Truncate
     from serving.scheduling.admission import Permit
     from serving.settings import Settings
     from serving.tasks.base import Way
@@ -48,7 +50,7 @@ class AnswerCounts(Protocol):
     def totals(self) -> Mapping[tuple[str, str], Totals]:
         """What each model has answered, by its name and version."""
 
-    def answered(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
+    def count_outcome(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
 
     def batches(self, model: ServedModel) -> int: ...
 
@@ -172,16 +174,15 @@ class Pipeline:
             truncated_tokens=sum(map(_TRUNCATED, done.texts)),
             compute_type=self._repository.compute_type,
             cached=rows.cached,
-            priority=request.priority,
+            priority=request.priority or DEFAULT_PRIORITY,
         )
         if trace is None:
-            self._metrics.answered(outcome)
+            self._metrics.count_outcome(outcome)
         else:
-            trace.answered(outcome, rows.submitted, done.computed_at)
+            trace.add_outcome(outcome, rows.submitted, done.computed_at)
         return outcome
 
     def users(self, model: ModelIndex) -> int:
-        """Requests under way that use this model."""
         return self._users[model]
 
     def totals(self, model: ServedModel) -> Totals:
@@ -200,7 +201,7 @@ class Pipeline:
         started = time.perf_counter()
         texts = job.encode()
         tokenize_us = (time.perf_counter() - started) * 1e6
-        rows = cache.find(job.model.index, texts)
+        rows = cache.recall(job.model.index, texts)
         if rows is None:
             return await self._computed(job, texts, tokenize_us)
         return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), job.finish(texts, rows))
@@ -217,7 +218,7 @@ class Pipeline:
             longest=longest,
             arrival=request.arrival,
             timeout_ms=request.timeout_ms,
-            priority=request.priority,
+            priority=request.priority or DEFAULT_PRIORITY,
             now=time.perf_counter(),
         ) as permit:
             if texts is None:

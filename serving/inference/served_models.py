@@ -7,18 +7,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import EngineChoice
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.forms import ModelForm, form_of, verified
-from serving.records import EngineChoice, ModelIndex
+from serving.records import ModelIndex
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from serving.inference.requests import InputType
     from serving.models.bundle import Bundle
-    from serving.records import InputType, TextInput
+    from serving.records import TextInput
     from serving.tasks.base import Task
 
 _QUERIES = ("query", "search_query")
@@ -83,7 +85,6 @@ class ServedModel(ModelForm):
 
     @property
     def task(self) -> Task[Any, Any]:
-        """What it does."""
         return TASKS[self.manifest.task]
 
     def _prompt(self, name: str | None, input_type: InputType | None) -> str:
@@ -217,11 +218,9 @@ class Repository:
             listener()
 
     def of_task(self, task: str) -> Sequence[ServedModel]:
-        """The models of a task that are in service."""
         return [model for model in self._by_name.values() if model.manifest.task == task]
 
     def named(self, name: str) -> ServedModel:
-        """The model of that name, in service or not."""
         return next(model for model in self.models if model.name == name)
 
     def serves(self, name: str) -> bool:
@@ -286,11 +285,9 @@ class Repository:
         raise ModelNotNamed(_choice(models, task))
 
     def unknown(self) -> ModelNotFound:
-        """The error for a name that no model has."""
         return ModelNotFound(f"no model of that name is served{self._those_served()}")
 
     def _those_served(self) -> str:
-        """For the end of an error: what there is instead."""
         served = [f"{model.name} ({model.manifest.task})" for model in self._by_name.values()]
         return f"; served here: {_listed(served)}" if served else ""
 

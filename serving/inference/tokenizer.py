@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from serving.errors import BertserveError, BundleError, DeadlineExceeded, InternalError, InvalidRequest
+from serving.inference.requests import Token
 from serving.inference.tokenizer_process import (
     CPU_S,
     MEMORY_BYTES,
@@ -26,7 +27,7 @@ from serving.inference.tokenizer_process import (
 from serving.inference.tokenizer_rules import MOST_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
-from serving.records import AlignedText, EncodedChunk, EncodedText, Token
+from serving.records import AlignedText, EncodedChunk, EncodedText
 from serving.tasks.windows import chunk_ranges, too_many_chunks
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from serving.models.manifest import Manifest
     from serving.records import Side, TextInput, Truncate
+
 
 log = logging.getLogger("bertserve")
 
@@ -271,7 +273,6 @@ class TextTokenizer:
         return text
 
     def name(self, token: int) -> str:
-        """What the vocabulary calls a token."""
         return self._tokenizer.id_to_token(token) or ""
 
     @cached_property
@@ -532,9 +533,6 @@ class IsolatedTokenizer(TextTokenizer):
     def check(self, foreign: Mapping[str, Any]) -> None:
         """Tries rules on texts that are made to hurt, each alone and then all.
 
-        Args:
-            foreign: By place, as `foreign_rules` finds them.
-
         Raises:
             BundleError: One of them takes too much time or memory; the message begins with its place.
         """
@@ -589,7 +587,6 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _windowed(value: str | tuple[str, str]) -> str:
-    """The part of an input that is read in windows."""
     return value if isinstance(value, str) else value[1]
 
 
@@ -614,7 +611,6 @@ def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]
 
 
 def _of_words(spans: NDArray[np.int32], words: NDArray[np.int32]) -> NDArray[np.int32]:
-    """For each token, the characters of its whole word."""
     if not len(words):
         return spans
     begins = np.flatnonzero(np.diff(words, prepend=-2))

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
-from serving.records import AlignedText, EncodedChunk, EncodedText, Token
+from serving.inference.requests import Token
+from serving.records import AlignedText, EncodedChunk, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

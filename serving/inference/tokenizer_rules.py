@@ -83,18 +83,12 @@ def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def letters_of(rule: Mapping[str, Any]) -> str:
-    """What a rule is written with: its pattern, else all of it."""
     pattern = rule.get("pattern")
     return "".join(map(str, pattern.values())) if isinstance(pattern, dict) else json.dumps(rule, ensure_ascii=False)
 
 
 def hostile_texts(letters: str, length: int) -> Iterator[str]:
-    """Long runs of one letter, alone and with another behind it, and of two in turn.
-
-    Args:
-        letters: Those of the rule.
-        length: Of a run.
-    """
+    """Long runs of one letter, alone and with another behind it, and of two in turn."""
     distinct = list(dict.fromkeys(_USUAL + letters))[:_MOST_DISTINCT]
     for index, letter in enumerate(distinct):
         run, other = letter * length, distinct[index - 1]

@@ -32,7 +32,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from serving.records import EngineBuild
+    from serving.engine.specs import EngineBuild
 
 MAX_BYTES = 2**31
 """A protocol buffer holds less than 2 GiB."""
@@ -400,10 +400,6 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
 
 def check_model_file(path: Path, beside: str | None = None) -> Interface:
     """What an ONNX file takes and answers; the file is mapped, not read.
-
-    Args:
-        path: The file.
-        beside: The name of the file beside it that holds its weights; None where it must hold them itself.
 
     Raises:
         UnsafeArtifactError: It holds anything but a plain graph of known operators.

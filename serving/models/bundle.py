@@ -12,21 +12,22 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serving.engine.specs import DATA_SUFFIX, PARTIAL
 from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
 from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, Part, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
-from serving.records import DATA_SUFFIX, PARTIAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from serving.engine.specs import EngineBuild
     from serving.models.artifact_scan import Interface, Tensor
     from serving.models.manifest import Artifact, Precision
-    from serving.records import EngineBuild, TensorSpec
+    from serving.records import TensorSpec
 
 log = logging.getLogger("bertserve")
 
@@ -49,7 +50,6 @@ class Bundle:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """Those that may be served here."""
         own = [artifact for artifact in self.manifest.artifacts if artifact.file not in self.refused]
         return [*own, *(artifact for artifact, _ in self.made_here)]
 
@@ -78,7 +78,6 @@ def data_entry(graph: Path) -> FileEntry | None:
 
 
 def part_entry(graph: Path) -> Part:
-    """One of the further parts of an artifact."""
     return Part(graph.name, digest(graph), graph.stat().st_size, data_entry(graph))
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from serving.engine.specs import EngineChoice
     from serving.models.forms import ModelForm
-    from serving.records import EngineChoice
 
 log = logging.getLogger("bertserve")
 

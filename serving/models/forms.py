@@ -1,4 +1,4 @@
-"""The form of each model that an engine runs: an artifact of its bundle, or one that this node has made of it."""
+"""Which artifact of a model's bundle, or made of it on this node, an engine runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import ModelSpec, PartFile
 from serving.errors import BundleError, StartupError
 from serving.host import command
 from serving.models.bundle import open_bundle
 from serving.models.manifest import MANIFEST, MODEL_NAME
 from serving.models.node_cache import with_proofs
 from serving.models.verified_dir import versions
-from serving.records import ModelSpec, PartFile
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _COPIED_BYTES = 128 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ModelForm:
-    """A model in the form that an engine runs: an artifact of its bundle.
+    """A model and the artifact of its bundle that an engine runs.
 
     Attributes:
         second: What the engine runs beside it; see `EngineKind.second`.
@@ -70,7 +70,6 @@ class ModelForm:
         return all(artifact.proven for artifact in self.artifacts)
 
     def spec(self) -> ModelSpec:
-        """As an engine loads it."""
         spec = self._spec(self.artifact)
         return spec if self.second is None else msgspec.structs.replace(spec, second=self._spec(self.second))
 
@@ -87,7 +86,7 @@ class ModelForm:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
-            copied=all(form.total_bytes <= _COPIED_BYTES for form in self.artifacts),
+            copied=all(each.total_bytes <= _COPIED_BYTES for each in self.artifacts),
             build=artifact.engine,
             data_sha256=_data_sha256(artifact),
             parts=part_files(artifact, directory),
@@ -98,7 +97,6 @@ class ModelForm:
 
 
 def part_files(artifact: Artifact, directory: Path) -> tuple[PartFile, ...]:
-    """The further parts of an artifact, as an engine loads them."""
     return tuple(PartFile(str(directory / part.file), part.sha256, _data_sha256(part)) for part in artifact.parts)
 
 
@@ -146,13 +144,7 @@ def _instead(root: Path) -> str:
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
-    """Whether every model has a form that some GPU could run.
-
-    Args:
-        bundles: The models.
-        built: Whether it is enough that an engine can be built.
-        split: Whether it may be one that was split by layers for CPUs.
-    """
+    """Whether every model has a form that some GPU could run."""
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
         (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle, split=split) for kind in engines)
@@ -175,7 +167,7 @@ def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool 
 
 
 def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
-    """The form that an engine runs: proven before unproven, then the fastest, then this node's own.
+    """The artifact that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
         BundleError: It has none.
@@ -198,11 +190,11 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         )
     best = min(
         fitting,
-        key=lambda form: (
-            not form.proven,
-            precision == "auto" and bool(form.reserved),
-            wanted.index(form.precision),
-            bundle.made_here_in(form) is None,
+        key=lambda artifact: (
+            not artifact.proven,
+            precision == "auto" and bool(artifact.reserved),
+            wanted.index(artifact.precision),
+            bundle.made_here_in(artifact) is None,
         ),
     )
     if not best.proven and not unproven:
@@ -217,13 +209,7 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
 
 
 def without_second(forms: Sequence[ModelForm], engine: EngineKind, *, by_default: bool = False) -> Iterator[str]:
-    """Why models run in the engine's first library alone, in sentences.
-
-    Args:
-        forms: The models.
-        engine: The engine.
-        by_default: Leave out the models of which `log_agreement` says why fp32 is served.
-    """
+    """Why models run in the engine's first library alone, in sentences."""
     lacking: list[str] = []
     for form in forms if engine.second else ():
         made = [each.precision for each in form.bundle.artifacts if each.target == engine.second]
@@ -277,13 +263,13 @@ def _refused(bundle: Bundle) -> str:
 
 
 def _second(bundle: Bundle, first: Artifact, target: str, *, unproven: bool, by_default: bool) -> Artifact | None:
-    """The form for another library that may answer in place of the first: it is batched as that is."""
+    """The artifact for another library that may answer in place of the first: it is batched as that is."""
     alike = [
-        form
-        for form in bundle.artifacts
-        if form.target == target
-        and (form.precision, form.batch_invariant) == (first.precision, first.batch_invariant)
-        and (form.proven or unproven)
-        and (first.reserved or not form.reserved or not by_default)
+        artifact
+        for artifact in bundle.artifacts
+        if artifact.target == target
+        and (artifact.precision, artifact.batch_invariant) == (first.precision, first.batch_invariant)
+        and (artifact.proven or unproven)
+        and (first.reserved or not artifact.reserved or not by_default)
     ]
-    return min(alike, key=lambda form: not form.proven, default=None)
+    return min(alike, key=lambda artifact: not artifact.proven, default=None)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.engine.kinds import ENGINES
+from serving.engine.specs import KernelFiles
 from serving.models.node_cache import CacheError, add_file, open_entry
 from serving.models.verified_dir import digest
-from serving.records import KernelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

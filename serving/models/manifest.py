@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from serving.engine.kinds.tensorrt import GpuTarget
-from serving.records import DATA_SUFFIX, EngineBuild, Side, SplitBy, TensorSpec, stages
+from serving.engine.specs import DATA_SUFFIX, EngineBuild, SplitBy, stages
+from serving.records import Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -216,7 +217,6 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def proven(self) -> bool:
-        """Whether its answers were compared with PyTorch's."""
         return self.parity is not None
 
     @property
@@ -226,7 +226,6 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def graphs(self) -> list[Artifact | Part]:
-        """Its graphs: one, or one for each part."""
         return [self, *self.parts]
 
     @property
@@ -255,13 +254,11 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> list[FileEntry | Artifact]:
-        """Everything that an engine loads."""
         pairs = ((graph, graph.data) for graph in self.graphs)
         return [entry for pair in pairs for entry in pair if entry is not None]
 
     @property
     def total_bytes(self) -> int:
-        """The size of everything that an engine loads."""
         return sum(entry.size_bytes for entry in self.files)
 
 

@@ -126,7 +126,6 @@ class CacheEntry:
     derived: Derived
 
     def file(self, name: str) -> FileEntry | None:
-        """The entry of a file that is no engine."""
         return next((file for file in self.derived.files if file.file == name), None)
 
 

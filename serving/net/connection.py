@@ -6,16 +6,72 @@ HTTP/1.1 and HTTP/2 are codecs on it: what `receive` gets goes into the codec, a
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from serving.net.fair_queue import FairQueue
 from serving.net.lingering_close import TAKEN_BYTES, LingeringClose, SendProgress, unsent_bytes
 from serving.net.ports import lifetime_s
 from serving.unawaited import guarded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.net.buffers import BufferBudget
     from serving.settings import Settings
+
+_TURN_S = 0.0003
+"""What all connections of a port may do of such work in one turn of the loop. A request passes five turns or so."""
+
+
+class FairQueue:
+    """The work of one port that waits for the next turn of the loop, first come, first served.
+
+    Each turn does as much of it as takes 0.3 ms, and at least one piece, so that other work of the loop is
+    held up by no more than that, however many connections send more than they should.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waiting: deque[Callable[[], float]] = deque()
+        self._is_due = False
+
+    def add(self, work: Callable[[], float]) -> None:
+        """Does a piece of work in its turn; it returns how many seconds of work it has begun for later turns."""
+        self._waiting.append(work)
+        self._wake()
+
+    async def wait(self, more_s: float) -> None:
+        """Waits for a turn, in which the caller does work of so many seconds."""
+        turn = asyncio.Event()
+
+        def begin() -> float:
+            turn.set()
+            return more_s
+
+        self.add(begin)
+        await turn.wait()
+
+    def _wake(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._work)
+
+    def _work(self) -> None:
+        waiting, clock = self._waiting, self._clock
+        self._is_due = False
+        end = clock() + _TURN_S
+        # What is added meanwhile is for the next turn.
+        for _ in range(len(waiting)):
+            work = waiting.popleft()
+            try:
+                end -= work()
+            finally:
+                if waiting:
+                    self._wake()
+            if clock() >= end:
+                return
+
 
 C = TypeVar("C", bound="Connection[Any]")
 P = TypeVar("P", bound="Port[Any]")
@@ -28,7 +84,6 @@ class Port(Generic[C]):
         budget: What they may hold, together with those of other ports.
         turns: For what they have sent beyond one turn's work.
         connections: All that are open.
-        ending: Whether the server ends.
     """
 
     def __init__(self, settings: Settings, budget: BufferBudget) -> None:
@@ -101,7 +156,6 @@ class Connection(asyncio.Protocol, Generic[P]):
         self.port.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
-        """Lets go of everything: the client has gone."""
         self.port.connections.discard(self)
         self._ending = True
         if self._lingering is not None:
@@ -134,7 +188,6 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     @property
     def unread(self) -> int:
-        """Bytes that have been received and wait to be read."""
         return len(self._rest)
 
     def _pause(self) -> None:

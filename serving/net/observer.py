@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.records import Outcome, RequestTrace
+    from serving.inference.requests import Outcome, RequestTrace
 
 
 class RequestObserver:
@@ -20,9 +20,9 @@ class RequestObserver:
     """
 
     def __init__(
-        self, answered: Callable[[Outcome[Any], str], None], sinks: Sequence[Callable[[RequestTrace], None]]
+        self, count_outcome: Callable[[Outcome[Any], str], None], sinks: Sequence[Callable[[RequestTrace], None]]
     ) -> None:
-        self._answered = answered
+        self._count_outcome = count_outcome
         self._sinks = sinks
         self.detailed = bool(sinks)
 
@@ -38,6 +38,6 @@ class RequestObserver:
         outcomes = trace.let_go() if self.detailed else trace.outcomes
         if trace.reason == "ok":
             for outcome in outcomes:
-                self._answered(outcome, trace.protocol)
+                self._count_outcome(outcome, trace.protocol)
         for sink in self._sinks:
             sink(trace)

@@ -14,11 +14,9 @@ from serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,
-    InvalidRequest,
     MalformedRequest,
     setting_of,
 )
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,18 +92,6 @@ def request_id(wanted: bytes | None) -> str:
     return f"{_process}-{next(_serial):x}"
 
 
-def priority_of(value: object, name: str) -> int:
-    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 4 is bulk work, 0 Triton's default, 2.
-
-    `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
-    """
-    if value == 0 and not isinstance(value, bool | float):
-        return DEFAULT_PRIORITY
-    if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
-        return value
-    raise InvalidRequest(f"{name} must be 0 for the default, 1 (first) to 3 (last), or {BULK} for bulk work")
-
-
 def is_zlib(data: bytes) -> bool:
     """Whether it begins as zlib's format does (RFC 1950, 2.2); what deflate alone begins with is never the same."""
     return len(data) > 1 and data[0] & 0x8F == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
@@ -144,7 +130,7 @@ async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, 
     """Decompresses a body as `inflated`, in a thread, in its turn: small bodies could make many large ones at once.
 
     Args:
-        turn: Held by the one that grows. It ends with the thread, which goes on where the client leaves meanwhile.
+        turn: Held by the one that grows, until the thread ends, which goes on where the client leaves.
         grow: Counts so many bytes more, or less; whether there is room. It is asked for as much as the body may become.
         data: The body.
         wbits: As zlib has it.

@@ -9,13 +9,13 @@ import msgspec
 from serving.errors import InvalidRequest
 from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
 from serving.fields.rule import Level
-from serving.records import InputType, Long, WindowScores
-from serving.tasks.messages import windows_of
+from serving.inference.requests import InputType, priority_of
+from serving.tasks.windows import Long, WindowScores, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.records import A, TaskOptions, Windows
+    from serving.inference.requests import InferRequest
 
 READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),
@@ -38,51 +38,28 @@ CONTROL = Level(("version",), owners=V2_CONTROL, place="parameters")
 _US_PER_MS = 1000
 
 
-class InferParameters(msgspec.Struct, frozen=True):
-    """What a request's parameters ask for; each as `InferRequest` has it."""
-
-    truncate: bool | None = None
-    timeout_ms: float | None = None
-    prompt_name: str | None = None
-    input_type: InputType | None = None
-    windows: Windows | None = None
-
-    def options(self, options: TaskOptions[A]) -> TaskOptions[A]:
-        """A task's options with what the parameters ask for.
-
-        Raises:
-            InvalidRequest: The task does not read windows where it is asked to.
-        """
-        if self.windows is None:
-            return options
-        if "windows" not in options.__struct_fields__:
-            raise InvalidRequest("the parameter `long` is for the tasks classify, rerank and tag")
-        return msgspec.structs.replace(options, windows=self.windows)
-
-
-_NONE = InferParameters()
-
-
-def infer_parameters(values: Mapping[str, Any]) -> InferParameters:
-    """Reads the parameters of a request.
+def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> None:
+    """Adds to a request what its parameters say of how to infer.
 
     Raises:
-        InvalidRequest: One that is read has a value that it cannot have.
+        InvalidRequest: One that is read has a value that it cannot have, or the task does not read windows.
     """
-    if not values:
-        return _NONE
-    return InferParameters(
-        truncate=typed(values, "truncate", bool, "true or false"),
-        timeout_ms=_timeout_ms(values),
-        prompt_name=typed(values, "prompt_name", str, "a text"),
-        input_type=_choice(values, "input_type", get_args(InputType)),
-        windows=windows_of(
-            _choice(values, "long", get_args(Long)),
-            typed(values, "window_tokens", int, "a whole number"),
-            typed(values, "window_overlap", int, "a whole number"),
-            _choice(values, "window_scores", get_args(WindowScores)),
-        ),
+    request.truncate = typed(values, "truncate", bool, "true or false")
+    request.timeout_ms = _timeout_ms(values)
+    request.prompt_name = typed(values, "prompt_name", str, "a text")
+    request.input_type = _choice(values, "input_type", get_args(InputType))
+    windows = windows_of(
+        _choice(values, "long", get_args(Long)),
+        typed(values, "window_tokens", int, "a whole number"),
+        typed(values, "window_overlap", int, "a whole number"),
+        _choice(values, "window_scores", get_args(WindowScores)),
     )
+    if windows is not None:
+        if "windows" not in request.options.__struct_fields__:
+            raise InvalidRequest("the parameter `long` is for the tasks classify, rerank and tag")
+        request.options = msgspec.structs.replace(request.options, windows=windows)
+    if (priority := values.get("priority")) is not None:
+        request.priority = priority_of(priority, "the parameter `priority`")
 
 
 def _timeout_ms(values: Mapping[str, Any]) -> float | None:

@@ -6,12 +6,14 @@ import copy
 import time
 from collections import defaultdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
+from serving.inference.requests import InferRequest
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
+from serving.oip.parameters import read_parameters
 from serving.oip.tensors import IDS, PAIR, check_sizes, inputs_of, raw_tensor
 from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import Outcome
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.models.statistics import VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
-    from serving.records import A, InferRequest, Outcome, TextInput
     from serving.settings import Settings
+    from serving.tasks.base import A
 
 SERVER_NAME = "bertserve"
 SERVER_VERSION = version("bertserve")
@@ -92,7 +95,6 @@ class V2Service:
     """The models under their names on v2.
 
     Attributes:
-        lifecycle: The server's state.
         max_inputs: Inputs of one request.
         control: Whether requests may load and unload models.
     """
@@ -117,23 +119,19 @@ class V2Service:
         repository.subscribe(self._look_again)
 
     def over(self, pipeline: Pipeline) -> V2Service:
-        """The same models, answered by another pipeline."""
         other = copy.copy(self)
         other._pipeline = pipeline  # noqa: SLF001  its own
         return other
 
     def _look_again(self) -> None:
-        """Other versions may take and give something else."""
         self._views = views(self._repository)
 
     @property
     def names(self) -> list[str]:
-        """Every name that is served."""
         return sorted(self._views)
 
     @property
     def versions(self) -> list[str]:
-        """Every version that is served of some model."""
         return sorted({view.model.version for view in self._views.values()})
 
     def view(self, name: str, wanted: str | None = None) -> View:
@@ -142,11 +140,11 @@ class V2Service:
         Raises:
             ModelNotFound: Nothing of that name and version is served.
         """
-        view = self._find(name)
+        view = self._view(name)
         self._repository.find(view.served, wanted)
         return view
 
-    def _find(self, name: str) -> View:
+    def _view(self, name: str) -> View:
         view = self._views.get(name)
         if view is None:
             raise self._repository.unknown()
@@ -161,22 +159,23 @@ class V2Service:
         return self.lifecycle.ready
 
     def server_metadata(self) -> ServerMetadata:
-        """What this server is."""
         return ServerMetadata(SERVER_NAME, SERVER_VERSION, list(EXTENSIONS))
 
-    def inputs(self, name: str, tensors: Sequence[Tensor], outputs: Sequence[str]) -> tuple[View, Sequence[TextInput]]:
-        """What a request's tensors hold, and the view that writes the answer.
-
-        Args:
-            name: The model's name.
-            tensors: What the request brings.
-            outputs: Names of the outputs that it wants; none means all.
+    def request(
+        self,
+        name: str,
+        version: str | None,
+        tensors: Sequence[Tensor],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Any],
+    ) -> tuple[View, InferRequest[Any]]:
+        """What a request asks for, and the view that writes the answer; no `outputs` means all of them.
 
         Raises:
-            InvalidRequest: It does not fit the model.
+            InvalidRequest: It does not fit the model, or a parameter has a value that it cannot have.
             ModelNotFound: Nothing of that name is served.
         """
-        view = self._find(name)
+        view = self._view(name)
         if outputs:
             view.check_outputs(outputs)
         check_sizes(tensors, self.max_inputs)
@@ -185,7 +184,10 @@ class V2Service:
             raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
             raise InvalidRequest(f"the model takes no {PAIR!r}: the task {view.model.manifest.task} reads one text")
-        return view, inputs
+        request = InferRequest(inputs, view.options, self.max_inputs, view.served, version)
+        if parameters:
+            read_parameters(request, parameters)
+        return view, request
 
     def raw_input(self, name: str, body: memoryview) -> Tensor:
         """What a raw binary request brings: its body is the data of a model's only input, one text or one row of ids.
@@ -195,13 +197,13 @@ class V2Service:
             MalformedRequest: The text is not UTF-8.
             ModelNotFound: Nothing of that name is served.
         """
-        view = self._find(name)
+        view = self._view(name)
         if len(view.inputs) > 1:
             names = " and ".join(repr(info.name) for info in view.inputs)
             raise InvalidRequest(f"the model takes {names}: name them in JSON, a raw request has room for one input")
         return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
 
-    async def infer(self, view: View, request: InferRequest[A]) -> Outcome[A]:
+    async def infer_under(self, view: View, request: InferRequest[A]) -> Outcome[A]:
         """Has the pipeline answer a request, and counts it where it fails."""
         try:
             return await self._pipeline.infer(request)

@@ -42,9 +42,6 @@ class Tensor(msgspec.Struct):
     """A tensor of a request.
 
     Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its shape.
         data: Its elements one by one, in row-major order, flat or row by row; or
         blob: as bytes.
     """
@@ -60,9 +57,6 @@ class Output(msgspec.Struct):
     """A tensor of a reply.
 
     Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its shape.
         values: Numbers of that shape, or texts in row-major order.
     """
 

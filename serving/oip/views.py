@@ -14,13 +14,15 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
-from serving.records import POSITIONS, TaskOptions, TensorOptions
-from serving.tasks.base import padded
+from serving.records import POSITIONS
+from serving.tasks.base import TaskOptions, padded
+from serving.tasks.tensors import TensorOptions
 
 if TYPE_CHECKING:
+    from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository, ServedModel
     from serving.models.manifest import Manifest
-    from serving.records import EngineChoice, Row
+    from serving.records import Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
 """Triton's names for what runs an artifact, by its kind: platform and backend."""
@@ -102,13 +104,9 @@ class View(msgspec.Struct, frozen=True):
     """One name of a model.
 
     Attributes:
-        name: The name.
-        model: The model.
         served: The model's own name.
         options: What a request under this name asks of it.
-        takes_text: Whether texts are taken.
         inputs: What it advertises; it may take more.
-        outputs: What it answers.
         write: Makes the outputs' values of an answer.
     """
 
@@ -152,7 +150,6 @@ class View(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, own)))}, each once")
 
     def metadata(self) -> ModelMetadata:
-        """The model as v2 describes it."""
         platform, _ = _PLATFORMS[self.model.artifact.kind]
         return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 

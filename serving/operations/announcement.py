@@ -21,8 +21,6 @@ log = logging.getLogger("bertserve")
 
 
 class Addresses(NamedTuple):
-    """Host and port of each listener."""
-
     http: tuple[str, int]
     grpc: tuple[str, int]
     metrics: tuple[str, int]

@@ -189,7 +189,6 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
 
 
 def engines(settings: Settings) -> Iterator[Finding]:
-    """Engines that can run models, and libraries that carry requests."""
     topic = "Software"
     running = _engine(settings)
     asked = running.parts or (running.name,)

@@ -86,7 +86,6 @@ class EngineBuilder:
             raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
 
     def stop(self) -> None:
-        """Ends the build under way and allows no more."""
         if self._end_by is None:  # once: a second signal would interrupt its clearing up
             self._end_by = time.monotonic() + _END_S
             self._signal(signal.SIGTERM)

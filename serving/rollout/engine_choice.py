@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from serving import host
 from serving.engine.gpu import discovery
 from serving.engine.kinds import AUTO, ENGINES, tensorrt
+from serving.engine.specs import EngineChoice, RejectedEngine
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.logs import members, tell
@@ -22,7 +23,6 @@ from serving.models.bundle import read_bundle, warn_of_schema
 from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified, without_second
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
-from serving.records import EngineChoice, RejectedEngine
 from serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import EngineKind
+    from serving.engine.specs import Gpu
     from serving.inference.served_models import ServedModel
     from serving.models.bundle import Bundle
     from serving.models.forms import ModelForm
-    from serving.records import Gpu
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
@@ -57,7 +57,6 @@ class Choice:
         repository: The models, each in the form that the engine runs.
         gpus: The GPUs in use; none on a CPU.
         rejected: What was tried before, the best first.
-        degraded: Whether it is less than was meant.
         left_out: Why GPUs of the same kind do not take part.
         by_default: Whether nobody asked for a precision.
     """
@@ -149,10 +148,10 @@ class Chooser:
         bundle = self._read(path)
         try:
             gpu = self._gpus(tensorrt.ENGINE, [bundle])[0]
-            form = self._form(bundle, tensorrt.ENGINE, gpu.target).artifact
+            artifact = self._form(bundle, tensorrt.ENGINE, gpu.target).artifact
         except (StartupError, BundleError):
             return self._can_build(bundle)
-        fits = form.engine is None or not any(tensorrt.misfits(form.file, form.engine, self._machine, gpu))
+        fits = artifact.engine is None or not any(tensorrt.misfits(artifact.file, artifact.engine, self._machine, gpu))
         return self._can_build(bundle) and not fits
 
     def _can_build(self, bundle: Bundle) -> bool:
@@ -189,7 +188,6 @@ class Chooser:
         return tensorrt.build_obstacle(machine)
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
-        """The built engine, for the models that are served now."""
         return self._opened(tensorrt.ENGINE, self._bundles(served))
 
     @property

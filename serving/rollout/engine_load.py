@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.engine.base import Load
+from serving.engine.specs import DATA_SUFFIX
 from serving.errors import EngineFailed
 from serving.host import available_cpus
 from serving.models.cost_cache import CostCache
 from serving.models.kernel_cache import KernelCache
-from serving.records import DATA_SUFFIX
 from serving.rollout.engine_choice import too_full
 from serving.telemetry.gpus import GpuWatch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.scheduling.cost import CostPoint
     from serving.settings import Settings

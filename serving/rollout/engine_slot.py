@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
     from serving.engine.base import Load
     from serving.engine.process.remote_engine import EngineLife
+    from serving.engine.specs import EngineChoice
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.records import EngineChoice
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.rollout.engine_load import LoadBuilder, PreparedLoad
     from serving.settings import Settings
@@ -72,8 +72,6 @@ _RETRY = "the engine ended; try again"
 
 
 class SlotState(Enum):
-    """See the module's table."""
-
     STARTING = auto()
     SERVING = auto()
     DRAINING = auto()
@@ -184,7 +182,6 @@ class EngineSlot:
         return all(self._repository.named(model.name) is model for model in models)
 
     def reject(self, engine: str, reason: str) -> None:
-        """Shows why a better engine does not serve."""
         self._chooser.reject(engine, reason)
         self._describe(rejected=self._chooser.rejected(self.choice.engine))
 
@@ -317,7 +314,6 @@ class EngineSlot:
             listener()
 
     def device_lost(self) -> None:
-        """One of several GPUs is lost."""
         self._describe(lost=tuple(self.engine.lost) if self.engine else ())
         if self._lifecycle.state is State.READY:
             self._lifecycle.to(State.DEGRADED)

@@ -51,7 +51,6 @@ class UnservedVersions:
         return words
 
     def leave_out(self, key: Key, reason: str) -> None:
-        """The version is not tried again before it has changed."""
         self.forget(key)
         self._left_out[key] = reason
 
@@ -77,7 +76,6 @@ class UnservedVersions:
         return pause_s
 
     def waits(self, key: Key) -> bool:
-        """Whether the next try of a version is still to come."""
         retry = self._retries.get(key)  # at once: a thread asks, and the event loop forgets
         return retry is not None and self._clock() < retry.due
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
+    from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository
     from serving.models.bundle import Bundle
     from serving.models.forms import ModelForm
     from serving.models.manifest import Manifest
-    from serving.records import EngineChoice
     from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Chooser
     from serving.rollout.engine_slot import EngineSlot
@@ -82,7 +82,6 @@ class Versions:
         return {model.name: model.manifest.version for model in self._repository.models}
 
     def others(self) -> list[VersionState]:
-        """The versions that are not served, and why."""
         served = self.served()
         states = {key: ("UNAVAILABLE", reason) for key, reason in self.unserved.reasons(served).items()}
         if previous := self._slot.previous:
@@ -269,7 +268,6 @@ def _passes(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """What clients may know of a failure."""
     if isinstance(error, OSError):  # its own words name files
         return error.strerror or "it took too long to load"
     if isinstance(error, MemoryError):

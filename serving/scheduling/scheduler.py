@@ -93,7 +93,6 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting texts."""
         return self.queue.items + self.bulk.items
 
     # The engine.
@@ -299,7 +298,6 @@ class Scheduler:
         return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
 
     def _count(self, assignment: Assignment, occupied_us: float) -> None:
-        """Counts the time of a batch."""
         share, bulk = self.policy.bulk_share, assignment.bulk
         us = self._device_us(assignment.lane, occupied_us)
         self.bulk_us += bulk * us

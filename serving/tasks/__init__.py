@@ -21,8 +21,7 @@ from serving.tasks import (
 )
 
 if TYPE_CHECKING:
-    from serving.records import TaskOptions
-    from serving.tasks.base import Task, Way
+    from serving.tasks.base import Task, TaskOptions, Way
 
 TASKS: dict[str, Task[Any, Any]] = {}
 """Every task, by its name."""
@@ -34,7 +33,6 @@ WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
 
 
 def add(task: Task[Any, Any]) -> None:
-    """Makes a task known."""
     TASKS[task.name] = task
     WAYS[task.way.options] = task.way
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from serving.errors import InvalidRequest, empty_input
 from serving.fields.owners import ANSWER, Owners
-from serving.records import AnswerOptions, AnswerSpan
 from serving.tasks import replies
 from serving.tasks.base import (
     Asked,
@@ -23,6 +22,7 @@ from serving.tasks.base import (
     Output,
     Route,
     Task,
+    TaskOptions,
     Way,
     check_top_k,
     each,
@@ -30,8 +30,11 @@ from serving.tasks.base import (
     pairs_of,
     softmax,
 )
-from serving.tasks.messages import Options  # noqa: TC001  msgspec reads the annotations
-from serving.tasks.windows import USUAL_OVERLAP, by_input
+from serving.tasks.windows import (
+    USUAL_OVERLAP,
+    Options,
+    by_input,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +43,44 @@ if TYPE_CHECKING:
 
     from serving.records import AlignedText, Array, EncodedText, Row, TextInput, Truncate
     from serving.tasks.base import Facts, Tokenizer, Work
+
+
+class AnswerSpan(msgspec.Struct, frozen=True):
+    """A part of a context that answers a question; an empty one says that the context holds no answer.
+
+    Attributes:
+        answer: The characters of the context.
+        score: Probability that the answer starts and ends there, in its window; the sum where the same words are an
+            answer several times.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
+    """The answer is, for each pair of question and context, its answers with the best first.
+
+    Attributes:
+        top_k: Answers wanted; a short context has fewer.
+        no_answer: Let "the context holds no answer" compete with the answers.
+        overlap_tokens: Tokens that neighbouring windows of a long context share; None for half of a window, 128 at
+            most.
+        window_tokens: Tokens of a window, question included; at most the model's.
+        whole_words: Answers begin and end with words, not with tokens inside of them.
+    """
+
+    top_k: int = 1
+    max_answer_tokens: int = 15
+    no_answer: bool = False
+    overlap_tokens: int | None = None
+    window_tokens: int = 384
+    whole_words: bool = True
+
 
 MOST_ANSWERS = 100
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.fields.owners import NO_OWNER, Owners
-from serving.records import IDS, MASK, POSITIONS, TYPES, TaskOptions, TensorSpec
+from serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
     from serving.records import AlignedText, EncodedChunk, EncodedText, Row, TextInput, Truncate
 
+
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
 A = TypeVar("A", bound=Sized)
+"""What a task answers: one element for each input."""
+
+
+class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
+    """What a request may change about its answer; the class of the options says which task is asked for."""
 
 
 class Facts(Protocol):
@@ -119,8 +125,6 @@ class SizesBytes(Protocol[O_contra]):
 
 
 class Encode(Protocol[O_contra]):
-    """Inputs to token ids; raises `InvalidRequest`."""
-
     def __call__(
         self, tokenizer: Tokenizer, inputs: Sequence[TextInput], options: O_contra, /, *, truncate: Truncate
     ) -> Sequence[EncodedText]: ...
@@ -142,7 +146,6 @@ class Way(Generic[O, A]):
     """How requests with one class of options are answered, in functions between inputs, rows and the answer.
 
     Attributes:
-        options: The class.
         task: Of the models that answer; None suits models of every task.
         check: Refuses options that a model cannot follow, with `InvalidRequest`.
         sizes_bytes: Size of each input; refuses those that are too long to be read.
@@ -208,7 +211,6 @@ class Route:
     """A task's own route, in the shape of Hugging Face's inference API.
 
     Attributes:
-        takes: The message.
         gives: The type of what it answers, for the document.
         read: Reads a message. The second argument is whether it came where no task was named (`/`, `/models/{model}`),
             whose clients expect the defaults of Transformers' pipelines.
@@ -255,13 +257,11 @@ class Task(Generic[O, A]):
     """A task. `export.tasks` says beside it what needs PyTorch: its head, and how its answers are proven.
 
     Attributes:
-        way: How a request is answered.
         graph: The outputs of its graph: what a request may not change lies inside, what it may change outside.
         facts: The fields of a manifest that belong to it; those of `NEEDED` it must have.
         head: What follows the stem in the name of the class of Transformers that answers it.
         texts: How many texts an input may be. Of two the first is the query or the question.
         served_agreement: The least share of decisions that are PyTorch's with which INT8 is served by default.
-        path: Its own route over HTTP.
         example: A body for it.
         parameters: Whether its requests have `parameters` beside their `inputs`.
         route: What its own route takes and gives; None where a protocol's module says that.
@@ -272,7 +272,6 @@ class Task(Generic[O, A]):
         column: Name and type of its column in bulk work: `float`, a record, a `Vector`, or a list of one of them.
         owners: Who documents options beside those that are read.
         summary: What a model answers, in a few words; empty for nothing beside the task's name.
-        load: How the load generator knows it.
     """
 
     way: Way[O, A]
@@ -296,12 +295,10 @@ class Task(Generic[O, A]):
 
     @property
     def name(self) -> str:
-        """As manifests call it."""
         return self.way.task or ""
 
     @property
     def paired(self) -> bool:
-        """Whether every input is a pair of texts."""
         return 1 not in self.texts
 
     @property
@@ -327,7 +324,6 @@ class Task(Generic[O, A]):
         )
 
     def options(self, facts: Facts) -> O:
-        """What the Open Inference Protocol asks of a model."""
         return self.way.options() if self.asked is None else self.asked(facts)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.records import Chunk, ChunkOptions, EncodedChunk, LateChunkOptions
+from serving.records import EncodedChunk
 from serving.tasks import embed
-from serving.tasks.base import Way, pairs_of
+from serving.tasks.base import TaskOptions, Way, pairs_of
+from serving.tasks.embed import EmbedOptions
 from serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
 if TYPE_CHECKING:
@@ -24,6 +26,38 @@ if TYPE_CHECKING:
 
     from serving.records import EncodedText, TextInput, Truncate
     from serving.tasks.base import Facts, Tokenizer, Work
+
+
+class Chunk(msgspec.Struct, frozen=True, eq=False):
+    """A part of a text and its vector, float32 [dimensions].
+
+    Attributes:
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    start: int
+    end: int
+    embedding: NDArray[np.float32]
+
+
+class ChunkOptions(TaskOptions[list[list[Chunk]]], frozen=True):
+    """The answer is, for each text, its chunks in their order; each ends with a word, if words are that short.
+
+    Attributes:
+        tokens: Of the largest chunk, special tokens and those of a prompt included; None for what the model takes.
+        overlap_tokens: Tokens, about, that neighbouring chunks share; half a chunk at most.
+        vectors: How vectors are answered.
+    """
+
+    tokens: int | None = None
+    overlap_tokens: int = 0
+    vectors: EmbedOptions = EmbedOptions()
+
+
+class LateChunkOptions(ChunkOptions, frozen=True):
+    """The same from one reading of the whole text: a chunk's vector is the mean of its tokens' vectors."""
+
 
 MOST_CHUNKS = 1000
 """Of all texts of a request."""

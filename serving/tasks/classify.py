@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 from serving.fields.owners import CLASSIFY
-from serving.records import ClassifyOptions, LabelScore
 from serving.tasks import replies, windows
-from serving.tasks.base import GraphOutput, Load, Output, Task, Way, check_top_k, floats, sigmoid, softmax
+from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Way, check_top_k, floats, sigmoid, softmax
+from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,31 @@ if TYPE_CHECKING:
 
     from serving.records import EncodedText, Row
     from serving.tasks.base import Facts, Work
+
+
+class LabelScore(msgspec.Struct, frozen=True):
+    """A class and how likely it is, or its raw score."""
+
+    label: str
+    score: float
+
+
+class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
+    """The answer is, for each input, its classes with the best first.
+
+    Attributes:
+        function: `none` leaves logits as they are. None means the model's own: `softmax`, or `sigmoid` where classes
+            are independent of one another or there is only one; `none` for a regression.
+        top_k: None keeps all classes.
+        windows: None cuts texts that are too long. Windows are scored each for itself.
+        ranked: The best first; otherwise in the order of the model's labels, of which two may have the same name.
+    """
+
+    function: Literal["softmax", "sigmoid", "none"] | None = None
+    top_k: int | None = None
+    windows: Windows | None = None
+    ranked: bool = True
+
 
 _FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "softmax": softmax,

@@ -6,20 +6,31 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest
 from serving.fields.owners import FEATURES
-from serving.records import EmbedOptions
 from serving.tasks import replies
-from serving.tasks.base import GraphOutput, Load, Output, Task, Vector, Way
+from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Vector, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from serving.records import Array, Row
     from serving.tasks.base import Facts
+
+
+class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
+    """The answer is float32 [inputs, dimensions].
+
+    Attributes:
+        normalize: Scale each vector to length 1; None means as the model does by itself.
+        dimensions: Keep only the first components, before normalising; None keeps all.
+    """
+
+    normalize: bool | None = None
+    dimensions: int | None = None
+
 
 _SMALLEST_NORM = 1e-12
 """A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.records import EmbedTokensOptions
 from serving.tasks import replies
-from serving.tasks.base import GraphOutput, Load, Output, Task, Vector, Way, padded
+from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Vector, Way, padded
 from serving.tasks.embed import VECTOR
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from numpy.typing import NDArray
-
     from serving.tasks.base import Work
+
+
+class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
+    """The answer is, for each input, float32 [tokens, hidden size], special tokens included, not normalised."""
 
 
 def _finish(work: Work[EmbedTokensOptions]) -> list[NDArray[np.float32]]:

@@ -10,16 +10,56 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.fields.owners import FILL_MASK, Owners
-from serving.records import EncodedText, FilledMask, FillMaskOptions
+from serving.records import EncodedText
 from serving.tasks import replies
-from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, Way, check_top_k, floats, texts_of
-from serving.tasks.messages import Options  # noqa: TC001  msgspec reads the annotations
+from serving.tasks.base import (
+    Asked,
+    GraphOutput,
+    Load,
+    Output,
+    Route,
+    Task,
+    TaskOptions,
+    Way,
+    check_top_k,
+    floats,
+    texts_of,
+)
+from serving.tasks.windows import Options  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.records import Row, TextInput, Truncate
     from serving.tasks.base import Facts, Tokenizer, Work
+
+
+class FilledMask(msgspec.Struct, frozen=True):
+    """A token for a mask.
+
+    Attributes:
+        score: Its probability over the whole vocabulary.
+        token: Its id.
+        token_str: Its text.
+        sequence: The input with the mask filled, as the tokenizer writes it.
+    """
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
+    """The answer is, for each text and each of its masks, the best `top_k` tokens.
+
+    Attributes:
+        targets: Only these words compete: tokens of the vocabulary, or what begins with one. None for all.
+    """
+
+    top_k: int = 5
+    targets: tuple[str, ...] | None = None
+
 
 MASK = "[MASK]"
 """How a request may write a mask, whatever the model's own token is."""
@@ -130,7 +170,6 @@ def _reply(message: FillMaskRequest, answer: list[list[list[FilledMask]]]) -> ob
 
 
 def _filled(facts: Facts) -> int:
-    """Words for each mask on the Open Inference Protocol."""
     return max(1, min(FillMaskOptions().top_k, facts.candidates))
 
 

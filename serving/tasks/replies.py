@@ -25,7 +25,6 @@ def finite(values: object, dimensions: int) -> NDArray[Any]:
 
 
 def number(score: object) -> int:
-    """Checks one number."""
     return finite(score, 0).ndim
 
 
@@ -43,7 +42,6 @@ def words(text: object) -> str:
 
 
 def scored(found: Any) -> int:  # noqa: ANN401  likewise
-    """Checks names, each with its score."""
     for name, _ in found:
         words(name)
     return len(finite([score for _, score in found], 1))

@@ -6,15 +6,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.records import EncodedText, RerankOptions
+from serving.records import EncodedText
 from serving.tasks import replies, windows
-from serving.tasks.base import GraphOutput, Load, Output, Task, Way, floats, pairs_of, sigmoid
+from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
+from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.records import Row, TextInput, Truncate
     from serving.tasks.base import Tokenizer
+
+
+class RerankOptions(TaskOptions[list[float]], frozen=True):
+    """The answer is one score for each pair of query and text.
+
+    Attributes:
+        raw_scores: The logit itself, or else its sigmoid; None means as the model does by itself.
+        windows: None cuts pairs that are too long; in windows, each repeats the query.
+    """
+
+    raw_scores: bool | None = None
+    windows: Windows | None = None
 
 
 def encode(

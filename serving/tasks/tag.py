@@ -7,17 +7,16 @@ continues. Words, groups and scores are those of Transformers' pipeline.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.fields.owners import TAG, Owners
-from serving.records import Aggregation, Entity, TaggedToken, TagOptions, Windows
 from serving.tasks import replies, windows
-from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, Way, each, texts_of
-from serving.tasks.messages import LongText, Options
+from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, TaskOptions, Way, each, texts_of
+from serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +28,65 @@ if TYPE_CHECKING:
 
     Probabilities = NDArray[np.float32]
     Indices = NDArray[np.intp]
+
+
+class Entity(msgspec.Struct, frozen=True):
+    """A part of a text that has a tag.
+
+    Attributes:
+        entity_group: The tag, without the prefix that says where an entity begins.
+        score: Mean probability of the tag over the entity's words.
+        word: The characters of the text.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class TaggedToken(msgspec.Struct, frozen=True):
+    """A token and its tag, prefix included.
+
+    Attributes:
+        entity: The tag.
+        score: Its probability.
+        index: The token's place, special tokens counted.
+        word: The token's name in the vocabulary; the characters of the text where it has none.
+        start: Its first character, counted in Unicode code points.
+        end: The character behind its last.
+    """
+
+    entity: str
+    score: float
+    index: int
+    word: str
+    start: int
+    end: int
+
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+"""What decides the tag of a word: its `first` token, as models are trained; the `average` of its tokens' probabilities;
+the token with the highest one (`max`). With `simple` each token has its own tag; with `none` tokens are not grouped."""
+
+
+class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
+    """The answer is, for each text, its entities in the order of the text, or its tokens where they are not grouped.
+
+    Attributes:
+        aggregation: How tokens become entities.
+        ignore_labels: Tags that are no entities.
+        windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
+        by_window: Find entities in each window instead; of those that overlap the longest is kept, as in Transformers.
+    """
+
+    aggregation: Aggregation = "first"
+    ignore_labels: tuple[str, ...] = ("O",)
+    windows: Windows | None = None
+    by_window: bool = False
 
 
 class Tokens(Protocol):

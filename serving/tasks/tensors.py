@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from serving.records import POSITIONS, Row, TensorOptions
-from serving.tasks.base import Way
+from serving.records import POSITIONS, Row
+from serving.tasks.base import TaskOptions, Way
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from serving.records import EncodedText
     from serving.tasks.base import Facts
+
+
+class TensorOptions(TaskOptions[Sequence[Row]], frozen=True):
+    """The answer is each input's row of every output of the model's graph, whatever its task."""
 
 
 def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Facts) -> list[Row]:

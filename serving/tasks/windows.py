@@ -1,16 +1,16 @@
-"""Texts that are too long, in overlapping windows: what windows of one text answer together."""
+"""Texts that are too long, in overlapping windows: how requests ask for them, and what they answer together."""
 
 from __future__ import annotations
 
 from array import array
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.records import AlignedText, EncodedText, Windows
+from serving.records import AlignedText, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,20 +21,93 @@ if TYPE_CHECKING:
     from serving.records import Array, Row, TextInput, TokenIds, Truncate
     from serving.tasks.base import Facts, Tokenizer
 
+
+def windows_of(
+    long: Long | None, tokens: int | None, overlap: int | None, scores: WindowScores | None
+) -> Windows | None:
+    """What a request asks for by its fields `long`, `window_tokens`, `window_overlap` and `window_scores`."""
+    fields = {"tokens": tokens, "overlap_tokens": overlap, "scores": scores}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if long == "window":
+        return msgspec.convert(given, Windows)
+    if given:
+        raise InvalidRequest("`window_tokens`, `window_overlap` and `window_scores` need `long` to be `window`")
+    return None
+
+
+class LongText(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with texts that are too long.
+
+    Attributes:
+        long: `window` reads them in overlapping windows and cuts nothing off.
+        window_tokens: Of a window; null means as many as the model takes.
+        window_overlap: Tokens that neighbouring windows share; null means 128, or a quarter of a window.
+    """
+
+    long: Long = "truncate"
+    window_tokens: int | None = None
+    window_overlap: int | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        return windows_of(self.long, self.window_tokens, self.window_overlap, None)
+
+
+class LongScored(LongText, frozen=True, kw_only=True):
+    """The same of texts that have scores; `window_scores` says which is the text's: the highest (null), or the mean."""
+
+    window_scores: WindowScores | None = None
+
+    @property
+    def windows(self) -> Windows | None:
+        return windows_of(self.long, self.window_tokens, self.window_overlap, self.window_scores)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How Hugging Face's own servers should handle a request; not used here."""
+
+    use_cache: bool | None = None
+    use_gpu: bool | None = None
+    wait_for_model: bool | None = None
+
+
+Long = Literal["truncate", "window"]
+"""What to do with a text that is too long: cut it (or refuse it, as `truncate` says), or read it in windows."""
+
+
+WindowScores = Literal["max", "mean"]
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """That a text which is too long is read in overlapping windows, not cut.
+
+    Attributes:
+        tokens: Of a window, special tokens and what each window repeats included; None for what the model takes.
+        overlap_tokens: Tokens that neighbouring windows share; None for 128, or a quarter of a window if that is less.
+        scores: Which of the windows' scores is the text's: the highest, or their mean.
+        most: Windows of a text; what goes beyond them is cut off. None for as many as it needs.
+    """
+
+    tokens: int | None = None
+    overlap_tokens: int | None = None
+    scores: WindowScores = "max"
+    most: int | None = None
+
+
 USUAL_OVERLAP = 128
 LEAST_WINDOW = 16
 
 
-class Options(Protocol):
+class WindowOptions(Protocol):
     @property
     def windows(self) -> Windows | None: ...
 
 
-def asked(options: Options) -> bool:
+def asked(options: WindowOptions) -> bool:
     return options.windows is not None
 
 
-def check(options: Options, manifest: Facts) -> None:
+def check(options: WindowOptions, manifest: Facts) -> None:
     windows = options.windows
     if windows is None:
         return
@@ -51,7 +124,7 @@ def check(options: Options, manifest: Facts) -> None:
 
 
 def sizes_bytes(
-    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: WindowOptions, *, truncate: Truncate
 ) -> list[int]:
     if options.windows is None:
         return tokenizer.sizes_bytes(inputs, truncate=truncate)
@@ -59,7 +132,7 @@ def sizes_bytes(
 
 
 def encode(
-    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: Options, *, truncate: Truncate
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: WindowOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
     windows = options.windows
     if windows is None:
@@ -71,7 +144,7 @@ def encode(
     )
 
 
-def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: Options) -> NDArray[np.float64]:
+def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: WindowOptions) -> NDArray[np.float64]:
     """The scores of each input, [inputs, ...], from those of each of the `texts`, which may be windows of inputs."""
     windows = options.windows
     if windows is None:

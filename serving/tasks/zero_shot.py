@@ -12,14 +12,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
-from serving.records import LabelScore, ZeroShotOptions
-from serving.tasks.base import Way, softmax, texts_of
+from serving.tasks.base import TaskOptions, Way, softmax, texts_of
+from serving.tasks.classify import LabelScore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.records import Row, TextInput
     from serving.tasks.base import Facts, Work
+
+
+class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
+    """The answer is, for each text, the request's own labels with the likeliest first, by a model of inference.
+
+    Attributes:
+        template: A sentence with `{}` where a label goes; the model says whether the text entails it.
+        multi_label: Labels are independent of one another; otherwise their scores add up to 1.
+    """
+
+    labels: tuple[str, ...]
+    template: str = "This example is {}."
+    multi_label: bool = False
+
 
 _FIELD = "{}"
 

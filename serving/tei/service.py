@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
 from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
 from serving.inference.pipeline import check_not_empty
 from serving.oip.service import SERVER_VERSION
-from serving.records import EngineChoice  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serving.inference.pipeline import Pipeline
+    from serving.inference.requests import InputType, Token
     from serving.inference.served_models import Repository, ServedModel
-    from serving.records import A, InferRequest, InputType, Outcome, TextInput, Token
+    from serving.records import TextInput
     from serving.settings import Settings
 
 R = TypeVar("R")
@@ -74,19 +75,12 @@ class Info(msgspec.Struct):
 
 
 class TeiService:
-    """TEI's API beside the pipeline itself.
-
-    Attributes:
-        settings: Limits and defaults.
-    """
+    """TEI's API beside the pipeline itself."""
 
     def __init__(self, pipeline: Pipeline, repository: Repository, settings: Settings) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._repository = repository
         self.settings = settings
-
-    async def infer(self, request: InferRequest[A]) -> Outcome[A]:
-        return await self._pipeline.infer(request)
 
     def model(self, name: str | None) -> ServedModel:
         """The model named; else the only one, else the only or default one of the first task that has such.
@@ -104,7 +98,6 @@ class TeiService:
         return repository.find(None)
 
     def info(self, name: str | None) -> Info:
-        """A model and the server's limits."""
         model, settings = self.model(name), self.settings
         manifest = model.manifest
         labels = manifest.labels or ("score",)
@@ -153,7 +146,7 @@ class TeiService:
         inputs = found.prompted(texts, prompt_name, input_type)
         prompted = [text for text in inputs if isinstance(text, str)]
         size = sum(found.tokenizer.sizes_bytes(prompted))
-        return await self._pipeline.read(
+        return await self.pipeline.read(
             found, size, lambda tokenizer: write([tokenizer.tokens(text, special=special) for text in prompted])
         )
 
@@ -167,7 +160,7 @@ class TeiService:
         for row in rows:
             found.tokenizer.check_readable(row)
         size = BYTES_PER_ID * sum(map(len, rows))
-        return await self._pipeline.read(
+        return await self.pipeline.read(
             found, size, lambda tokenizer: write([tokenizer.decode(row, bare=bare) for row in rows])
         )
 

@@ -52,8 +52,6 @@ Samples = dict[tuple[str, ...], float]
 
 
 class GpuWatch:
-    """The last report of each GPU."""
-
     def __init__(
         self,
         nvml: Any,  # noqa: ANN401  a module without types

@@ -22,9 +22,10 @@ from prometheus_client.utils import floatToGoString
 
 from serving.engine.kinds import ENGINES
 from serving.errors import InvalidRequest, reasons
+from serving.inference.requests import Totals
 from serving.lifecycle import State
 from serving.models.statistics import BatchStatistics, Duration
-from serving.records import BULK, Totals
+from serving.records import BULK
 from serving.telemetry import catalogue, triton
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
+    from serving.inference.requests import Outcome
     from serving.inference.served_models import Repository, ServedModel
     from serving.models.statistics import ModelStatistics
-    from serving.records import ModelIndex, Outcome
+    from serving.records import ModelIndex
     from serving.scheduling.batcher import Assignment
     from serving.telemetry.catalogue import Metric
 
@@ -274,7 +276,6 @@ class Metrics:
         self._state = current
 
     def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
-        """Exports the result of `read` at each scrape; see `Reading`."""
         Reading(metric, self.registry, read)
 
     def follow(self, dispatcher: Dispatcher) -> None:

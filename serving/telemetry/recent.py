@@ -48,7 +48,6 @@ class Recent:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Ends a step."""
         last, now, counts = self._steps[-1], self._clock(), self._metrics.counts()
         seconds = max(now - last.at, 1e-9)
         p99_ms = self._latency(last.counts, counts)["latency"][_REQUEST]["p99_ms"]
@@ -81,7 +80,6 @@ class Recent:
         }
 
     def totals(self) -> dict[str, Any]:
-        """Everything since the server started."""
         counts = self._metrics.counts()
         return {
             "seconds": round(self._clock() - self._started, 1),

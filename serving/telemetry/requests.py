@@ -9,8 +9,8 @@ from serving.errors import BertserveError, EngineFault
 from serving.logs import fields
 
 if TYPE_CHECKING:
+    from serving.inference.requests import RequestTrace
     from serving.logs import RateLimit
-    from serving.records import RequestTrace
     from serving.telemetry.metrics import Metrics
 
 log = logging.getLogger("bertserve.requests")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Tracer
 
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
     from serving.telemetry.requests import SpanCounts
 
 log = logging.getLogger("bertserve.traces")
@@ -58,8 +58,6 @@ Attribute = str | int | float
 
 
 class SpanSender:
-    """Makes the spans of requests and sends them."""
-
     def __init__(
         self, endpoint: str, version: str, share: float, counts: SpanCounts, most_spans: int = MOST_SPANS
     ) -> None:

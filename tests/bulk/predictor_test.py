@@ -9,7 +9,7 @@ import torch
 
 from serving.bulk.errors import BatchError
 from serving.bulk.predictor import BatchPredictor, Model, Predictor
-from serving.records import EmbedOptions
+from serving.tasks.embed import EmbedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from msgspec.structs import fields
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.fields import owners
-from serving.http.apis import cohere_messages, huggingface_messages, openai_messages, tei_messages
+from serving.http.apis import cohere_messages, huggingface, openai_messages, tei_messages
 from tests.support.batches import client_of, ended, request_line, results_of, started, to_file
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, get, http_call, metadata, post_json
 from tests.support.server import FAKE, Server
@@ -329,8 +329,9 @@ def test_unknown_fields_can_be_refused(models: Path, tmp_path: Path) -> None:
 
 def test_what_is_read_of_the_owners_fields_is_read() -> None:
     """The table of their fields agrees with the messages: what it calls read is read, and the rest is not."""
-    messages = [openai_messages, cohere_messages, tei_messages, huggingface_messages]
-    kinds = {kind for module in messages for kind in vars(module).values() if hasattr(kind, "owners")}
+    messages = [openai_messages, cohere_messages, tei_messages, huggingface]
+    members = [member for module in messages for member in vars(module).values()]
+    kinds = {kind for kind in members if isinstance(kind, type) and hasattr(kind, "owners")}
     assert len(kinds) > 12
     for kind in kinds:
         known = {field.encode_name for field in fields(kind)}

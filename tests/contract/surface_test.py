@@ -27,8 +27,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 import bertserve
 from serving.errors import BertserveError
-from serving.grpc.services.orca import OrcaService
-from serving.grpc.services.reflection import ReflectionService
+from serving.grpc.services.standard import OrcaService, ReflectionService
 from serving.http.app import PROTOCOLS
 from serving.http.faults import error_body, status_of
 from serving.http.openapi import docs_router

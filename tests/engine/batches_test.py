@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import MOST_LANES, LaneKind, lanes_for
+from serving.engine.base import MOST_LANES, Batch, BatchOutput, LaneKind, lanes_for
 from serving.engine.batches import OneByOne, Padder, finite_rows
 from serving.errors import EngineFault
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 FIRST = ModelIndex(0)
 SPEC = model_spec(special_ids={"pad": 7})

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from serving import host
-from serving.engine.base import Load
+from serving.engine.base import Batch, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.worker import prepare
+from serving.engine.specs import KernelFiles
 from serving.errors import EngineFault
 from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, KernelFiles, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint
 from tests.support.clients import get, post_json
 from tests.support.server import START_LIMIT_S, Server
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import Array, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 best = pytest.importorskip("serving.engine.cpu.best", reason="the extra `openvino` is not installed")
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from serving.engine.base import Batch
 from serving.errors import BundleError, EngineFault
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
 

@@ -12,8 +12,8 @@ from serving.engine.base import Load
 from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
+from serving.engine.specs import KernelFiles, PartFile
 from serving.errors import EngineFailed
-from serving.records import KernelFiles, PartFile
 from serving.scheduling.cost import CostPoint
 from tests.support.specs import model_spec
 

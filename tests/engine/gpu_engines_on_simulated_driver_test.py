@@ -13,15 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import DeviceLost, LaneKind, Load
+from serving.engine.base import Batch, DeviceLost, LaneKind, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.gpu.model import SIZES, lengths_for
 from serving.engine.process.worker import prepare
+from serving.engine.specs import KernelFiles
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, KernelFiles, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.gpus import without_gpu, without_graphs
 from tests.support.simulated_gpus import ENGINES, LARGEST_BATCH_TOKENS, Bench, as_plan
 from tests.support.tasks import MAX_LENGTH, TASKS, tiny_model, write_bundle
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.base import Backend
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 MODEL = ModelIndex(0)
 MASK_ID = 4

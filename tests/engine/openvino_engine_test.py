@@ -13,13 +13,13 @@ import onnx
 import pytest
 
 from serving import host
-from serving.engine.base import LaneKind, Load
+from serving.engine.base import Batch, LaneKind, Load
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError, EngineFault
 from serving.inference.served_models import Repository
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import model_at
 from tests.support.models import cache_key, kept
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.engine.cpu.openvino import OpenVinoBackend
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
 

@@ -10,12 +10,12 @@ import onnx
 import pytest
 
 from serving import host
-from serving.engine.base import LaneKind
+from serving.engine.base import Batch, LaneKind
 from serving.engine.cpu import ort
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.errors import EngineFault
 from serving.inference.served_models import Repository
-from serving.records import Batch, ModelIndex
+from serving.records import ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import model_at
 from tests.support.poison import tiny_model

@@ -13,14 +13,14 @@ from serving.engine.parts import chain
 from serving.engine.parts.chain import Interface
 from serving.engine.parts.exchange import Arena, Step, pair, receive, send
 from serving.engine.parts.processes import shares
+from serving.engine.specs import PartFile
 from serving.errors import BundleError
-from serving.records import PartFile
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 
 def in_parts(count: int) -> ModelSpec:

@@ -20,18 +20,19 @@ import pytest
 from export.cli.export import main as export
 from export.graph import task_model
 from export.split import flow, layers
-from serving.engine.base import DeviceLost, LaneKind
+from serving.engine.base import Batch, DeviceLost, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.ort_cuda import OrtCudaBackend
 from serving.engine.gpu.tensorrt import TensorRtBackend
 from serving.engine.parts import chain, devices, processes
 from serving.engine.parts.exchange import pair, send
 from serving.engine.parts.processes import Order, Place
+from serving.engine.specs import PartFile
 from serving.errors import BundleError, EngineFault
 from serving.models.bundle import open_bundle, part_entry
 from serving.models.manifest import MANIFEST
 from serving.models.verified_dir import digest
-from serving.records import Batch, EncodedText, ModelIndex, PartFile
+from serving.records import EncodedText, ModelIndex
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.exports import fused, opened
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.base import Backend
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 T4 = {"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}
 WHOLE, SPLIT = ModelIndex(0), ModelIndex(1)

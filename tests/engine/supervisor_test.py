@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import LaneKind, Load
+from serving.engine.base import BatchOutput, LaneKind, Load
 from serving.engine.process import supervisor as supervisor_module
 from serving.engine.process.remote_engine import RemoteEngine, starved_s
 from serving.engine.process.supervisor import Supervisor
 from serving.engine.process.wire import pack_result
+from serving.engine.specs import KernelFiles
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
-from serving.records import BatchOutput, KernelFiles
 from tests.support.engine_processes import (
     BATCHED,
     EXIT,

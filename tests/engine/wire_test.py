@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.engine.base import Batch, BatchOutput
 from serving.engine.process.wire import (
     FRAME_LIMIT_BYTES,
     HEADER,
@@ -26,7 +27,7 @@ from serving.engine.process.wire import (
     unpack_result,
     unpack_run,
 )
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from serving.rollout.engine_process import STARTED
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.process.wire import Ready
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:

@@ -17,8 +17,8 @@ from export.checkpoint.families import FAMILIES
 from export.checkpoint.families.family import FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.graph import task_model
-from serving.records import ClassifyOptions
 from serving.tasks import classify
+from serving.tasks.classify import ClassifyOptions
 from tests.support.checkpoints import edit_json, edit_weights, write_task_checkpoint
 from tests.support.exports import answers_together, fused, opened
 from tests.support.references import check_answers, encoded

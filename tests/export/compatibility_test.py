@@ -30,7 +30,7 @@ from tests.support.specs import model_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Batch, BatchOutput
+    from serving.engine.base import Batch, BatchOutput
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = ("heads", "settings", "files", "speed", "agreement", "models")

@@ -14,11 +14,12 @@ from tokenizers import Tokenizer
 from export.cli.export import default_forms, main
 from export.report import terminal
 from serving import host
-from serving.engine.base import InlineEngine
+from serving.engine.base import Batch, BatchOutput, InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
+from serving.engine.specs import ModelSpec
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import Quantisation
-from serving.records import Batch, BatchOutput, ModelIndex, ModelSpec
+from serving.records import ModelIndex
 from serving.rollout.engine_choice import Chooser
 from serving.settings import Settings
 from tests.support.checkpoints import SPECIAL, edit_weights, write_checkpoint, write_task_checkpoint

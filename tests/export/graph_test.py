@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from export.errors import ExportError
 from export.graph import draft, optimize, task_model
 from export.precision import int8, quantize
+from serving.engine.specs import DATA_SUFFIX
 from serving.models.artifact_scan import check_model_file
-from serving.records import DATA_SUFFIX
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import fused, ignore, opened
 from tests.support.specs import model_spec

@@ -12,7 +12,8 @@ import pytest
 from export.charts.distributions import distances, scatter
 from export.proof.parity import Comparison, Reference
 from export.report import latency, markup, page, terminal
-from serving.engine.base import InlineEngine, LaneKind
+from serving.engine.base import Batch, BatchOutput, InlineEngine, LaneKind
+from serving.engine.specs import EngineBuild, ShapeProfile
 from serving.host import processor
 from serving.models.bundle import Bundle
 from serving.models.manifest import (
@@ -26,7 +27,7 @@ from serving.models.manifest import (
     ReferenceLibrary,
     Source,
 )
-from serving.records import Batch, BatchOutput, EncodedText, EngineBuild, ShapeProfile
+from serving.records import EncodedText
 from serving.tasks import TASKS
 from tests.support.browser import fits_a_phone
 

@@ -20,9 +20,11 @@ from export.checkpoint import pooling
 from export.engines import tensorrt
 from export.graph import optimize, task_model
 from export.precision import emulation, half, int8, openvino, quantize
+from serving.engine.base import Batch
 from serving.engine.batches import Padder
-from serving.records import Batch, EmbedOptions, ModelIndex
+from serving.records import ModelIndex
 from serving.tasks import embed
+from serving.tasks.embed import EmbedOptions
 from tests.support.checkpoints import edit_json, use_fast_tokenizer, write_checkpoint, write_json, write_modules
 from tests.support.expected import cosines
 from tests.support.exports import answers_together, fused, ignore, opened

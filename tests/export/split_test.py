@@ -18,10 +18,10 @@ from export.cli.export import main as export
 from export.errors import ExportError
 from export.graph import draft
 from export.split import layers, ranks
+from serving.engine.specs import PARTIAL
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
 from serving.models.manifest import REPORT
-from serving.records import PARTIAL
 from tests.support.checkpoints import write_task_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.exports import fused, opened

@@ -24,10 +24,10 @@ from export.graph import task_model
 from export.precision import half
 from export.progress import quiet
 from serving.engine.gpu import tensorrt_library
+from serving.engine.specs import ShapeProfile
 from serving.models.bundle import open_bundle
 from serving.models.node_cache import CacheWriter, open_entry
 from serving.models.verified_dir import digest
-from serving.records import ShapeProfile
 from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
 from tests.support.exports import ignore, opened
 from tests.support.gpus import without_gpu

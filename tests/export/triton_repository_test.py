@@ -22,9 +22,9 @@ from tritonclient.grpc import model_config_pb2 as triton_pb
 from export.errors import ExportError
 from export.triton import repository as triton_repository
 from serving import host
+from serving.engine.specs import EngineBuild, ShapeProfile
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.verified_dir import digest
-from serving.records import EngineBuild, ShapeProfile
 from serving.tasks import TASKS
 from tests.support.clients import Grpc, Refused, V2Json
 from tests.support.expected import cosines, token_ids, words

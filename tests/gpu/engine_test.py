@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from serving.engine.base import Batch
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda import Buffer
 from serving.inference.served_models import Repository
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.expected import cosines
 from tests.support.gpu_kernel import kernel
 from tests.support.gpus import without_graphs

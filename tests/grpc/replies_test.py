@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from serving.errors import BertserveError
     from serving.grpc.calls import Call
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
 
 SETTINGS = Settings.load(["--models", "models"], {})
 NAMES = {number: name for name, number in STATUS.items()}

@@ -27,28 +27,20 @@ from serving.http import openapi
 from serving.http.app import App
 from serving.http.faults import TeiError, error_type
 from serving.http.routes import ApiRoute, HotRoute
+from serving.inference.requests import Outcome, Timings, Totals
 from serving.inference.served_models import Repository
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.oip.service import V2Service
-from serving.records import (
-    AnswerOptions,
-    AnswerSpan,
-    ClassifyOptions,
-    EmbedOptions,
-    EmbedTokensOptions,
-    Entity,
-    FilledMask,
-    FillMaskOptions,
-    LabelScore,
-    Outcome,
-    RerankOptions,
-    TagOptions,
-    Timings,
-    Totals,
-)
 from serving.security.keys import ApiKeys
 from serving.settings import Settings
+from serving.tasks.answer import AnswerOptions, AnswerSpan
+from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
+from serving.tasks.fill_mask import FilledMask, FillMaskOptions
+from serving.tasks.rerank import RerankOptions
+from serving.tasks.tag import Entity, TagOptions
 from serving.tei.service import TeiService
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
@@ -59,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from serving.inference.requests import InferRequest, RequestTrace
     from serving.models.statistics import BatchStatistics
-    from serving.records import InferRequest, RequestTrace
 
 OURS, OTHER = "https://app.example", "https://other.example"
 JSON = {"Content-Type": "application/json", "X-Request-Id": "r-1"}

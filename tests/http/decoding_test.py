@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest
 from serving.fields.rule import near_names
 from serving.http.apis.cohere_messages import RankingRequest
-from serving.http.apis.huggingface_messages import ClassifyRequest, TextPair
+from serving.http.apis.huggingface import ClassifyRequest, TextPair
 from serving.http.apis.oip_messages import InferMessage
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.apis.tei import text_inputs

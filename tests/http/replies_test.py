@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.records import RequestTrace
+    from serving.inference.requests import RequestTrace
 
 PAGE = "https://app.example"
 router = Router("Test")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest, SlowRequest, UnsupportedMediaType
-from serving.http.apis.openai_lines import EmbeddingLine
+from serving.http.apis.openai import EmbeddingLine
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.http.forms import FileForm
-from serving.records import Outcome, Timings
+from serving.inference.requests import Outcome, Timings
 from tests.support.virtual_time import asynchronous
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ async def test_what_was_answered_is_not_computed_again() -> None:
     assert again.cached
     assert both.bench.engine.seen == [1, 2, 3]
     assert both.cache.texts == {"hit": 4, "shared": 0, "miss": 3}
-    assert both.cache.find(BATCHED, [text(1), text(4)]) is None
+    assert both.cache.recall(BATCHED, [text(1), text(4)]) is None
     both.bench.assert_nothing_is_left()
 
 
@@ -102,9 +102,9 @@ async def test_other_models_and_segments_have_answers_of_their_own() -> None:
     both = Cached()
     plain = text(1, 2)
     await both.answered(plain)
-    assert both.cache.find(TEXT_BY_TEXT, [plain]) is None
-    assert both.cache.find(BATCHED, [EncodedText(plain.ids, text(0, 1).ids)]) is None
-    assert both.cache.find(BATCHED, [text(1), text(2)]) is None
+    assert both.cache.recall(TEXT_BY_TEXT, [plain]) is None
+    assert both.cache.recall(BATCHED, [EncodedText(plain.ids, text(0, 1).ids)]) is None
+    assert both.cache.recall(BATCHED, [text(1), text(2)]) is None
 
 
 @virtually
@@ -197,7 +197,7 @@ async def test_an_error_is_not_an_answer(bad: int, error: type[Exception]) -> No
         with pytest.raises(error):
             task.result()
     assert numbers(tasks[2].result()) == right(text(1))
-    assert both.cache.find(BATCHED, [text(bad)]) is None
+    assert both.cache.recall(BATCHED, [text(bad)]) is None
     both.bench.assert_nothing_is_left()
 
 
@@ -211,11 +211,11 @@ async def test_nothing_survives_another_version_or_engine() -> None:
     new = await both.ask(text(2))
     both.bench.engine.finish()
     assert numbers(await old) == right(text(2))
-    assert both.cache.find(BATCHED, [text(1)]) is None
-    assert both.cache.find(BATCHED, [text(2)]) is None
+    assert both.cache.recall(BATCHED, [text(1)]) is None
+    assert both.cache.recall(BATCHED, [text(2)]) is None
     both.bench.engine.finish_all()
     assert numbers(await new) == right(text(2))
-    assert both.cache.find(BATCHED, [text(2)]) is not None
+    assert both.cache.recall(BATCHED, [text(2)]) is not None
 
 
 @virtually
@@ -250,7 +250,7 @@ async def test_answers_for_each_token_are_kept_without_padding(
     await cache.run(
         Instant(row), permit, [text(1, 2, 3)], TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
     )
-    found = cache.find(BATCHED, [text(1, 2, 3)])
+    found = cache.recall(BATCHED, [text(1, 2, 3)])
     assert found is not None
     assert [part.shape for part in found.rows[0]] == shapes
     for kept, whole in zip(found.rows[0], row, strict=True):
@@ -267,7 +267,7 @@ def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
 
     async def add(permit: Permit, texts: Sequence[EncodedText]) -> None:
         for one in texts:
-            if cache.find(BATCHED, [one]) is None:
+            if cache.recall(BATCHED, [one]) is None:
                 await cache.run(dispatcher, permit, [one], OUTPUTS)
 
     async def run() -> int:
@@ -282,7 +282,7 @@ def test_memory_is_bounded_however_many_texts_come(count: int) -> None:
     grown = asyncio.run(run())
     assert cache.used_bytes <= most
     assert grown < most
-    kept = sum(cache.find(BATCHED, [one]) is not None for one in often)
+    kept = sum(cache.recall(BATCHED, [one]) is not None for one in often)
     assert kept > len(often) // 2
 
 

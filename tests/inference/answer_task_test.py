@@ -15,14 +15,16 @@ from tokenizers import Tokenizer
 
 from serving.errors import InvalidRequest
 from serving.inference.tokenizer import CONTEXT_LIMIT_BYTES, TextTokenizer
-from serving.records import AlignedText, AnswerOptions
+from serving.records import AlignedText
 from serving.tasks import answer
+from serving.tasks.answer import AnswerOptions
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import AnswerSpan, Row
+    from serving.records import Row
+    from serving.tasks.answer import AnswerSpan
 
 NULL = 1.0
 """Both logits of the first token, where a test does not say."""

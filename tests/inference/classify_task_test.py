@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.records import ClassifyOptions, RerankOptions
 from serving.tasks import classify, rerank
+from serving.tasks.classify import ClassifyOptions
+from serving.tasks.rerank import RerankOptions
 
 LABELS = ("calm", "glad", "sad")
 logits = st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=3)

@@ -12,9 +12,11 @@ from hypothesis.extra import numpy as arrays
 
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import open_bundle
-from serving.records import ChunkOptions, EmbedOptions, EncodedChunk
+from serving.records import EncodedChunk
 from serving.tasks import chunks, embed
 from serving.tasks.base import Work
+from serving.tasks.chunks import ChunkOptions
+from serving.tasks.embed import EmbedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from serving.errors import InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
-from serving.records import FillMaskOptions
 from serving.tasks import fill_mask
+from serving.tasks.fill_mask import FillMaskOptions
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
-    from serving.records import FilledMask
+    from serving.tasks.fill_mask import FilledMask
 
 IDS = vocabulary()
 LENGTH = 12

@@ -12,9 +12,11 @@ import pytest
 from serving.errors import DeadlineExceeded
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
-from serving.records import EmbedOptions, InferRequest, ModelIndex
+from serving.inference.requests import InferRequest
+from serving.records import ModelIndex
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import Policy
+from serving.tasks.embed import EmbedOptions
 from tests.support.costs import constant, model_costs
 from tests.support.virtual_time import now
 
@@ -65,7 +67,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         )
 
         def ask(timeout_ms: float) -> asyncio.Task[Any]:
-            request = InferRequest([LONG], EmbedOptions(), now(), "id", 8, timeout_ms=timeout_ms)
+            request = InferRequest([LONG], EmbedOptions(), 8, timeout_ms=timeout_ms, arrival=now())
             return asyncio.create_task(pipeline.infer(request))
 
         first = ask(60_000.0)

@@ -16,8 +16,9 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_t
 
 from serving.errors import InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
-from serving.records import Entity, TagOptions, Windows
 from serving.tasks import tag
+from serving.tasks.tag import Entity, TagOptions
+from serving.tasks.windows import Windows
 from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from serving import host
+from serving.engine.specs import EngineChoice
 from serving.inference.served_models import Repository, ServedModel
 from serving.models.cost_cache import CostCache
-from serving.records import EngineChoice
 from serving.scheduling.cost import CostPoint
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from serving.engine.cpu import openvino
+from serving.engine.specs import KernelFiles
 from serving.inference.served_models import Repository
 from serving.models.kernel_cache import KernelCache
 from serving.models.node_cache import open_entry
 from serving.models.verified_dir import digest
-from serving.records import KernelFiles
 from tests.support.no_room import no_room
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for

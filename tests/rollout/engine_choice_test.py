@@ -14,10 +14,10 @@ import pytest
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Library, Machine
 from serving.engine.kinds import ENGINES, kind
+from serving.engine.specs import Gpu
 from serving.errors import StartupError
 from serving.inference.served_models import Repository
 from serving.models.manifest import ENGINE_GRAPHS
-from serving.records import Gpu
 from serving.rollout.engine_choice import Chooser
 from serving.rollout.model_export import home_of
 from serving.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from serving.engine.base import Load
+from serving.engine.specs import Gpu, ModelSpec, PartFile
 from serving.errors import EngineFailed
-from serving.records import Gpu, ModelSpec, PartFile
 from serving.rollout.engine_load import LoadBuilder
 from serving.settings import Settings
 

@@ -14,9 +14,11 @@ from serving import errors
 from serving.engine.kinds import ENGINES
 from serving.errors import BertserveError, InvalidRequest
 from serving.http.exchange import outcome_head
+from serving.inference.requests import Outcome, Timings
 from serving.lifecycle import Lifecycle, State
-from serving.records import EmbedOptions, Outcome, RerankOptions, Timings
 from serving.tasks import embed, rerank
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.rerank import RerankOptions
 
 S = State
 ALLOWED = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.engine.base import LaneKind
+from serving.engine.base import Batch, BatchOutput, LaneKind
 from serving.errors import EngineFault, EngineLost
 from serving.inference.dispatcher import Dispatcher
-from serving.records import DEFAULT_PRIORITY, Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
 from tests.support.costs import constant, model_costs

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from serving.engine.base import Load
+from serving.engine.base import Batch, BatchOutput, Load
 from serving.engine.fake import fake_vector
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:

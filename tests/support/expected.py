@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer
 
+from serving.engine.base import Batch
 from serving.engine.fake import fake_vector
-from serving.records import Batch, EncodedText
+from serving.records import EncodedText
 from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME
 
 if TYPE_CHECKING:

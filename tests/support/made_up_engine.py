@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from onnx.reference import ReferenceEvaluator
 
-    from serving.engine.base import Backend, Load
-    from serving.records import Array, Batch, ModelSpec
+    from serving.engine.base import Backend, Batch, Load
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 
 class Reference(EngineKind):

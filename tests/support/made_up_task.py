@@ -18,9 +18,9 @@ from export.tasks.libraries.answers import Form, score
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers
 from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import MASK, TaskOptions
+from serving.records import MASK
 from serving.tasks import add, replies
-from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, Way, floats
+from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, TaskOptions, Way, floats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

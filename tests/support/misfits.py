@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 
 def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE, **changes: object) -> ModelSpec:

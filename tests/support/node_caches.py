@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serving import host
+from serving.engine.specs import EngineBuild, ShapeProfile
 from serving.models import node_cache
 from serving.models.manifest import Artifact, Invariance, Parity
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
-from serving.records import EngineBuild, ShapeProfile
 from tests.support.poison import ENGINE, ENGINE_BYTES
 
 if TYPE_CHECKING:

@@ -149,7 +149,7 @@ OUTSIDERS = {
         # What a client can see: routes, messages, errors, limits and the answers' form.
         paths=(
             "serving/errors.py serving/records.py serving/settings.py serving/security serving/grpc"
-            " serving/http serving/inference serving/net serving/oip serving/tei tests/contract/clients"
+            " serving/http serving/inference serving/net serving/oip serving/tasks serving/tei tests/contract/clients"
         ),
         beside=_SERVER,
     ),
@@ -228,7 +228,7 @@ OUTSIDERS = {
             " tests/fault/hostile_checkpoint_test.py"
         ),
         # What makes a bundle of a checkpoint, and what computes its answers; models of servers' tests are exports, too.
-        paths="export serving/engine/cpu serving/inference serving/models serving/records.py",
+        paths="export serving/engine/cpu serving/engine/specs.py serving/inference serving/models serving/records.py",
         runs="export.cli.export export.cli.verify serving.cli",
         beside="bertserve.py serving",
     ),

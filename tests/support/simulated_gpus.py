@@ -16,9 +16,9 @@ from onnx import numpy_helper
 from serving.engine.gpu import ort_cuda, tensorrt, tensorrt_library
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.cuda_driver import Driver
+from serving.engine.specs import EngineBuild, ShapeProfile
 from serving.models.bundle import BundleWriter, file_entry, open_bundle
 from serving.models.verified_dir import digest
-from serving.records import EngineBuild, ShapeProfile
 from tests.support.models import ROOT
 from tests.support.simulated import simulated_ort, simulated_trt
 from tests.support.simulated.cuda.bindings import driver as simulated_driver
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pytest
 
     from serving.engine.base import Backend
-    from serving.records import KernelFiles, ModelSpec
+    from serving.engine.specs import KernelFiles, ModelSpec
     from tests.support.simulated.cuda.bindings.driver import Machine
 
 SIMULATED = ROOT / "tests" / "support" / "simulated"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.records import ModelSpec
+from serving.engine.specs import ModelSpec
 from serving.tasks import TASKS
 
 

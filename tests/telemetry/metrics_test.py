@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.errors import BertserveError, Overloaded
 from serving.inference.dispatcher import Dispatcher
+from serving.inference.requests import Outcome, Timings
 from serving.lifecycle import State
-from serving.records import EncodedText, ModelIndex, Outcome, Timings
+from serving.records import EncodedText, ModelIndex
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import Assignment, Policy
 from serving.scheduling.queue import WorkItem
@@ -44,8 +45,8 @@ def assignment(texts: int, *, padding: int = 0, predicted_us: float = 100.0) -> 
 
 
 def two_answers(metrics: Metrics) -> None:
-    metrics.answered(outcome(3, truncated=5), "grpc")
-    metrics.answered(outcome(1), "grpc")
+    metrics.count_outcome(outcome(3, truncated=5), "grpc")
+    metrics.count_outcome(outcome(1), "grpc")
 
 
 def three_batches(metrics: Metrics) -> None:
@@ -116,7 +117,7 @@ def test_the_times_of_batches_are_remembered() -> None:
 def test_buckets_are_narrow_near_two_milliseconds() -> None:
     """A quantile near the target is known within half a millisecond."""
     metrics = Metrics()
-    metrics.answered(outcome(1), "http")
+    metrics.count_outcome(outcome(1), "http")
     bounds = [
         float(name.partition("le=")[2].partition("}")[0])
         for name in samples(metrics)
@@ -198,7 +199,7 @@ async def test_a_restart_of_the_engine_is_no_load() -> None:
 def test_every_metric_has_the_servers_prefix() -> None:
     """One look at a dashboard's list shows what is ours; processes have the names that every exporter gives them."""
     metrics = Metrics()
-    metrics.answered(outcome(1), "http")
+    metrics.count_outcome(outcome(1), "http")
     assert all(name.startswith(("bertserve_", "process_")) for name in samples(metrics))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.records import Outcome, Timings
+from serving.inference.requests import Outcome, Timings
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 
@@ -38,7 +38,9 @@ def recent(metrics: Metrics, clock: Clock) -> Recent:
 def answered(metrics: Metrics, count: int, total_ms: float, texts: int = 1) -> None:
     timings = Timings(tokenize_us=50.0, queue_us=0.0, compute_us=total_ms * 500, total_us=total_ms * 1e3)
     for _ in range(count):
-        metrics.answered(Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0), "http")
+        metrics.count_outcome(
+            Outcome(np.zeros((texts, 2)), "m", "1", timings, tokens=8 * texts, truncated_tokens=0), "http"
+        )
 
 
 def test_before_the_first_request_there_are_no_latencies(recent: Recent) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-from serving.records import RequestTrace
+from serving.inference.requests import RequestTrace
 from serving.telemetry.requests import SpanCounts
 from serving.telemetry.tracing import SpanSender, make_spans
 from tests.support.collector import Collector

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import TaskOptions
+    from serving.tasks.base import TaskOptions
 
 FEW = 4
 """Texts that are asked in a way that is not the usual one."""

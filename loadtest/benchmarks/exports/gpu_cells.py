@@ -18,9 +18,10 @@ from export.precision import half
 from export.progress import quiet
 from loadtest.benchmarks.exports.exports import random_checkpoint
 from loadtest.capacity import encoder_kernels
+from serving.engine.base import Batch
 from serving.engine.gpu.model import SIZES
 from serving.engine.gpu.tensorrt import TensorRtBackend
-from serving.records import Batch, EncodedText, ModelIndex
+from serving.records import EncodedText, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from serving.engine.base import Backend
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
-    from serving.records import EngineBuild, ModelSpec
+    from serving.engine.specs import EngineBuild, ModelSpec
 
 LENGTHS = (16, 32, 64, 128, 256, 384)
 COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))

@@ -221,7 +221,6 @@ class Results:
         return self._output.complete and self._error.complete
 
     def clear(self) -> None:
-        """Empties both files."""
         self._output.clear()
         self._error.clear()
 

@@ -87,8 +87,6 @@ class Retry(Protocol):
 
 
 class Prepared(Protocol):
-    """A line that was understood."""
-
     @property
     def texts(self) -> int: ...
 
@@ -146,7 +144,6 @@ class _Window:
         return bool(self.ready) and (late or not self.begun or 2 * len(self.begun) < self.lines)
 
     def take(self) -> list[Result]:
-        """The results, to be settled."""
         taken, self.ready = self.ready, []
         self.lines, self.texts = len(self.begun), sum(begun.texts for begun in self.begun)
         self.bytes = sum(len(begun.line.body) for begun in self.begun)
@@ -335,7 +332,6 @@ class BatchesApiRunner:
             raise StoppedError
 
     async def _begin(self, line: Line) -> _Begun:
-        """Starts the answer to a line."""
         try:
             prepared = await self._persist(lambda: self._endpoint.prepare(line.id, line.body), 0)
         except StoppedError:
@@ -377,7 +373,6 @@ class BatchesApiRunner:
                 self._slots.release()
 
     async def _persist(self, work: Callable[[], Awaitable[T]], texts: int) -> T:
-        """See `Retry`."""
         late = 0
         wait_s = _RETRY_S
         while True:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from serving.engine.base import ANY_BATCH, LaneKind, lanes_for
+from serving.engine.base import ANY_BATCH, BatchOutput, LaneKind, lanes_for
 from serving.engine.batches import finite_rows
 from serving.errors import EngineFault
-from serving.records import BatchOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.base import Runner
-    from serving.records import Array, Batch, ModelSpec
+    from serving.engine.base import Batch, Runner
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
     from serving.scheduling.cost import CostPoint
 
 
@@ -35,13 +35,7 @@ class CpuBackend:
         threads: int,
         load: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]],
     ) -> None:
-        """Loads every model; raises BundleError where one cannot be served.
-
-        Args:
-            models: What to load.
-            threads: Cores to use, the caller's included.
-            load: Makes a `LaneModel` for each of some numbers of threads, the wide lane's first.
-        """
+        """Loads every model; raises BundleError where one cannot be served."""
         self._lanes = lanes_for(models, threads)
         self._models: list[list[LaneModel | None]] = []
         for model in models:

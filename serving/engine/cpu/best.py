@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from serving.engine.base import Batch
 from serving.engine.batches import sample_text
 from serving.engine.cpu import openvino, ort
 from serving.engine.cpu.backend import CpuBackend
+from serving.engine.specs import KernelFiles
 from serving.errors import BundleError, EngineFault
-from serving.records import Batch, KernelFiles, ModelIndex
+from serving.records import ModelIndex
 from serving.scheduling.cost import BUCKETS, GROUP_TOKENS, bucket_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.cpu.backend import LaneModel
-    from serving.records import Array, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
     from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")

@@ -29,8 +29,10 @@ from serving.records import IDS, MASK, POSITIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from serving.engine.base import Batch
     from serving.engine.batches import Tensors
-    from serving.records import Array, Batch, KernelFiles, ModelSpec, TensorSpec
+    from serving.engine.specs import KernelFiles, ModelSpec
+    from serving.records import Array, TensorSpec
     from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")

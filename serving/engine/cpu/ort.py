@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from serving.engine.base import Batch
     from serving.engine.cpu.backend import LaneModel
-    from serving.records import Array, Batch, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 VERSION = str(ort.__version__)
 

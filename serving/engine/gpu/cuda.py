@@ -47,11 +47,9 @@ class Buffer:
         return cast("Array", self._host[: math.prod(shape)].reshape(shape))
 
     def send(self, shape: tuple[int, ...]) -> None:
-        """Queues the copy to the GPU."""
         self._device.driver.copy_in(self.address, self._pinned, math.prod(shape) * self._item, self._device.stream)
 
     def fetch(self, shape: tuple[int, ...]) -> None:
-        """Queues the copy from the GPU."""
         self._device.driver.copy_out(self._pinned, self.address, math.prod(shape) * self._item, self._device.stream)
 
 

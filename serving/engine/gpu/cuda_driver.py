@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.records import Gpu
+from serving.engine.specs import Gpu
 
 Native = Any
 """A module or an object of the bindings, which have no types."""

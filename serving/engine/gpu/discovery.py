@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from serving.engine.gpu import cuda_driver, tensorrt_library
+from serving.engine.specs import Gpu  # noqa: TC001  read when an answer is decoded
 from serving.host import installing
-from serving.records import Gpu  # noqa: TC001  read when an answer is decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.engine.base import lanes_for
+from serving.engine.base import Batch, BatchOutput, lanes_for
 from serving.engine.batches import Padder, finite_rows
 from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.errors import BundleError, EngineFault
-from serving.records import IDS, MASK, POSITIONS, Batch, BatchOutput
+from serving.records import IDS, MASK, POSITIONS
 from serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from serving.engine.base import LaneKind, Runner
     from serving.engine.batches import Tensors
     from serving.engine.gpu.cuda import Device
-    from serving.records import Array, ModelSpec, TensorSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array, TensorSpec
 
 log = logging.getLogger("bertserve.engine")
 
@@ -302,8 +303,6 @@ def not_split(spec: ModelSpec) -> BackendModel:
 
 
 class BackendModel(Protocol):
-    """A model of a `GpuBackend`."""
-
     spec: ModelSpec
 
     def capture(self, budget: GraphBudget) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import BackendModel, Shape
-    from serving.records import ModelSpec
+    from serving.engine.specs import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
 
@@ -57,12 +57,6 @@ class OrtCudaBackend(GpuBackend):
         load_split: Callable[[ModelSpec], BackendModel] = not_split,
     ) -> None:
         """Loads every model and captures its graphs.
-
-        Args:
-            models: What to load.
-            device: The GPU.
-            max_batch_tokens: Padded tokens of the largest batch.
-            load_split: Loads a model that is split by layers.
 
         Raises:
             BundleError: A model cannot be served on this provider.
@@ -101,13 +95,7 @@ def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
 
 
 def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
-    """A graph on the device's stream; raises BundleError where the provider cannot run it.
-
-    Args:
-        spec: Whose file it is.
-        device: The GPU.
-        graphs: Whether runs are kept as CUDA graphs, between fixed addresses.
-    """
+    """A graph on the device's stream; raises BundleError where the provider cannot run it."""
     try:
         with verified(spec) as data:
             session = _session(spec, data, device, graphs=graphs)

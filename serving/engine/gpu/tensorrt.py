@@ -28,9 +28,10 @@ from serving.engine.gpu.model import (
     not_split,
     shapes_for,
 )
+from serving.engine.specs import KernelFiles
 from serving.errors import BundleError
 from serving.host import command
-from serving.records import POSITIONS, KernelFiles
+from serving.records import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.model import BackendModel
     from serving.engine.gpu.tensorrt_library import Native
-    from serving.records import EngineBuild, ModelSpec, ShapeProfile
+    from serving.engine.specs import EngineBuild, ModelSpec, ShapeProfile
 
 log = logging.getLogger("bertserve.engine")
 
@@ -114,7 +115,6 @@ class _Library:
         self.version = f"{tensorrt_library.PACKAGES[flavour]} {self.module.__version__}"
 
     def reason(self) -> str:
-        """What the library complained of since the last call."""
         messages = list(self.log.errors)
         self.log.errors.clear()
         return tensorrt_library.reason(messages)

@@ -44,9 +44,9 @@ class Cpu(EngineKind):
 
     def open(self, load: Load) -> tuple[Backend, str]:
         from serving.engine.cpu import best  # noqa: PLC0415  see `EngineKind`
-        from serving.engine.parts import loading  # noqa: PLC0415
+        from serving.engine.parts import pipeline  # noqa: PLC0415
 
-        load_model = partial(loading.load, nice=load.nice)
+        load_model = partial(pipeline.load, nice=load.nice)
         backend = best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
         return backend, best.VERSION
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.gpu.model import BackendModel
-    from serving.records import Gpu, ModelSpec
+    from serving.engine.specs import Gpu, ModelSpec
 
     LoadSplit: TypeAlias = Callable[[ModelSpec], BackendModel]
 

@@ -24,9 +24,9 @@ class OrtCpu(EngineKind):
 
     def open(self, load: Load) -> tuple[Backend, str]:
         from serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
-        from serving.engine.parts import loading  # noqa: PLC0415
+        from serving.engine.parts import pipeline  # noqa: PLC0415
 
-        return ort.OrtCpuBackend(load.models, load.threads, partial(loading.load, nice=load.nice)), ort.VERSION
+        return ort.OrtCpuBackend(load.models, load.threads, partial(pipeline.load, nice=load.nice)), ort.VERSION
 
 
 ENGINE = OrtCpu()

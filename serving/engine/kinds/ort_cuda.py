@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import LoadSplit
-    from serving.records import Gpu, ModelSpec
+    from serving.engine.specs import Gpu, ModelSpec
 
 
 class OrtCuda(GpuKind):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import LoadSplit
-    from serving.records import EngineBuild, Gpu, ModelSpec
+    from serving.engine.specs import EngineBuild, Gpu, ModelSpec
 
 GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """The compute capabilities that engines are built for."""

@@ -9,17 +9,19 @@ import msgspec
 from serving.engine.base import check_interface
 from serving.engine.batches import Padder
 from serving.engine.cpu import ort
+from serving.engine.specs import PARTIAL
 from serving.errors import BundleError
-from serving.records import PARTIAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from serving.engine.base import Batch
     from serving.engine.cpu.backend import LaneModel
     from serving.engine.cpu.ort import Tensors
-    from serving.records import Array, Batch, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -80,7 +82,6 @@ def stages(model: ModelSpec) -> tuple[list[ModelSpec], list[ModelSpec]]:
 
 
 def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
-    """The segments of each rank of a model."""
     graphs = files(model)
     segments = len(graphs) // model.ranks
     return [graphs[segments * rank :][:segments] for rank in range(model.ranks)]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from serving.engine.batches import Tensors
     from serving.engine.gpu.model import BackendModel, GraphBudget, Shape
     from serving.engine.parts.processes import Place
-    from serving.records import Array, ModelSpec
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 
 def gpus_of(parts: int, gpus: Sequence[int]) -> list[int]:
@@ -102,7 +103,6 @@ class _PartOnDevice:
         self._part, self._device = part, device
 
     def run(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """As of every part; raises DeviceLost too."""
         with one_at_a_time(self._device):
             return self._part.run(tensors)
 

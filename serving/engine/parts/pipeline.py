@@ -21,14 +21,17 @@ from serving.engine.cpu import ort
 from serving.engine.parts import chain
 from serving.engine.parts.exchange import Arena, Step, pair, receive, send
 from serving.engine.parts.processes import Order, Place, end, loaded, shares, start
+from serving.engine.parts.ranks import Ranks
+from serving.engine.specs import ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.errors import EngineFault
-from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from serving.records import Array, Batch
+    from serving.engine.base import Batch
+    from serving.engine.cpu.backend import LaneModel
+    from serving.records import Array
 
 log = logging.getLogger("bertserve.engine")
 
@@ -178,3 +181,12 @@ def serve(part: chain.Part, inbox: socket.socket, outboxes: Sequence[socket.sock
             except EngineFault as fault:
                 step = Step(step.lane, 0, [], fault.message)
         send(outboxes[step.lane % len(outboxes)], step)
+
+
+def load(model: ModelSpec, threads: Sequence[int], nice: int = 0) -> Sequence[LaneModel]:
+    """As `ort.load`; a model in parts is loaded once for all lanes, with processes for its parts."""
+    if model.split_by is None:
+        return ort.load(model, threads)
+    if model.split_by == "tensors":
+        return [Ranks(model, threads[0], nice)]
+    return Pipeline(model, threads[0], len(threads), nice).lanes

@@ -14,8 +14,8 @@ import msgspec
 
 from serving.engine.parts import chain  # noqa: TC001  read at run time by msgspec
 from serving.engine.parts.exchange import pair, receive
+from serving.engine.specs import ModelSpec  # noqa: TC001  read at run time by msgspec
 from serving.errors import BundleError
-from serving.records import ModelSpec  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     import socket
@@ -83,14 +83,7 @@ def shares(threads: int, parts: int) -> list[int]:
 def start(
     name: str, kind: Literal["part", "rank"], ways: Sequence[Sequence[socket.socket]], arenas: Sequence[int]
 ) -> socket.socket:
-    """Starts a process, whose failure will end this one; returns the socket of its order.
-
-    Args:
-        name: The part, for the log.
-        kind: What it is; see `__main__`.
-        ways: Its ends of sockets, which it inherits: where batches come from, and then where they go to.
-        arenas: Descriptors of shared memory, likewise.
-    """
+    """Starts a process, whose failure will end this one; returns the socket of its order."""
     control, theirs = pair()
     with theirs:
         groups = [[theirs.fileno()], arenas, *([end.fileno() for end in way] for way in ways)]

@@ -15,8 +15,8 @@ from serving.engine.cpu import ort
 from serving.engine.parts import chain
 from serving.engine.parts.exchange import ALIGNED, Arena, Placed, Step, pair, receive, send
 from serving.engine.parts.processes import Order, end, loaded, shares, start
+from serving.engine.specs import PARTIAL
 from serving.errors import EngineFault
-from serving.records import PARTIAL
 
 if TYPE_CHECKING:
     import socket
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import Array, Batch, ModelSpec
+    from serving.engine.base import Batch
+    from serving.engine.specs import ModelSpec
+    from serving.records import Array
 
 
 class Ranks:
@@ -122,7 +124,6 @@ class Rank:
         return total
 
     def _meet(self) -> None:
-        """Waits until every rank is here."""
         for peer in self._peers:
             peer.sendall(b".")
         for peer in self._peers:

@@ -25,10 +25,9 @@ from serving.unawaited import start
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from serving.engine.base import Done, Load
+    from serving.engine.base import Batch, BatchOutput, Done, Load
     from serving.engine.process.wire import Ready
     from serving.errors import BertserveError
-    from serving.records import Batch, BatchOutput
     from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")

@@ -24,8 +24,7 @@ from serving.scheduling.cost import CostTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from serving.engine.base import Done
-    from serving.records import Batch, BatchOutput
+    from serving.engine.base import Batch, BatchOutput, Done
     from serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
@@ -131,7 +130,7 @@ class RemoteEngine:
             load: What it loads.
             hang_s: A batch that was predicted to be short and has no answer after this time counts as a hang.
             started: Called with the process's id once it can be paused; it has done nothing yet.
-            verified: Awaited before it loads anything, where it verifies bundles first: it needs memory from then on.
+            verified: Awaited before it loads anything, where it verifies bundles first: it then needs memory.
 
         Raises:
             EngineFailed: It refused to load; the message is for the operator.

@@ -40,8 +40,6 @@ _LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
 
 
 class EngineListener(Protocol):
-    """What hears of the engine's life."""
-
     def engine_up(self, engine: EngineLife) -> None:
         """A warm engine takes batches now."""
 

@@ -26,8 +26,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from serving.engine.base import LaneKind  # noqa: TC001  read at run time by msgspec
-from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
+from serving.engine.base import (
+    Batch,
+    BatchOutput,
+    LaneKind,
+)
+from serving.records import EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:

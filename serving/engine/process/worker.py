@@ -32,8 +32,7 @@ from serving.host import installing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.base import Backend, Runner
-    from serving.records import Batch
+    from serving.engine.base import Backend, Batch, Runner
 
 log = logging.getLogger("bertserve.engine")
 

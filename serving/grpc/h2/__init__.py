@@ -1,10 +1,7 @@
 """A server's side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
 from serving.grpc.h2.connection import H2Connection
-from serving.grpc.h2.frames import PREFACE, ErrorCode
-from serving.grpc.h2.headers import Headers, encode_fields, encode_status
-from serving.grpc.h2.limits import Limits
-from serving.grpc.h2.streams import (
+from serving.grpc.h2.flow import (
     ConnectionFailed,
     DataReceived,
     DataSent,
@@ -13,6 +10,8 @@ from serving.grpc.h2.streams import (
     Stream,
     StreamReset,
 )
+from serving.grpc.h2.frames import PREFACE, ErrorCode, Limits
+from serving.grpc.h2.headers import Headers, encode_fields, encode_status
 
 __all__ = [
     "PREFACE",

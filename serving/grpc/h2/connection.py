@@ -11,9 +11,20 @@ from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.grpc.h2 import frames
-from serving.grpc.h2.flow import LOW_WINDOW, ReceivingWindow, SendingWindow
+from serving.grpc.h2.flow import (
+    LOW_WINDOW,
+    ConnectionFailed,
+    DataReceived,
+    DataSent,
+    ReceivingWindow,
+    RequestReceived,
+    SendingWindow,
+    Stream,
+    StreamReset,
+)
 from serving.grpc.h2.frames import (
     CONTINUATION,
+    CONTINUATION_BYTES,
     END_HEADERS,
     END_STREAM,
     FRAME,
@@ -21,27 +32,23 @@ from serving.grpc.h2.frames import (
     FRAME_HEADER_BYTES,
     HEADERS,
     LARGEST,
+    REPLY_CREDIT,
+    REQUEST_WORK,
+    RESET_WORK,
+    SMALL_DATA_WORK,
+    WINDOW_WORK,
     ConnectionFault,
     ErrorCode,
     Setting,
     StreamFault,
 )
 from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
-from serving.grpc.h2.limits import (
-    CONTINUATION_BYTES,
-    REPLY_CREDIT,
-    REQUEST_WORK,
-    RESET_WORK,
-    SMALL_DATA_WORK,
-    WINDOW_WORK,
-)
-from serving.grpc.h2.streams import ConnectionFailed, DataReceived, DataSent, RequestReceived, Stream, StreamReset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.grpc.h2.limits import Limits
-    from serving.grpc.h2.streams import Event
+    from serving.grpc.h2.flow import Event
+    from serving.grpc.h2.frames import Limits
 
 _pack, _unpack = FRAME.pack, FRAME.unpack_from
 

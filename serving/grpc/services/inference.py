@@ -12,11 +12,9 @@ from serving.errors import BertserveError, InvalidRequest, Unsupported, too_many
 from serving.grpc.calls import Method
 from serving.grpc.services import inference_pb2 as pb
 from serving.grpc.status import ignored_metadata, outcome_metadata
-from serving.net.requests import priority_of
-from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters
+from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, decode_text
-from serving.records import DEFAULT_PRIORITY, InferRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
 
     from serving.fields.rule import Ignored
     from serving.grpc.calls import Call
+    from serving.inference.requests import RequestTrace
     from serving.oip.service import V2Service
-    from serving.records import RequestTrace
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -120,10 +118,10 @@ class InferenceService:
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
     ) -> pb.ModelInferResponse:
         """Answers a request; the outputs come back in `raw_output_contents`."""
-        response, _ = await self._infer(request, call, trace)
+        response, _ = await self._answer(request, call, trace)
         return response
 
-    async def _infer(
+    async def _answer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
     ) -> tuple[pb.ModelInferResponse, Ignored | None]:
         """The answer, and the parameters that were passed over."""
@@ -133,25 +131,10 @@ class InferenceService:
         parameters = _values(request.parameters)
         ignored = _passed_over(request, parameters)
         names = [choice.name for choice in request.outputs]
-        view, inputs = self._service.inputs(request.model_name, _tensors(request, self._service.max_inputs), names)
-        asked = infer_parameters(parameters)
-        limits = [limit for limit in (call.timeout_ms(), asked.timeout_ms) if limit is not None]
-        infer_request = InferRequest(
-            inputs=inputs,
-            options=asked.options(view.options),
-            arrival=arrival,
-            request_id=request.id,
-            max_inputs=self._service.max_inputs,
-            model=view.served,
-            version=request.model_version,
-            truncate=asked.truncate,
-            prompt_name=asked.prompt_name,
-            input_type=asked.input_type,
-            timeout_ms=min(limits, default=None),
-            priority=_priority(parameters),
-            trace=trace or call.trace,
+        view, infer_request = self._service.request(
+            request.model_name, request.model_version, _tensors(request, self._service.max_inputs), names, parameters
         )
-        outcome = await self._service.infer(view, infer_request)
+        outcome = await self._service.infer_under(view, call.stamp(infer_request, arrival, trace, request.id))
         response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
         width = 0 if view.takes_text else request.inputs[0].shape[-1]
         for output in view.answer(outcome.answer, names, width):
@@ -165,7 +148,7 @@ class InferenceService:
     ) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
         try:
-            response, ignored = await self._infer(request, call, trace)
+            response, ignored = await self._answer(request, call, trace)
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
@@ -226,11 +209,6 @@ def _passed_over(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> I
         if (ignored := level.passed_over(values)) is not None:
             passed = ignored if passed is None else passed.update(ignored)
     return passed
-
-
-def _priority(parameters: Mapping[str, object]) -> int:
-    value = parameters.get("priority")
-    return DEFAULT_PRIORITY if value is None else priority_of(value, "the parameter `priority`")
 
 
 def _values(parameters: Mapping[str, Message]) -> dict[str, Any]:

@@ -13,7 +13,11 @@ from serving.grpc.calls import Method
 from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
 from serving.inference.pipeline import check_not_empty
-from serving.records import ClassifyOptions, EmbedOptions, EmbedTokensOptions, InferRequest, RerankOptions
+from serving.inference.requests import InferRequest
+from serving.tasks.classify import ClassifyOptions
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
+from serving.tasks.rerank import RerankOptions
 from serving.tei.service import NO_SPARSE, text_or_pair
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 
     from serving.errors import BertserveError
     from serving.grpc.calls import Call
-    from serving.records import Outcome, RequestTrace, TextInput, Truncate
+    from serving.inference.requests import Outcome, RequestTrace
+    from serving.records import TextInput, Truncate
     from serving.tei.service import TeiService
 
 SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
@@ -77,7 +82,7 @@ class TeiServices:
         normalize = request.normalize if request.HasField("normalize") else None
         dimensions = request.dimensions if request.HasField("dimensions") else None
         options = EmbedOptions(normalize, dimensions)
-        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
         metadata = _metadata(outcome, request.inputs)
         return pb.EmbedResponse(embeddings=outcome.answer[0].tolist(), metadata=metadata)
 
@@ -86,7 +91,7 @@ class TeiServices:
     ) -> pb.EmbedAllResponse:
         """The vectors of a text's tokens."""
         options = EmbedTokensOptions()
-        outcome = await self._infer(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
         rows = outcome.answer[0]
         embeddings = await asyncio.to_thread(_rows, rows) if rows.size > _INLINE_NUMBERS else _rows(rows)
         return pb.EmbedAllResponse(token_embeddings=embeddings, metadata=_metadata(outcome, request.inputs))
@@ -107,7 +112,7 @@ class TeiServices:
         """Texts in the order in which they answer a query."""
         pairs = [(request.query, text) for text in request.texts]
         most = self._service.settings.max_client_batch_size
-        outcome = await self._infer(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
+        outcome = await self._run_task(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
         texts = request.texts if request.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, request.query, *request.texts))
 
@@ -119,7 +124,7 @@ class TeiServices:
         if others:
             raise InvalidRequest("`truncate` and `truncation_direction` must be the same in all messages of a stream")
         pairs = [(request.query, request.text) for request in requests]
-        outcome = await self._infer(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
+        outcome = await self._run_task(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
         texts = [text for _, text in pairs] if first.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, *(part for pair in pairs for part in pair)))
 
@@ -152,11 +157,11 @@ class TeiServices:
         texts: Sequence[str],
     ) -> pb.PredictResponse:
         options = ClassifyOptions("none" if request.raw_scores else None)
-        outcome = await self._infer(call, trace, [text_or_pair(texts)], options, _cut(request))
+        outcome = await self._run_task(call, trace, [text_or_pair(texts)], options, _cut(request))
         predictions = [pb.Prediction(score=one.score, label=one.label) for one in outcome.answer[0]]
         return pb.PredictResponse(predictions=predictions, metadata=_metadata(outcome, *texts))
 
-    async def _infer(
+    async def _run_task(
         self,
         call: Call,
         trace: RequestTrace | None,
@@ -167,20 +172,8 @@ class TeiServices:
         most: int = 1,
     ) -> Outcome[Any]:
         check_not_empty(inputs)
-        outcome = await self._service.infer(
-            InferRequest(
-                inputs=inputs,
-                options=options,
-                arrival=time.perf_counter(),
-                request_id="",
-                max_inputs=most,
-                model=_model(call),
-                truncate=truncate,
-                prompt_name=prompt_name,
-                timeout_ms=call.timeout_ms(),
-                trace=trace or call.trace,
-            )
-        )
+        request = InferRequest(inputs, options, most, _model(call), truncate=truncate, prompt_name=prompt_name)
+        outcome = await self._service.pipeline.infer(call.stamp(request, time.perf_counter(), trace))
         call.set_trailing_metadata(outcome_metadata(outcome))
         return outcome
 

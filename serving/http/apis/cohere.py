@@ -24,7 +24,10 @@ from serving.http.apis.openai_messages import Usage
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task
-from serving.records import EmbedOptions, RerankOptions, Windows
+from serving.inference.requests import InferRequest
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.rerank import RerankOptions
+from serving.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +35,10 @@ if TYPE_CHECKING:
     from serving.http.api import Api
     from serving.http.apis.vectors import VectorType
     from serving.http.exchange import HttpRequest
+    from serving.inference.requests import Outcome
     from serving.inference.served_models import ServedModel
     from serving.inference.tokenizer import TextTokenizer
-    from serving.records import Outcome, Truncate
+    from serving.records import Truncate
 
 router = Router("Cohere")
 
@@ -98,17 +102,15 @@ async def _embed(api: Api, http: HttpRequest, version: str) -> HttpReply:
     if message.max_tokens is not None:
         allowed = api.settings.auto_truncate if truncate is None else truncate
         inputs, cut = await _shortened(api, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
-    outcome = await api.pipeline.infer(
-        api.request(
-            http,
-            inputs,
-            EmbedOptions(dimensions=message.output_dimension),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=model.name,
-            truncate=truncate,
-            input_type=None if message.input_type == "image" else message.input_type,
-        )
+    request = InferRequest(
+        inputs,
+        EmbedOptions(dimensions=message.output_dimension),
+        api.settings.max_openai_batch_size,
+        model.name,
+        truncate=truncate,
+        input_type=None if message.input_type == "image" else message.input_type,
     )
+    outcome = await api.pipeline.infer(http.stamp(request))
     plain = version == "1" and not message.embedding_types
     types: dict[VectorType, None] = dict.fromkeys(message.embedding_types or ["float"])
     reply = {
@@ -141,14 +143,7 @@ def _texts(message: CohereEmbedRequest) -> list[str]:
 
 
 async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
-    """Orders documents.
-
-    Args:
-        api: What answers.
-        http: The request.
-        version: Of Cohere's API.
-        repeat: Whether each document stands beside its score where the request does not say.
-    """
+    """Orders documents; `repeat` puts each beside its score where the request does not say."""
     message = await http.json(_RANK, api.turn)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
@@ -158,15 +153,13 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
     if (tokens := message.max_tokens_per_doc) is not None:
         documents, cut = await _shortened(api, model, documents, tokens, "max_tokens_per_doc", truncate=True)
-    outcome = await api.pipeline.infer(
-        api.request(
-            http,
-            [(message.query, document) for document in documents],
-            RerankOptions(windows=_windows(message.max_chunks_per_doc)),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=model.name,
-        )
+    request = InferRequest(
+        [(message.query, document) for document in documents],
+        RerankOptions(windows=_windows(message.max_chunks_per_doc)),
+        api.settings.max_openai_batch_size,
+        model.name,
     )
+    outcome = await api.pipeline.infer(http.stamp(request))
     if message.return_documents is not None:
         repeat = message.return_documents
     ranks = [

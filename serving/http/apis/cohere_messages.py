@@ -10,7 +10,7 @@ from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
-from serving.records import InputType  # noqa: TC001  likewise
+from serving.inference.requests import InputType  # noqa: TC001  likewise
 
 
 class TextPart(msgspec.Struct, tag="text", forbid_unknown_fields=True):

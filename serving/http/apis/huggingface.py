@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from serving.errors import InvalidRequest, setting_of
+from serving.fields import owners as documented
+from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis import tei
-from serving.http.apis.huggingface_messages import (
-    ClassifyParameters,
-    ClassifyRequest,
-    FeatureRequest,
-    TextPair,
-    VertexReply,
-    VertexRequest,
-)
 from serving.http.apis.tei_messages import (
     Compared,
+    Direction,
     EmbedRequest,
     SimilarityParameters,
     SimilarityRequest,
@@ -32,16 +27,120 @@ from serving.http.apis.tei_messages import (
 from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from serving.http.routes import Docs, Router, all_models
 from serving.inference.pipeline import check_not_empty
-from serving.records import ClassifyOptions, LabelScore, ZeroShotOptions
+from serving.inference.requests import (
+    InferRequest,
+    InputType,
+)
 from serving.tasks import TASKS
+from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.windows import LongScored, Options
+from serving.tasks.zero_shot import ZeroShotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, TaskOptions, TextInput
-    from serving.tasks.base import Route, Task
+    from serving.inference.requests import Outcome
+    from serving.records import TextInput
+    from serving.tasks.base import A, Route, Task, TaskOptions
+
+
+class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to embed.
+
+    Attributes:
+        normalize: Scale vectors to length 1; null means as the model's own folder says.
+        truncate: Cut inputs that are too long; null means the server's default.
+        truncation_direction: Which end is cut; null means the model's own.
+        prompt_name: One of the model's prompts, put before each text.
+        input_type: What the texts are for, which chooses a prompt in place of its name.
+        dimensions: Keep only the first so many components.
+    """
+
+    owners: ClassVar[Owners] = documented.FEATURES
+
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
+    dimensions: int | None = None
+
+
+class FeatureRequest(FeatureParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Texts to embed, or sentences to compare with one; the fields beside `inputs` go before those in `parameters`.
+
+    Attributes:
+        inputs: One input or a list of them; or a sentence and those that it is compared with.
+        encoding_format: Vectors are lists of numbers here.
+        parameters: The same fields, where clients of other tasks have them.
+        options: Not used.
+    """
+
+    inputs: str | list[str | list[int] | int] | Compared
+    encoding_format: Literal["float"] | None = None
+    parameters: FeatureParameters = FeatureParameters()
+    options: Options | None = None
+
+
+class TextPair(msgspec.Struct, forbid_unknown_fields=True):
+    """A text, and another one that is read beside it."""
+
+    text: str
+    text_pair: str | None = None
+
+
+class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
+    """How to classify.
+
+    Attributes:
+        function_to_apply: What makes scores of logits; null means the model's own.
+        top_k: Keep only the best so many classes.
+        truncate: Cut inputs that are too long; null means the server's default.
+        candidate_labels: Classes of the request's own, as a list or with commas between them (zero-shot
+            classification); only a model of natural language inference takes them.
+        hypothesis_template: With `candidate_labels`: a sentence with `{}` where a label goes.
+        multi_label: With `candidate_labels`: labels are independent; otherwise their scores add up to 1.
+        long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
+    """
+
+    owners: ClassVar[Owners] = documented.CLASSIFY
+
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+    top_k: int | None = None
+    truncate: bool | None = None
+    candidate_labels: str | list[str] | None = None
+    hypothesis_template: str = "This example is {}."
+    multi_label: bool = False
+
+
+class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts to classify, or pairs of texts."""
+
+    inputs: str | TextPair | list[str | TextPair]
+    parameters: ClassifyParameters = ClassifyParameters()
+    options: Options | None = None
+
+
+class VertexRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Requests that are answered together, or not at all.
+
+    Attributes:
+        instances: Each as `/` takes it.
+        parameters: The `parameters` of instances that bring none; for rerankers and vectors of tokens, whose requests
+            have none, fields that go beside their own.
+    """
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
+class VertexReply(msgspec.Struct):
+    """For each instance what `/` answers."""
+
+    predictions: list[Any]
+
 
 router = Router("Tasks")
 
@@ -66,7 +165,7 @@ async def _classify(api: Api, http: HttpRequest, *, empty: bool) -> HttpReply:
             raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
         return await _classify_by(api, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
-    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
     # This task's API answers one input with a list of one, and its clients take that apart.
     return _reply(outcome.answer, outcome)
 
@@ -85,7 +184,7 @@ async def _classify_by(
             f" at most {most} are taken{setting_of(most)}"
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
-    outcome = await _infer(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
 
 
@@ -95,7 +194,7 @@ def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
     async def answer(api: Api, http: HttpRequest) -> HttpReply:
         message = await http.json(decoder, api.turn)
         inputs, options, truncate = route.read(message, unnamed)
-        outcome = await _infer(api, http, inputs, options, truncate=truncate)
+        outcome = await _run_task(api, http, inputs, options, truncate=truncate)
         return _reply(route.write(message, outcome.answer), outcome)
 
     answer.__doc__ = route.summary
@@ -209,11 +308,11 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(b'{"predictions":[%b]}' % b",".join([task.result() for task in tasks]))
 
 
-async def _infer(
+async def _run_task(
     api: Api, http: HttpRequest, inputs: Sequence[TextInput], options: TaskOptions[A], *, truncate: bool | None
 ) -> Outcome[A]:
     most, model = api.settings.max_client_batch_size, http.parameters.get("model")
-    return await api.pipeline.infer(api.request(http, inputs, options, max_inputs=most, model=model, truncate=truncate))
+    return await api.pipeline.infer(http.stamp(InferRequest(inputs, options, most, model, truncate=truncate)))
 
 
 def _text(value: str | TextPair) -> TextInput:

@@ -24,8 +24,8 @@ from serving.http.apis.oip_messages import (
 )
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, v2_names
-from serving.net.requests import COMPRESSIONS, priority_of
-from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, infer_parameters, typed
+from serving.net.requests import COMPRESSIONS
+from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, typed
 from serving.oip.service import (
     SETTINGS,
     SHARED_MEMORY,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from serving.http.api import Api, Endpoint
     from serving.http.exchange import HttpRequest
+    from serving.inference.requests import Outcome
     from serving.oip.tensors import Output
     from serving.oip.views import View
-    from serving.records import Outcome
 
 router = Router("Open Inference Protocol v2")
 
@@ -93,28 +93,15 @@ _infer_docs = Docs(
 
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
 @router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
-async def infer(api: Api, http: HttpRequest) -> HttpReply:
+async def model_infer(api: Api, http: HttpRequest) -> HttpReply:
     message, tensors = await _read(api, http)
-    parameters = message.parameters
     _pass_over(http, message)
-    asked = infer_parameters(parameters)
     names = [output.name for output in message.outputs]
-    view, inputs = api.v2.inputs(http.parameters["model"], tensors, names)
-    request = api.request(
-        http,
-        inputs,
-        asked.options(view.options),
-        max_inputs=api.v2.max_inputs,
-        model=view.served,
-        version=http.parameters.get("version"),
-        truncate=asked.truncate,
-        prompt_name=asked.prompt_name,
-        input_type=asked.input_type,
-        timeout_ms=asked.timeout_ms,
-        priority=_priority(parameters),
-    )
+    model, version = _named(http)
+    view, request = api.v2.request(model, version, tensors, names, message.parameters)
+    http.stamp(request)
     binary = _wants_binary(message)
-    outcome = await api.v2.infer(view, request)
+    outcome = await api.v2.infer_under(view, request)
     width = 0 if view.takes_text else tensors[0].shape[-1]
     reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
     accepted = http.headers.get(b"accept-encoding", b"")
@@ -328,11 +315,6 @@ def _wants_binary(message: InferMessage) -> Binary:
 def _flag(parameters: dict[str, Any], name: str) -> bool | None:
     flag: bool | None = typed(parameters, name, bool, "true or false")
     return flag
-
-
-def _priority(parameters: dict[str, Any]) -> int | None:
-    value = parameters.get("priority")
-    return None if value is None else priority_of(value, "the parameter `priority`")
 
 
 def _reply(

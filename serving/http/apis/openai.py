@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import orjson
 
+from serving.bulk.batches_api.lines import Answer
 from serving.errors import ForeignTokenIds
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
 from serving.http.apis.tei import text_inputs
 from serving.http.apis.vectors import in_form
-from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from serving.http.exchange import JSON, HttpReply, HttpRequest, JsonDecoder, json_reply, outcome_head
+from serving.http.faults import error_body, status_of
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.inference.pipeline import check_not_empty
-from serving.records import EmbedOptions
+from serving.inference.requests import InferRequest
+from serving.records import BULK
+from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from serving.bulk.batches_api.runner import Retry
+    from serving.errors import BertserveError
     from serving.http.api import Api
-    from serving.http.exchange import HttpRequest
+    from serving.inference.requests import InputType, Outcome
     from serving.inference.served_models import ServedModel
-    from serving.records import InputType, Outcome
 
 router = Router("OpenAI")
 
@@ -68,7 +78,7 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
     message = await http.json(EMBEDDINGS, api.turn)
     name, inputs = await inputs_of(api, message)
-    outcome = await embedded(api, http, message, name, inputs)
+    outcome = await embed_inputs(api, http, message, name, inputs)
     reply = {
         "object": "list",
         "data": embeddings_of(outcome, message),
@@ -90,22 +100,20 @@ async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, S
     return name, await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
-async def embedded(
+async def embed_inputs(
     api: Api, http: HttpRequest, message: EmbeddingsRequest, name: str | None, inputs: Sequence[str | list[int]]
 ) -> Outcome[NDArray[np.float32]]:
     """The vectors of inputs, all of a message's or some."""
-    return await api.pipeline.infer(
-        api.request(
-            http,
-            inputs,
-            EmbedOptions(message.normalized, message.dimensions),
-            max_inputs=api.settings.max_openai_batch_size,
-            model=name,
-            truncate=message.truncate,
-            prompt_name=message.prompt_name,
-            input_type=message.input_type or _JINA_TASKS.get(message.task),
-        )
+    request = InferRequest(
+        inputs,
+        EmbedOptions(message.normalized, message.dimensions),
+        api.settings.max_openai_batch_size,
+        name,
+        truncate=message.truncate,
+        prompt_name=message.prompt_name,
+        input_type=message.input_type or _JINA_TASKS.get(message.task),
     )
+    return await api.pipeline.infer(http.stamp(request))
 
 
 def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
@@ -122,7 +130,7 @@ def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) ->
 def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
     """Token ids as the model reads them.
 
-    Clients of OpenAI's own server send its tokenizer's ids, which would be embedded as other words than were meant.
+    Clients of OpenAI's own server send its tokenizer's ids, which would be embed_inputs as other words than were meant.
 
     Raises:
         ForeignTokenIds: They may be such.
@@ -157,3 +165,79 @@ def embeddings_of(
 def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
     tokens = sum([outcome.tokens for outcome in outcomes])
     return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+PATH = "/v1/embeddings"
+
+_PIECE_TEXTS = 32
+_OK = 200
+_BULK = str(BULK).encode()
+
+
+class EmbeddingLines:
+    """Answers lines through the pipeline, as bulk work."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._headers = {b"content-type": JSON, b"x-request-priority": _BULK}
+
+    async def prepare(self, line_id: str, body: bytes) -> EmbeddingLine:
+        """See `Endpoint`."""
+        http = HttpRequest("POST", PATH, self._headers, body, line_id, time.perf_counter())
+        http.refuses_unknown = self._api.refuses_unknown
+        message = await http.json(EMBEDDINGS, self._api.turn)
+        name, inputs = await inputs_of(self._api, message)
+        http.body = b""
+        # A line of too many inputs, or of none, is asked in one piece: it gets the pipeline's own refusal.
+        size = _PIECE_TEXTS if len(inputs) <= self._api.settings.max_openai_batch_size else len(inputs)
+        pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
+        return EmbeddingLine(self._api, http, message, name, pieces)
+
+    def refusal(self, line_id: str, error: BertserveError) -> Answer:
+        """See `Endpoint`."""
+        body = error_body(PATH, error, line_id)
+        return Answer(status_of(PATH, error), lambda: [body])
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingLine:
+    """A line that was understood."""
+
+    api: Api
+    http: HttpRequest
+    message: EmbeddingsRequest
+    model: str | None
+    pieces: Sequence[Sequence[str | list[int]]]
+
+    @property
+    def texts(self) -> int:
+        return sum(map(len, self.pieces))
+
+    async def answer(self, retry: Retry) -> Answer:
+        """See `Prepared`. A version that takes over meanwhile answers all of the line: no answer mixes two."""
+        while True:
+            outcomes = await self._once(retry)
+            if len({outcome.version for outcome in outcomes}) == 1:
+                return Answer(_OK, partial(self._body, outcomes), self.http.ignored)
+
+    async def _once(self, retry: Retry) -> Sequence[Outcome[NDArray[np.float32]]]:
+        tasks = [asyncio.ensure_future(retry(partial(self._embed, piece), len(piece))) for piece in self.pieces]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _embed(self, piece: Sequence[str | list[int]]) -> Outcome[NDArray[np.float32]]:
+        http = msgspec.structs.replace(self.http, arrival=time.perf_counter())
+        return await embed_inputs(self.api, http, self.message, self.model, piece)
+
+    def _body(self, outcomes: Sequence[Outcome[NDArray[np.float32]]]) -> Iterable[bytes]:
+        """The body in pieces, each made when the one before has been written."""
+        yield b'{"object":"list","data":['
+        first = 0
+        for outcome in outcomes:
+            rows = embeddings_of(outcome, self.message, first)
+            first += len(rows)
+            yield (b"," if first > len(rows) else b"") + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]

@@ -9,7 +9,7 @@ import msgspec
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.vectors import VectorType  # noqa: TC001  msgspec reads the annotations
-from serving.records import InputType  # noqa: TC001  likewise
+from serving.inference.requests import InputType  # noqa: TC001  likewise
 
 JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "separation", "text-matching"]
 

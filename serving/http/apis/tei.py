@@ -30,25 +30,24 @@ from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_he
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, Router, all_models
 from serving.inference.pipeline import check_not_empty
-from serving.records import (
-    ChunkOptions,
-    ClassifyOptions,
-    EmbedOptions,
-    EmbedTokensOptions,
-    LabelScore,
-    LateChunkOptions,
-    RerankOptions,
-)
+from serving.inference.requests import InferRequest
+from serving.tasks.chunks import ChunkOptions, LateChunkOptions
+from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_tokens import EmbedTokensOptions
+from serving.tasks.rerank import RerankOptions
 from serving.tei.service import NO_SPARSE, Info, text_or_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from serving.http.api import Api
     from serving.http.exchange import HttpRequest
-    from serving.records import A, Outcome, Side, TaskOptions, TextInput, Truncate
+    from serving.inference.requests import Outcome
+    from serving.records import Side, TextInput, Truncate
+    from serving.tasks.base import A, TaskOptions
 
 router = Router("TEI")
 
@@ -73,31 +72,21 @@ _RANKED = {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}
 _COMPARED = {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}}
 
 
-def _infer(
+async def _run_task(
     api: Api,
     http: HttpRequest,
     inputs: Sequence[TextInput],
     options: TaskOptions[A],
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
-) -> Coroutine[Any, Any, Outcome[A]]:
+) -> Outcome[A]:
     settings = api.settings
     check_not_empty(inputs)
-    if isinstance(message, PredictRequest | RerankRequest):
-        prompt_name = input_type = None
-    else:
-        prompt_name, input_type = message.prompt_name, message.input_type
-    return api.pipeline.infer(
-        api.request(
-            http,
-            inputs,
-            options,
-            max_inputs=settings.max_client_batch_size,
-            model=http.parameters.get("model"),
-            truncate=_truncation(message.truncate, message.truncation_direction, settings.auto_truncate),
-            prompt_name=prompt_name,
-            input_type=input_type,
-        )
-    )
+    cut = _truncation(message.truncate, message.truncation_direction, settings.auto_truncate)
+    model = http.parameters.get("model")
+    request = InferRequest(inputs, options, settings.max_client_batch_size, model, truncate=cut)
+    if not isinstance(message, PredictRequest | RerankRequest):
+        request.prompt_name, request.input_type = message.prompt_name, message.input_type
+    return await api.pipeline.infer(http.stamp(request))
 
 
 @router.infer(
@@ -119,7 +108,7 @@ async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> Htt
         return await _embed_chunks(api, http, message, inputs, options)
     if message.late_chunking or message.chunk_tokens is not None or message.chunk_overlap:
         raise InvalidRequest("`chunk_tokens`, `chunk_overlap` and `late_chunking` need `chunk` to be true")
-    outcome = await _infer(api, http, inputs, options, message)
+    outcome = await _run_task(api, http, inputs, options, message)
     body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
@@ -130,7 +119,7 @@ async def _embed_chunks(
     kind = LateChunkOptions if message.late_chunking else ChunkOptions
     try:
         options = kind(message.chunk_tokens, message.chunk_overlap, vectors)
-        outcome = await _infer(api, http, inputs, options, message)
+        outcome = await _run_task(api, http, inputs, options, message)
     except WrongTask as error:
         if not message.late_chunking:
             raise
@@ -149,7 +138,7 @@ async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
     message = await http.json(_EMBED_ALL, api.turn)
     inputs = text_inputs(message.inputs)
     try:
-        outcome = await _infer(api, http, inputs, EmbedTokensOptions(), message)
+        outcome = await _run_task(api, http, inputs, EmbedTokensOptions(), message)
     except WrongTask as error:
         raise WrongTask(f"{error.message}; `bertserve export MODEL --task embed_tokens` makes such a model") from None
     if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
@@ -172,7 +161,7 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
     message = await http.json(_PREDICT, api.turn)
     inputs = _predict_inputs(message.inputs)
-    outcome = await _infer(
+    outcome = await _run_task(
         api, http, inputs, ClassifyOptions("none" if message.raw_scores else None, windows=message.windows), message
     )
     # A list that holds a list is a batch, also of one.
@@ -189,7 +178,7 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
         return await cohere.rank(api, http, "1", repeat=True)
     message = await http.json(_RERANK, api.turn)
     pairs = [(message.query, text) for text in message.texts]
-    outcome = await _infer(api, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
+    outcome = await _run_task(api, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
     ranks = [
         Rank(index, score, message.texts[index] if message.return_text else None)
         for index, score in enumerate(outcome.answer)
@@ -211,7 +200,7 @@ async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> Ht
         raise EmptyInput("`sentences` is empty; send at least one")
     parameters = message.parameters or SimilarityParameters()
     inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-    outcome = await _infer(api, http, inputs, EmbedOptions(normalize=True), parameters)
+    outcome = await _run_task(api, http, inputs, EmbedOptions(normalize=True), parameters)
     vectors = outcome.answer
     cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
     body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -8,8 +8,8 @@ import msgspec
 
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
-from serving.records import InputType, Token
-from serving.tasks.messages import LongScored
+from serving.inference.requests import InputType, Token
+from serving.tasks.windows import LongScored
 
 Direction = Literal["Right", "right", "Left", "left"]
 """Which end of a text that is too long is cut."""

@@ -33,17 +33,15 @@ from serving.inference.tokenizer import TextTokenizer
 from serving.models.bundle import BundleWriter, file_entry, open_bundle
 from serving.models.forms import form_of
 from serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
-from serving.records import (
-    AnswerOptions,
-    ClassifyOptions,
-    EmbedOptions,
-    FillMaskOptions,
-    ModelIndex,
-    RerankOptions,
-    TagOptions,
-)
+from serving.records import ModelIndex
 from serving.tasks import WAYS
+from serving.tasks.answer import AnswerOptions
 from serving.tasks.base import Work
+from serving.tasks.classify import ClassifyOptions
+from serving.tasks.embed import EmbedOptions
+from serving.tasks.fill_mask import FillMaskOptions
+from serving.tasks.rerank import RerankOptions
+from serving.tasks.tag import TagOptions
 from tests.support.clients import post_json
 from tests.support.folders.grammar import POSITIONS
 from tests.support.pipelines import answers_of

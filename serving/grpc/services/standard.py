@@ -1,0 +1,163 @@
+"""The services that gRPC defines: health by name of a service, server reflection, load reports out of band (ORCA)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_health.v1 import health_pb2 as pb
+
+from serving.errors import InvalidRequest, NotReady, ServiceNotFound
+from serving.grpc.calls import Method
+from serving.grpc.services import reflection_pb2
+from serving.grpc.status import STATUS
+from serving.net.orca_pb2 import OrcaLoadReport, OrcaLoadReportRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from google.protobuf.descriptor import FileDescriptor
+
+    from serving.net.orca import LoadReports
+
+_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""Two versions with the same messages; the first alone is described."""
+
+
+class ReflectionService:
+    """Answers from the descriptors of the messages that the server itself decodes with."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = sorted({*services, *_REFLECTION})
+        self._pool = descriptor_pool.Default()
+
+    def methods(self) -> dict[str, Method]:
+        method = Method(reflection_pb2.ServerReflectionRequest, duplex=self.info)
+        return {f"/{service}/ServerReflectionInfo": method for service in _REFLECTION}
+
+    async def info(
+        self, request: reflection_pb2.ServerReflectionRequest, _: object, __: object
+    ) -> reflection_pb2.ServerReflectionResponse:
+        reply = reflection_pb2.ServerReflectionResponse(valid_host=request.host, original_request=request)
+        asked = request.WhichOneof("message_request")
+        with contextlib.suppress(KeyError):
+            if asked == "list_services":
+                reply.list_services_response.service.extend(
+                    reflection_pb2.ServiceResponse(name=name) for name in self._services
+                )
+            elif asked == "file_by_filename":
+                _describe(self._pool.FindFileByName(request.file_by_filename), reply)
+            elif asked == "file_containing_symbol":
+                _describe(self._file_of(request.file_containing_symbol), reply)
+            elif asked == "all_extension_numbers_of_type":
+                found = self._pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                reply.all_extension_numbers_response.base_type_name = found.full_name
+        if reply.WhichOneof("message_response") is None:
+            reply.error_response.error_code = STATUS["NOT_FOUND"]
+            reply.error_response.error_message = "nothing of that name is described here"
+        return reply
+
+    def _file_of(self, symbol: str) -> FileDescriptor:
+        """The file that a symbol is in; of a service's method the pool knows only the service."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file
+
+
+def _describe(file: FileDescriptor, reply: reflection_pb2.ServerReflectionResponse) -> None:
+    """Adds a file and all that it imports."""
+    pending, known = [file], {file.name}
+    while pending:
+        current = pending.pop()
+        description = descriptor_pb2.FileDescriptorProto()
+        current.CopyToProto(description)
+        reply.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
+        pending += [other for other in current.dependencies if other.name not in known]
+        known |= {other.name for other in current.dependencies}
+
+
+_ORCA = "xds.service.orca.v3.OpenRcaService"
+_MIN_S, _USUAL_S = 0.1, 10.0
+
+
+class OrcaService:
+    """Sends a report at once and then at the interval that was asked for: 0.1 s at least, 10 s where none was."""
+
+    def __init__(self, reports: LoadReports) -> None:
+        self._reports = reports
+        self._closed = asyncio.Event()
+
+    def methods(self) -> dict[str, Method]:
+        return {f"/{_ORCA}/StreamCoreMetrics": Method(OrcaLoadReportRequest, streaming=self.stream)}
+
+    def close(self) -> None:
+        """Ends all streams: they have no end of their own that a drain could wait for."""
+        self._closed.set()
+
+    async def stream(self, request: OrcaLoadReportRequest, _: object) -> AsyncIterator[OrcaLoadReport]:
+        asked = request.report_interval
+        interval_s = asked.seconds + asked.nanos / 1e9
+        if interval_s < 0:
+            raise InvalidRequest("`report_interval` is below zero")
+        interval_s = max(_MIN_S, interval_s or _USUAL_S)
+        while not self._closed.is_set():
+            yield self._reports.report().message()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), interval_s)
+        raise NotReady("the server ends")
+
+
+SERVICE = "grpc.health.v1.Health"
+
+
+class HealthService:
+    """What is served, and those who watch."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = {"", *services}  # the empty name is the server
+        self._status = pb.HealthCheckResponse.NOT_SERVING
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            f"/{SERVICE}/Check": Method(pb.HealthCheckRequest, unary=self.check, open=True),
+            f"/{SERVICE}/Watch": Method(pb.HealthCheckRequest, streaming=self.watch, open=True),
+        }
+
+    def set(self, *, serving: bool) -> None:
+        """Tells all who watch."""
+        self._status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
+        self._wake()
+
+    def close(self) -> None:
+        """Ends all watching: it has no end of its own that a drain could wait for."""
+        self._closed = True
+        self._wake()
+
+    async def check(self, request: pb.HealthCheckRequest, _: object) -> pb.HealthCheckResponse:
+        if request.service not in self._services:
+            raise ServiceNotFound("no service of that name is offered here")
+        return pb.HealthCheckResponse(status=self._status)
+
+    async def watch(self, request: pb.HealthCheckRequest, _: object) -> AsyncIterator[pb.HealthCheckResponse]:
+        """The status now and whenever it changes; a service that does not exist is SERVICE_UNKNOWN."""
+        sent = None
+        while True:
+            changed = self._changed
+            known = request.service in self._services
+            status = self._status if known else pb.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                sent = status
+                yield pb.HealthCheckResponse(status=status)
+            if self._closed:
+                raise NotReady("the server ends")
+            await changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
