@@ -38,15 +38,6 @@ def resident_bytes(pid: int) -> int:
     return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
 
 
-def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process; of pages that several share, its part of them. 0 where it has gone."""
-    try:
-        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-
-
 class PeakMemory:
     """Watches the resident memory of a process and of everything that it started, within a `with` block."""
 

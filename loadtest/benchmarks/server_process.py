@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.benchmarks.processes import cpu_s, descendants, proportional_bytes, resident_bytes
+from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HOST = "127.0.0.1"
-_START_LIMIT_S = 600.0
-"""A large model is read, and its batches timed, for minutes."""
 _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
@@ -50,8 +48,14 @@ class ServerProcess:
     """A server in a process of its own, started on free ports; leaving its `with` block ends it.
 
     Attributes:
+        command: The words of the command.
+        http_port: Its port of HTTP.
+        grpc_port: Its port of gRPC; 0 where it has none.
         ready_s: Seconds from starting the process until it was ready.
+        start_limit_s: Most of it: a large model is read, and its batches timed, for minutes.
     """
+
+    start_limit_s = 600.0
 
     def __init__(
         self,
@@ -70,8 +74,8 @@ class ServerProcess:
             folder: Where it runs; None: where this process does.
             log: What its output is added to; None: a file that nobody sees.
         """
-        self.ready_s = 0.0
-        self._command = command
+        self.http_port, self.grpc_port, self.ready_s = ready[0], 0, 0.0
+        self.command = command
         self._environment = environment
         self._ready = ready
         self._folder = folder
@@ -87,7 +91,7 @@ class ServerProcess:
         started = time.perf_counter()
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
         self._process = subprocess.Popen(
-            self._command,
+            self.command,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=self._environment,
@@ -133,10 +137,6 @@ class ServerProcess:
         engines = descendants(self._process.pid)
         return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
 
-    def proportional_bytes(self) -> int:
-        """Resident memory of all its processes; a page that several processes share counts for each in part."""
-        return sum(map(proportional_bytes, self.pids()))
-
     def log_lines(self) -> int:
         """How many lines its log has so far."""
         log = self._log.fileno()
@@ -153,7 +153,7 @@ class ServerProcess:
 
     def _wait_until_ready(self, started: float) -> None:
         while not _answers(*self._ready):
-            if self._process.poll() is not None or time.perf_counter() - started > _START_LIMIT_S:
+            if self._process.poll() is not None or time.perf_counter() - started > self.start_limit_s:
                 raise BenchError(f"the server did not become ready:\n{self.last_words()}")
             time.sleep(_POLL_S)
 
@@ -168,43 +168,48 @@ class ServerProcess:
 
 
 class BertServer(ServerProcess):
-    """`bertserve serve`.
-
-    Attributes:
-        http_port: Its port of HTTP.
-        grpc_port: Its port of gRPC.
-        grpc_target: Its `host:port` of gRPC.
-    """
+    """`bertserve serve`."""
 
     def __init__(self, models: Path, precision: str, threads: int, *options: str) -> None:
-        """Says what to serve.
-
-        Args:
-            models: A model repository.
-            precision: As `bertserve serve --precision` has it.
-            threads: Cores of its engine.
-            *options: More words of the command line.
-        """
-        self.http_port, grpc_port, probe_port = free_ports(3)
-        self.grpc_port = grpc_port
-        self.grpc_target = f"{HOST}:{grpc_port}"
+        """Says what to serve: a model repository, with so many cores for its engine and more words."""
+        http_port, grpc_port, probe_port = free_ports(3)
         command = [
             str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
-            *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
+            *("--host", HOST, "--http-port", str(http_port), "--grpc-port", str(grpc_port)),
             # What `find_bundle` describes; later words win.
             *("--metrics-port", str(probe_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
         ]
-        # What is measured are the defaults, not what this shell happens to set.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-        super().__init__(command, environment, (probe_port, "/readyz"))
+        super().__init__(command, unset_settings(), (probe_port, "/readyz"))
+        self.http_port, self.grpc_port = http_port, grpc_port
 
     def get(self, path: str) -> Any:  # noqa: ANN401  JSON
         """What it answers at a path over HTTP."""
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            return json.loads(connection.getresponse().read())
+        return json.loads(get(self.http_port, path)[1])
+
+    def computed(self, model: str) -> tuple[int, int]:
+        """How many texts the engine has computed, and in how many nanoseconds."""
+        [found] = self.get(f"/v2/models/{model}/stats")["model_stats"]
+        return found["inference_stats"]["compute_infer"]["count"], found["inference_stats"]["compute_infer"]["ns"]
+
+
+def unset_settings() -> dict[str, str]:
+    """This environment without the server's settings: what is measured are the defaults."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    """The status and the body of a reply over HTTP; raises OSError and HTTPException."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+
+def isolated(variables: dict[str, str]) -> dict[str, str]:
+    """This process's environment without what would let another Python find this project, and these variables."""
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}
 
 
 def program() -> Path:
@@ -243,15 +248,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def _answers(port: int, path: str) -> bool:
-    if not path:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        if path:
+            return get(port, path)[0] == http.HTTPStatus.OK
+        with socket.create_connection((HOST, port), 1):
             return True
-        return False
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False

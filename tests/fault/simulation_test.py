@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.server import Server
     from tests.support.versions import Shelf
 
-WORKLOAD = Workload.of_tokens(["a text of a few words", "a b c d e f g"], 8)
+WORKLOAD = Workload.of(["a text of a few words", "a b c d e f g"], [8, 8])
 SLOW = ("--engine", "fake", "--fake-ms", "20", "--threads", "1", "--precision", "fp32")
 
 

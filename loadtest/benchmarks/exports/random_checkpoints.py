@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Sizes:
-    """What gives the layers their shape.
-
-    Attributes:
-        layers: How many.
-        width: Components of a token's vector.
-        heads: Of attention.
-        vocabulary: Words, of the demo model's tokenizer the first.
-    """
+    """What gives the layers their shape; `vocabulary` are the first words of the demo model's tokenizer."""
 
     layers: int
     width: int
@@ -34,8 +27,11 @@ class Sizes:
     vocabulary: int
 
 
-BASE = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
+LAYERS = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
 """Layers of BERT-base's shape; two, so that ModernBERT has one that sees the whole text and one with a window."""
+
+WHOLE = {"base": Sizes(12, 768, 12, 30522), "large": Sizes(24, 1024, 16, 30522)}
+"""BERTs of the sizes that its paper calls so."""
 
 SMALL = Sizes(layers=2, width=64, heads=4, vocabulary=4096)
 
@@ -74,17 +70,7 @@ _OWN_FORMS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
-    """Writes a checkpoint.
-
-    Args:
-        folder: Where to; made if need be.
-        model_type: A key of `FAMILIES`.
-        task: What its head answers.
-        sizes: Of its layers.
-
-    Raises:
-        ExportError: Transformers has no such class.
-    """
+    """Writes a checkpoint of a key of `FAMILIES`; raises ExportError where Transformers has no such class."""
     # Slow to import.
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.exports import carried
+from loadtest.benchmarks.exports import sizing
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
 from loadtest.benchmarks.runner import main
 from loadtest.capacity.lengths import Lengths
@@ -57,9 +57,9 @@ def test_what_was_foretold_is_searched_around_and_kept(
     (tmp_path / "kept" / "tiny-fp32").symlink_to(models)
     out = tmp_path / "figures.json"
     points = tuple(CostPoint(LaneKind.WIDE.value, tokens, 1, 1e4) for tokens in (8, 64))
-    monkeypatch.setattr(carried, "costs_here", lambda *_: BatchCosts("extrapolated", points))
-    monkeypatch.setattr(carried, "_NARROW", 1.2)
-    monkeypatch.setattr(carried, "_command", lambda *words: [sys.executable, "-c", LOAD, *words])
+    monkeypatch.setattr(sizing, "costs_here", lambda *_: BatchCosts("extrapolated", points))
+    monkeypatch.setattr(sizing, "_NARROW", 1.2)
+    monkeypatch.setattr(sizing, "_command", lambda *words: [sys.executable, "-c", LOAD, *words])
     words = ["sizing", "--capacity", "--encoder", str(tmp_path / "tiny"), "--precisions", "fp32", "--lengths", "8,40"]
     words += ["--slo", "p90=100ms", "--probe-s", "0.5", "--keep", str(tmp_path / "kept"), "--out", str(out)]
     assert main(BENCHMARKS, words) == 0
@@ -95,7 +95,7 @@ def test_what_a_server_carries_is_foretold_and_measured(tmp_path: Path, capsys: 
 def test_texts_have_the_lengths_of_the_mix(models: Path) -> None:
     """As many of each as the mix has it, and not sorted."""
     load = SizingLoad(1.0, Lengths({8: 3.0, 32: 1.0}, ""), Objective(99, 100))
-    texts = carried._texts(models, load)
+    texts = sizing._texts(models, load)
     words = [len(text.split()) > 12 for text in texts]
     assert Counter(words) == {False: 150, True: 50}
     assert any(words[:100])
