@@ -122,8 +122,7 @@ class Requests:
         refused: Whether the server said on its arrival that it would have none.
         missed: Whether the server took it, and its deadline passed.
         tokens: Of its text.
-        queue_us: As the server says; -1 where it does not.
-        compute_us: Likewise.
+        queue_us: As the server says, like `compute_us`; -1 where it does not.
     """
 
     intended: NDArray[np.float64]

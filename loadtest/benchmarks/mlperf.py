@@ -19,7 +19,7 @@ from loadtest.generator.run import Kind
 from loadtest.generator.scenario import Phase, Scenario
 from loadtest.generator.search import search
 from loadtest.mlperf.accuracy import ERROR
-from loadtest.mlperf.scenarios import FULL_S, SCENARIOS
+from loadtest.mlperf.scenarios import SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
 from loadtest.mlperf.verdict import METRICS, Verdict
 from loadtest.report.slo import parse_slo
@@ -64,7 +64,6 @@ class MlperfBenchmark(Benchmark):
             yield f"{name} capacity", partial(self._capacity, name)
             for scenario in SCENARIOS:
                 yield f"{name} {scenario}", partial(self._run, name, scenario)
-            yield f"full server, {name}", partial(self._full, name)
 
     @cached_property
     def _served(self) -> dict[str, _Served]:
@@ -99,25 +98,16 @@ class MlperfBenchmark(Benchmark):
 
     def _run(self, name: str, scenario: str) -> list[dict[str, Any]]:
         """The runs of a scenario; of Server, at shares of the capacity, down to the first that is VALID."""
-        runs: list[dict[str, Any]] = []
+        found: list[dict[str, Any]] = []
         for share in _SHARES if scenario == "server" else _SHARES[:1]:
-            modes = _BOTH if not runs else _BOTH[:1]
-            runs.append(self._at(name, scenario, share, modes, self.options.seconds))
-            if runs[-1]["verdict"]["valid"]:
+            load = Load(share * self.store.steps[f"{name} capacity"]["per_s"], self.options.seconds)
+            runs = self._session(name).run(scenario, _BOTH[:1] if found else _BOTH, load)
+            accuracy = {**dataclasses.asdict(runs.accuracy), "held": runs.accuracy.held} if runs.accuracy else None
+            verdict = dataclasses.asdict(runs.verdict) if runs.verdict else {}
+            found.append({"share": share, "seconds": runs.seconds, "verdict": verdict, "accuracy": accuracy})
+            if verdict["valid"]:
                 break
-        return runs
-
-    def _full(self, name: str) -> list[dict[str, Any]]:
-        """Server in its full duration, at the highest share that was VALID in short."""
-        share = self.store.steps[f"{name} server"][-1]["share"]
-        return [self._at(name, "server", share, _BOTH[:1], FULL_S)]
-
-    def _at(self, name: str, scenario: str, share: float, modes: tuple[str, ...], seconds: float) -> dict[str, Any]:
-        load = Load(share * self.store.steps[f"{name} capacity"]["per_s"], seconds)
-        runs = self._session(name).run(scenario, modes, load)
-        accuracy = {**dataclasses.asdict(runs.accuracy), "held": runs.accuracy.held} if runs.accuracy else None
-        verdict = dataclasses.asdict(runs.verdict) if runs.verdict else None
-        return {"share": share, "seconds": runs.seconds, "verdict": verdict, "accuracy": accuracy}
+        return found
 
     def figures(self, store: Store) -> dict[str, Any]:
         """By model: its capacity, its runs by scenario, and what the verdict is about."""
@@ -126,15 +116,13 @@ class MlperfBenchmark(Benchmark):
             if (capacity := store.steps.get(f"{name} capacity")) is None:
                 continue
             runs = {scenario: store.steps.get(f"{name} {scenario}", []) for scenario in SCENARIOS}
-            runs["server, in full"] = store.steps.get(f"full server, {name}", [])
             offline = [run["verdict"]["metric"] for run in runs["offline"] if run["verdict"]["valid"]]
             gates = [run["accuracy"] for found in runs.values() for run in found if run["accuracy"]]
-            judged = runs["server, in full"] or runs["server"]
             models[name] = {
                 "capacity": capacity,
                 "runs": [(scenario, run) for scenario, found in runs.items() for run in found],
-                "was_measured": bool(judged),
-                "valid": next((run for run in judged if run["verdict"]["valid"]), None),
+                "was_measured": bool(runs["server"]),
+                "valid": next((run for run in runs["server"] if run["verdict"]["valid"]), None),
                 "offline": max(offline, default=0.0) / capacity["per_s"] if runs["offline"] else None,
                 "gate": min(gates, key=lambda gate: float(gate["found"]), default=None),
             }

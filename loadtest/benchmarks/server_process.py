@@ -68,8 +68,8 @@ class ServerProcess:
         """Says what to run.
 
         Args:
-            command: The words of the command.
-            environment: All of its environment.
+            command: Its words.
+            environment: All of it.
             ready: The port and the path that answer 200 once it is ready; without a path the port answers.
             folder: Where it runs; None: where this process does.
             log: What its output is added to; None: a file that nobody sees.
@@ -79,7 +79,7 @@ class ServerProcess:
         self._environment = environment
         self._ready = ready
         self._folder = folder
-        self._kept = log
+        self._kept, self._is_running = log, False
 
     def __enter__(self) -> Self:
         """Starts it and waits until it is ready.
@@ -89,15 +89,11 @@ class ServerProcess:
         """
         self._log = self._kept.open("a+b") if self._kept else tempfile.TemporaryFile()
         started = time.perf_counter()
+        said: dict[str, Any] = {"stdout": self._log, "stderr": subprocess.STDOUT}
+        place: dict[str, Any] = {"env": self._environment, "cwd": self._folder}
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
-        self._process = subprocess.Popen(
-            self.command,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            cwd=self._folder,
-            start_new_session=True,
-        )
+        self._process = subprocess.Popen(self.command, start_new_session=True, **said, **place)
+        self._is_running = True
         try:
             self._wait_until_ready(started)
         except BaseException:
@@ -120,9 +116,11 @@ class ServerProcess:
         """
         self._process.terminate()
         try:
-            return self._process.wait(limit_s)
+            code = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise BenchError(f"the server did not end within {limit_s:g} s of SIGTERM:\n{self.last_words()}") from None
+        self._end()
+        return code
 
     def pids(self) -> list[int]:
         """Its processes, the first one in front."""
@@ -158,6 +156,9 @@ class ServerProcess:
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
+        if not self._is_running:
+            return
+        self._is_running = False
         self._process.terminate()
         try:
             self._process.wait(_END_LIMIT_S)
@@ -170,17 +171,19 @@ class ServerProcess:
 class BertServer(ServerProcess):
     """`bertserve serve`."""
 
-    def __init__(self, models: Path, precision: str, threads: int, *options: str) -> None:
+    def __init__(self, models: Path, precision: str, threads: int, *options: str, log: Path | None = None) -> None:
         """Says what to serve: a model repository, with so many cores for its engine and more words."""
-        http_port, grpc_port, probe_port = free_ports(3)
+        http_port, grpc_port, self.metrics_port = free_ports(3)
         command = [
             str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
             *("--host", HOST, "--http-port", str(http_port), "--grpc-port", str(grpc_port)),
             # What `find_bundle` describes; later words win.
-            *("--metrics-port", str(probe_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
+            *("--metrics-port", str(self.metrics_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
         ]
-        super().__init__(command, unset_settings(), (probe_port, "/readyz"))
+        # What is measured are the defaults, not what this shell happens to set.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
+        super().__init__(command, environment, (self.metrics_port, "/readyz"), log=log)
         self.http_port, self.grpc_port = http_port, grpc_port
 
     def get(self, path: str) -> Any:  # noqa: ANN401  JSON
@@ -191,11 +194,6 @@ class BertServer(ServerProcess):
         """How many texts the engine has computed, and in how many nanoseconds."""
         [found] = self.get(f"/v2/models/{model}/stats")["model_stats"]
         return found["inference_stats"]["compute_infer"]["count"], found["inference_stats"]["compute_infer"]["ns"]
-
-
-def unset_settings() -> dict[str, str]:
-    """This environment without the server's settings: what is measured are the defaults."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:

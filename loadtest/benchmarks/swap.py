@@ -51,14 +51,7 @@ Moves = list[tuple[Path, Path]]
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """How much is measured.
-
-    Attributes:
-        rounds: Servers that are started for each kind of texts.
-        swaps: Of each of them.
-        calm_s: Before each swap: with it the swap is compared.
-        room_s: For a swap.
-    """
+    """Servers that are started for each kind of texts, swaps of each, and the seconds before a swap and for it."""
 
     rounds: int = 5
     swaps: int = 20
@@ -186,13 +179,7 @@ def _versions(bundle: Path, scratch: Path, model: str, swaps: int) -> tuple[Path
 
 
 def figures(requests: Requests, swaps: Sequence[Swap], plan: Plan) -> dict[str, Any]:
-    """What the swaps of a round cost: their windows together beside the calm before them together.
-
-    Args:
-        requests: All of the round.
-        swaps: When they were.
-        plan: How long the calm is.
-    """
+    """What the swaps of a round cost: their windows together beside the calm before them together."""
 
     def latencies(windows: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
         """Of the requests in these; of what has no answer, as if it took for ever."""

@@ -329,8 +329,8 @@ OUTSIDERS = {
         beside=("loadtest", *_SERVER),
     ),
     "sizing": Outsider(
-        tests=("tests/loadtest/benchmarks/carried_test.py",),
-        paths=("loadtest/benchmarks/exports", "loadtest/capacity", "loadtest/errors.py", "loadtest/generator"),
+        tests=("tests/loadtest/benchmarks/sizing_test.py",),
+        paths=("loadtest/benchmarks/exports", "loadtest/capacity", "loadtest/errors.py"),
         runs=("serving.cli",),
         beside=("loadtest", *_SERVER),
     ),

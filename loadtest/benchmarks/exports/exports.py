@@ -9,8 +9,8 @@ ending the run.
 
 from __future__ import annotations
 
+import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,7 +25,6 @@ import msgspec
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
 from loadtest.benchmarks.exports import random_checkpoints
-from loadtest.benchmarks.processes import PeakMemory
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.errors import BenchError
 from serving.host import installed
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 _RANDOM_FORMS = ("fp32", "int8", "fp16")
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _STAGE = re.compile(r" {2}(?P<title>\S.*?) +(?P<seconds>\d+\.\d) s\n")
-_SAMPLE_S = 0.1
 
 
 class ExportsBenchmark(Benchmark):
@@ -85,18 +83,20 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
     command = [sys.executable, "-P", "-m", "bertserve", "export", source, "--name", name, "--out", str(repository)]
     command += [word for form in forms for word in ("--precision", form)]
     command += [word for limit in WAIVABLE for word in ("--allow", limit)]
-    stages, started, computed = [], time.perf_counter(), _children_cpu_s()
+    stages, started = [], time.perf_counter()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *options], **pipes) as child:
-        with PeakMemory(child.pid, _SAMPLE_S) as memory:
-            for line in child.stdout or ():
-                sys.stdout.write(line)
-                if stage := _STAGE.fullmatch(line):
-                    stages.append({"stage": stage["title"], "seconds": float(stage["seconds"])})
-            child.wait()
+        for line in child.stdout or ():
+            sys.stdout.write(line)
+            if stage := _STAGE.fullmatch(line):
+                stages.append({"stage": stage["title"], "seconds": float(stage["seconds"])})
+        said = child.stderr.read().strip() if child.stderr else ""
+        # Of the command and of everything that it waited for, such as TensorRT's builder.
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - started
         if child.returncode != 0:
-            raise ExportError(f"{name}: {child.stderr.read().strip() if child.stderr else ''}")
+            raise ExportError(f"{name}: {said}")
     bundle = open_bundle(max((repository / name).iterdir(), key=lambda path: int(path.name)))
     artifacts = [
         {
@@ -109,10 +109,5 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
         }
         for artifact in bundle.manifest.artifacts
     ]
-    cost = {"seconds": seconds, "cpu_seconds": _children_cpu_s() - computed, "peak_bytes": memory.peak_bytes}
+    cost = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss << 10}
     return {"date": datetime.now(UTC).date().isoformat(), "artifacts": artifacts, **cost, "stages": stages}
-
-
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

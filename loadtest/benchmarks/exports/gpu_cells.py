@@ -143,7 +143,6 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
     def tensorrt_engine(target: str) -> Backend:
         file = model.plain.with_name(f"{target}.engine")
         done = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
-
         return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
 
     yield "ort-cuda", ort_cuda
@@ -183,9 +182,7 @@ def torch_cells(torch: Any, prepared: Prepared, until: float) -> dict[str, list[
             for texts, tokens in COMPARED:
                 if time.monotonic() > until:
                     break
-                inputs = [
-                    torch.ones(texts, tokens, dtype=torch.int32, device="cuda")
-                    for _ in task_model.inputs(prepared.checkpoint)
-                ]
+                ones = torch.ones(texts, tokens, dtype=torch.int32, device="cuda")
+                inputs = [ones.clone() for _ in task_model.inputs(prepared.checkpoint)]
                 cells.append(_torch_cell(torch, partial(run, *inputs), until, texts, tokens))
     return found

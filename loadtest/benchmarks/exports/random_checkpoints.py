@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -106,22 +107,27 @@ def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
     return folder
 
 
-def name_tokenizer(folder: Path) -> None:
-    """Writes of which class the demo model's tokenizer is: a family's own makes a tokenizer of its own kind."""
+def write_tokenizer(folder: Path, words: int) -> None:
+    """Writes the demo model's tokenizer with its first words, and of which class it is: a family's own differs."""
+    (folder / "tokenizer.json").write_text(_tokenizer(words), encoding="utf-8")
     tokens = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
     (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
+
+
+@functools.cache
+def _tokenizer(words: int) -> str:
+    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
+    every = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: at for word, at in every.items() if at < words}
+    return json.dumps(tokenizer)
 
 
 def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  of Transformers
     from safetensors.torch import load_file, save_file  # noqa: PLC0415  needs PyTorch
 
     model.save_pretrained(folder)
-    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
-    words = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {word: at for word, at in words.items() if at < model.config.vocab_size}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    name_tokenizer(folder)
+    write_tokenizer(folder, model.config.vocab_size)
     own, family = _OWN_FORMS.get(model_type), FAMILIES[model_type]
     if own is None:
         return

@@ -10,6 +10,7 @@ import signal
 import statistics
 import time
 from functools import cached_property, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from export.charts.lines import Panel, Series, panels_file
@@ -167,13 +168,7 @@ class OpenLoopBenchmark(PeerBenchmark):
 
     def figures(self, store: Store) -> dict[str, Any]:
         blocks = _blocks(store)
-        pairs = [
-            (one, other)
-            for group in GROUPS.values()
-            for one in group
-            for other in group
-            if one.is_ours and other.server == "triton"
-        ]
+        pairs = [pair for group in GROUPS.values() for pair in product(group, group)]
         tables = {
             engine: [
                 (share, entrant.name, list(found.values()))
@@ -183,8 +178,11 @@ class OpenLoopBenchmark(PeerBenchmark):
             ]
             for engine, group in GROUPS.items()
         }
-        verdict = [(one.name, other.name, [aim.ratios(blocks, one, other) for aim in AIMS]) for one, other in pairs]
-        verdict = verdict if blocks else []
+        verdict = [
+            (one.name, other.name, [aim.ratios(blocks, one, other) for aim in AIMS])
+            for one, other in pairs
+            if blocks and one.is_ours and other.server == "triton"
+        ]
         return {"capacities": _capacities(store), "tables": tables, "aims": AIMS, "verdict": verdict, "lost": _lost}
 
     def plots(self, store: Store) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,6 @@ class RollingBenchmark(Benchmark):
         Option("--requests", 200_000, "at least so many (%(default)s)"),
         Option("--rate", None, "requests a second (0.7 of the capacity, which is measured)", float),
         Option("--lame-duck-s", 5.0, "of the servers (%(default)s)", zero=True),
-        Option("--server", "", "more options of each server, as one word"),
-        Option("--logs", None, "keep the logs of servers and proxy there", Path),
     )
 
     def facts(self) -> dict[str, Any]:
@@ -42,12 +39,9 @@ class RollingBenchmark(Benchmark):
 
     def _experiment(self) -> dict[str, Any]:
         """What `Found.figures` gives, and the command line of the servers."""
-        options = self.options
-        folder = options.logs or Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        more = tuple(shlex.split(options.server))
-        plan = Plan(options.models, folder, options.restarts, options.requests, options.rate, more, options.lame_duck_s)
-        server = shlex.join(["bertserve", "serve", "--lame-duck-s", f"{options.lame_duck_s:g}", *more])
+        options, folder = self.options, Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        plan = Plan(options.models, folder, options.restarts, options.requests, options.rate, (), options.lame_duck_s)
+        server = f"bertserve serve --lame-duck-s {options.lame_duck_s:g}"
         return {**experiment(plan, self.say).figures(), "server": server}
 
     def figures(self, store: Store) -> dict[str, Any]:

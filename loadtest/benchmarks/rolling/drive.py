@@ -202,7 +202,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
 
 def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
     """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
-    places = (("ours", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
+    places = (("embed", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
     rates = [closed_loop(place, hidden_size, texts, _CONNECTIONS, _CAPACITY_S) for place in places]
     return len(rates) / sum(1 / rate for rate in rates)
 

@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, get, program, unset_settings
+from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports, get
 from loadtest.errors import BenchError
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,41 +40,22 @@ def haproxy() -> list[str] | None:
     return ["env", f"LD_LIBRARY_PATH={libraries}", str(unpacked)]
 
 
-class Replica:
+class Replica(BertServer):
     """A server that is started again and again on the same ports; `name` is what the proxy calls it."""
 
     def __init__(self, name: str, models: Path, folder: Path, options: Sequence[str]) -> None:
         """Prepares; `start` starts it."""
-        self.name = name
-        self.log = folder / f"replica-{name}.log"
-        self.http_port, self.grpc_port, self.metrics_port, self.agent_port = free_ports(4)
-        self._command = [
-            *(str(program()), "serve", "--models", str(models), "--host", HOST),
-            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
-            *("--metrics-port", str(self.metrics_port), "--agent-port", str(self.agent_port)),
-            *("--log-format", "json", "--access-log", "true", *options),
-        ]
-        self._process: ServerProcess | None = None
+        self.name, self.log, [self.agent_port] = name, folder / f"replica-{name}.log", free_ports(1)
+        own = ("--engine", "auto", "--agent-port", str(self.agent_port), "--log-format", "json", "--access-log", "true")
+        super().__init__(models, "auto", available_cpus(), *own, *options, log=self.log)
 
     def start(self) -> float:
         """Starts it, waits until it is ready, and returns the seconds that took; raises BenchError where it is not."""
-        ready = (self.metrics_port, "/readyz")
-        self._process = ServerProcess(self._command, unset_settings(), ready, log=self.log).__enter__()
-        return self._process.ready_s
-
-    def stop(self, limit_s: float) -> int:
-        """SIGTERM; returns the exit code, and raises BenchError where it does not end in time."""
-        if self._process is None:
-            raise BenchError(f"replica {self.name} does not run")
-        code = self._process.stop(limit_s)
-        self.close()
-        return code
+        return self.__enter__().ready_s
 
     def close(self) -> None:
         """Ends it if it still runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.__exit__(None, None, None)
+        self.__exit__(None, None, None)
 
     def answered(self) -> Counter[str]:
         """How often each request was answered well, by its id."""
