@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loadtest.benchmarks import simulator
-from loadtest.benchmarks.drive import SLO_MS, block, drive, even, find_capacity, mixed_texts, short_texts
+from loadtest.benchmarks.drive import SLO_MS, block, drive, even, find_capacity, mixed_texts
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.server_process import HOST, BertServer
 from loadtest.benchmarks.show import chart
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 OURS, BASELINE = "ours", "baseline"
 SHARES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15)
 OVERLOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)
-KNEE = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 _BUDGETS = (256, 512, 1024, 2048)
 REPLAYED = (0.3, 0.6, 0.8)
 """Of the capacity that is found first: rates of the runs that are simulated too."""
@@ -42,7 +41,7 @@ _REPLY_US, _BATCH_US = 100.0, 70.0
 
 _GOOD = {2.0: 0.95, 5.0: 0.90, 10.0: 0.75}
 _TAIL = {2.0: 1.25, 10.0: 2.0}
-_REFUSAL_MS, _RECOVERY_S, _KNEE = 20.0, 5.0, 0.9
+_REFUSAL_MS, _RECOVERY_S = 20.0, 5.0
 _COMPARED = ("short_p99_ms", "p99_ms", "long_p99_ms", "p50_ms", "answered_per_s")
 _OFFERED = "offered requests a second"
 
@@ -67,10 +66,6 @@ class _Scheduling(Benchmark):
     def mixed(self) -> Workload:
         return mixed_texts(self.bundle)
 
-    @cached_property
-    def short(self) -> Workload:
-        return short_texts(self.bundle)
-
     def bert(self, subject: str, *, deadline: bool = False) -> BertServer:
         """A subject's server."""
         options = _fifo(self.store.steps["budget"]["best"]) if subject == BASELINE else ()
@@ -91,10 +86,9 @@ class _Scheduling(Benchmark):
         """What was found of it."""
         return float(self.store.steps[f"capacity {of}"]["capacity_per_s"])
 
-    def find_capacity(self, subject: str, *, short: bool = False) -> dict[str, Any]:
+    def find_capacity(self, subject: str) -> dict[str, Any]:
         """The highest rate at which a subject keeps the objective."""
-        target, workload = self.target(self.bert(subject)), self.short if short else self.mixed
-        return find_capacity(target, workload, self.options.probe_s, 0.8 * self.guess())
+        return find_capacity(self.target(self.bert(subject)), self.mixed, self.options.probe_s, 0.8 * self.guess())
 
 
 def _fifo(budget: int) -> tuple[str, ...]:
@@ -119,7 +113,6 @@ class SchedulingBenchmark(_Scheduling):
         yield "budget", self._budget
         for subject in (OURS, BASELINE):
             yield f"capacity {subject}", partial(self.find_capacity, subject)
-        yield "capacity of short texts", partial(self.find_capacity, OURS, short=True)
         for number in range(1, options.rounds + 1):
             for subject in (OURS, BASELINE) if number % 2 else (BASELINE, OURS):
                 yield f"turn {number} {subject}", partial(self._at_share, subject, 0.8, options.seconds, number)
@@ -127,40 +120,31 @@ class SchedulingBenchmark(_Scheduling):
             yield f"share {share:g} {subject}", partial(self._at_share, subject, share, options.probe_s, 50)
         for factor, subject in itertools.product(OVERLOADS, (OURS, BASELINE)):
             yield f"overload {factor:g} {subject}", partial(self._overload, subject, factor)
-        for factor in KNEE:
-            yield f"knee {factor:g}", partial(self._knee, factor)
 
     def _budget(self) -> dict[str, Any]:
         """The budget with which the baseline has its best p99, at three quarters of what one by one would carry."""
         rate, tried = 0.75 * self.guess(), {}
         for budget in _BUDGETS:
             with self.new_server(*_fifo(budget)) as server:
-                tried[str(budget)] = self._run(server, self.mixed, even(self.options.probe_s), rate, 1)
+                tried[str(budget)] = self._run(server, even(self.options.probe_s), rate, 1)
         best = min(tried, key=lambda budget: tried[budget].get("p99_ms", float("inf")))
         return {"rate": rate, "tried": tried, "best": int(best)}
 
-    def _run(
-        self, server: BertServer, workload: Workload, phases: tuple[Phase, ...], rate: float, seed: int
-    ) -> dict[str, float]:
+    def _run(self, server: BertServer, phases: tuple[Phase, ...], rate: float, seed: int) -> dict[str, float]:
         """The figures of the first phase, on a server that has just been at work."""
         target = self.target(server)
         # Half of the load for a moment, so that caches are warm and the server's costs are the present ones.
         drive(target, self.mixed, (Phase(_WARM_S, _WARM_SHARE, _WARM_SHARE),), min(rate, self.guess()), 1000)
-        return block(target, workload, phases, rate, seed)
+        return block(target, self.mixed, phases, rate, seed)
 
     def _at_share(self, subject: str, share: float, seconds: float, seed: int) -> dict[str, float]:
         """An even load that is a share of the baseline's capacity."""
-        return self._run(self.bert(subject), self.mixed, even(seconds), share * self.capacity(BASELINE), seed)
+        return self._run(self.bert(subject), even(seconds), share * self.capacity(BASELINE), seed)
 
     def _overload(self, subject: str, factor: float) -> dict[str, float]:
         """A multiple of our own capacity with the objective as everybody's deadline, and half of it afterwards."""
         phases = (Phase(self.options.overload_s, factor, factor), Phase(_AFTER_S, _LOAD_AFTER, _LOAD_AFTER))
-        return self._run(self.bert(subject, deadline=True), self.mixed, phases, self.capacity(OURS), 7)
-
-    def _knee(self, factor: float) -> dict[str, float]:
-        """Texts of 8 tokens alone, where the server itself costs as much as the engine."""
-        rate, seconds = factor * self.capacity("of short texts"), self.options.probe_s
-        return self._run(self.bert(OURS, deadline=True), self.short, even(seconds), rate, 9)
+        return self._run(self.bert(subject, deadline=True), phases, self.capacity(OURS), 7)
 
     def figures(self, store: Store) -> dict[str, Any]:
         capacity = store.steps.get(f"capacity {OURS}", {}).get("capacity_per_s")
@@ -172,16 +156,12 @@ class SchedulingBenchmark(_Scheduling):
         for (_, who), found in _named(store, "turn "):
             turns.setdefault(who, []).append(found)
         ratios = {name: _ratio(turns, name) for name in _COMPARED} if len(turns) == len((OURS, BASELINE)) else {}
-        knee = [{"times": times, **run} for (times,), run in _named(store, "knee ")]
-        held = [run["rate"] for run in knee if run["good_per_s"] >= _KNEE * run["offered_per_s"]]
         return {
             "slo_ms": SLO_MS,
             "turns": turns,
             "ratios": ratios,
             "capacity": capacity,
             "overload": sorted(overload, key=lambda run: (float(run["times"]), run["who"] != OURS)),
-            "knee": knee,
-            "held": max(held, default=None),
         }
 
     def plots(self, store: Store) -> dict[str, str]:

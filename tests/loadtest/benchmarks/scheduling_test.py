@@ -11,7 +11,7 @@ from export.charts.plot import Axis
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
 from loadtest.benchmarks.runner import Benchmark, parser
-from loadtest.benchmarks.scheduling import KNEE, OVERLOADS, REPLAYED, SHARES, SchedulingBenchmark, SimulatedBenchmark
+from loadtest.benchmarks.scheduling import OVERLOADS, REPLAYED, SHARES, SchedulingBenchmark, SimulatedBenchmark
 from loadtest.benchmarks.store import Store
 from loadtest.errors import BenchError
 from loadtest.generator.records import PACK, RECORD
@@ -121,7 +121,7 @@ def full_store(path: Path) -> Store:
     found: dict[str, Any] = {
         "budget": {"rate": 75.0, "tried": {"256": run(75), "512": run(75)}, "best": 256},
     }
-    for name in ("ours", "baseline", "of short texts"):
+    for name in ("ours", "baseline"):
         found[f"capacity {name}"] = {"capacity_per_s": 100.0, "confidence": "sure"}
     for number, (subject, short) in product((1, 2, 3), (("ours", 50.0), ("baseline", 100.0))):
         found[f"turn {number} {subject}"] = run(80, short_p99_ms=short)
@@ -129,8 +129,6 @@ def full_store(path: Path) -> Store:
         found[f"share {share:g} {subject}"] = run(100 * share)
     for factor, subject in product(OVERLOADS, ("ours", "baseline")):
         found[f"overload {factor:g} {subject}"] = run(100 * factor, good_per_s=96.0, refusal_p99_ms=5.0)
-    for factor in KNEE:
-        found[f"knee {factor:g}"] = run(1000 * factor, good_per_s=1000.0 * min(factor, 1.2))
     machine = {"CPU": "a processor"}
     return Store(path, {"machine": machine, "model": "minilm", "version": "1"}, found)
 
