@@ -169,6 +169,7 @@ class GpuBenchmark(Benchmark):
         try:
             models = self._exported(until)
             options = ("--engine", self.options.engine, "--max-batch-tokens", str(MOST_TOKENS))
+            options += ("--default-timeout-ms", "30000")  # a refusal would end the measurement
             server = BertServer(models, "fp16", available_cpus(), *options)
             server.start_limit_s = min(_SERVER_START_S, until - time.monotonic())
             return self._asked_of(self.opened("the server", lambda: server))
