@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from loadtest.errors import BenchError
 from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.child import Child
 from loadtest.generator.measure import Measurement
@@ -198,6 +199,8 @@ def find_capacity(target: Target, workload: Workload, probe_s: float, rate: floa
     measurement = Measurement(target, scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
     with Progress(scenario.seconds) as progress:
         result = search(measurement, scenario, progress).as_json()
+    if result["capacity_per_s"] is None:
+        raise BenchError(f"a p99 of {SLO_MS:g} ms is held at no rate")
     return {name: result[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
 
 
