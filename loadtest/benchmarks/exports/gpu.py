@@ -168,9 +168,9 @@ class GpuBenchmark(Benchmark):
         until = self._share(_SERVED_SHARE)
         try:
             models = self._exported(until)
-            options = ("--engine", self.options.engine, "--max-batch-tokens", str(MOST_TOKENS))
-            options += ("--default-timeout-ms", "30000")  # a refusal would end the measurement
-            server = BertServer(models, "fp16", available_cpus(), *options)
+            # A refusal would end the measurement.
+            limits = ("--default-timeout-ms", "30000", "--max-batch-tokens", str(MOST_TOKENS))
+            server = BertServer(models, "fp16", available_cpus(), "--engine", self.options.engine, *limits)
             server.start_limit_s = min(_SERVER_START_S, until - time.monotonic())
             return self._asked_of(self.opened("the server", lambda: server))
         except (BenchError, ExportError, OSError) as error:
