@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,19 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from loadtest.errors import BenchError
-from loadtest.generator.arrivals import choices, schedule, zipf_weights
+from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.child import Child
 from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
 from loadtest.generator.search import search
-from loadtest.generator.workload import different_texts, make_texts, sentence_words
+from loadtest.generator.workload import make_texts, sentence_words
 from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import parse_slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
 SLO_MS = 250.0
 """What p99 is held to where a capacity is searched for."""
 
-_TEXTS = 200
-_LEAST_WORDS, _MOST_WORDS = 6, 250
-REPEATED_TEXTS = 4000
+_TEXTS, _LEAST_WORDS, _MOST_WORDS = 200, 6, 250
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
 _WARM_UP_S, _ASK_S, _LOOK_S = 0.5, 60.0, 0.05
@@ -53,40 +50,43 @@ class Workload:
     tokens: tuple[int, ...]
 
     @classmethod
-    def of_words(cls, tokenizer: Path, max_tokens: int, least: int, most: int) -> Workload:
-        """Consecutive words of real English, from `least` to `most` of them in even steps; longer texts are cut."""
-        words, dice = sentence_words(), random.Random(1)
-        texts = []
-        for index in range(_TEXTS):
-            count = round(least + (most - least) * index / (_TEXTS - 1))
-            start = dice.randrange(len(words))
-            texts.append(" ".join(words[(start + step) % len(words)] for step in range(count)))
-        return cls._of(texts, [1.0] * len(texts), tokenizer, max_tokens)
-
-    @classmethod
-    def of_repeated(cls, tokenizer: Path, max_tokens: int, least: int, most: int, count: int) -> Workload:
-        """As many different texts, asked for as often as Zipf's law has it (s = 1), the most frequent first."""
-        texts = different_texts(least, most, count)
-        return cls._of(texts, zipf_weights(count).tolist(), tokenizer, max_tokens)
-
-    @classmethod
-    def _of(cls, texts: Sequence[str], weights: Sequence[float], tokenizer: Path, max_tokens: int) -> Workload:
-        counter = Tokenizer.from_str(tokenizer.read_text(encoding="utf-8"))
-        tokens = tuple(min(max_tokens, len(encoding.ids)) for encoding in counter.encode_batch_fast(list(texts)))
-        pairs = enumerate(zip(texts, weights, strict=True))
-        return cls(tuple(Kind(str(index), "embed", weight, (text,)) for index, (text, weight) in pairs), tokens)
-
-    @classmethod
-    def of_tokens(cls, texts: Sequence[str], tokens: int) -> Workload:
-        """Texts of one length."""
+    def of(cls, texts: Sequence[str], tokens: Sequence[int]) -> Workload:
         kinds = tuple(Kind(str(index), "embed", 1.0, (text,)) for index, text in enumerate(texts))
-        return cls(kinds, (tokens,) * len(kinds))
+        return cls(kinds, tuple(tokens))
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(kind.texts[0]) for kind in self.kinds]
 
     def requests(self, phases: Sequence[Phase], rate: float, seed: int) -> list[tuple[float, int]]:
         """Seconds and tokens of every request that a run with these arguments sends."""
         times = schedule(Scenario("benchmark", "", tuple(phases), {1: 1.0}), rate, seed)
         drawn = choices([kind.weight for kind in self.kinds], len(times), seed)
         return [(at, self.tokens[kind]) for at, kind in zip(times.tolist(), drawn.tolist(), strict=True)]
+
+
+def mixed_texts(bundle: Bundle) -> Workload:
+    """Consecutive words of real English, from 6 to 250 of them in even steps; longer texts are cut by the server."""
+    words, dice = sentence_words(), random.Random(1)
+    texts = []
+    for index in range(_TEXTS):
+        count = round(_LEAST_WORDS + (_MOST_WORDS - _LEAST_WORDS) * index / (_TEXTS - 1))
+        start = dice.randrange(len(words))
+        texts.append(" ".join(words[(start + step) % len(words)] for step in range(count)))
+    counter = Tokenizer.from_str((bundle.path / "tokenizer.json").read_text(encoding="utf-8"))
+    encoded = counter.encode_batch_fast(texts)
+    return Workload.of(texts, [min(bundle.max_length, len(encoding.ids)) for encoding in encoded])
+
+
+def short_texts(bundle: Bundle) -> Workload:
+    """Texts of 8 tokens."""
+    texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
+    return Workload.of(texts, [_SHORT_TOKENS] * len(texts))
+
+
+def even(seconds: float) -> tuple[Phase, ...]:
+    """One phase at the whole rate."""
+    return (Phase(seconds, 1, 1),)
 
 
 @dataclass(slots=True)
@@ -105,6 +105,12 @@ class Recorded(Result):
         self.records.append(records)
         self.reasons.append(list(faults))
 
+    def failed_with(self, statuses: tuple[str, ...]) -> NDArray[np.bool_]:
+        """Which requests failed for a reason that begins with one of these."""
+        pieces = zip(self.records, self.reasons, strict=True)
+        found = [np.array([reason.startswith(statuses) for reason in told])[piece["fault"]] for piece, told in pieces]
+        return np.concatenate(found)
+
 
 @dataclass(slots=True, frozen=True)
 class Requests:
@@ -117,8 +123,7 @@ class Requests:
         refused: Whether the server said on its arrival that it would have none.
         missed: Whether the server took it, and its deadline passed.
         tokens: Of its text.
-        queue_us: As the server says; -1 where it does not.
-        compute_us: Likewise.
+        queue_us: As the server says, like `compute_us`; -1 where it does not.
     """
 
     intended: NDArray[np.float64]
@@ -132,27 +137,12 @@ class Requests:
 
     @classmethod
     def of(cls, recorded: Recorded, tokens: Sequence[int]) -> Requests:
-        """The requests of a run."""
+        """The requests of a run over texts of so many tokens."""
         every = np.concatenate(recorded.records)
-        refused, missed = (
-            np.concatenate(
-                [
-                    np.array([reason.startswith(statuses) for reason in reasons])[records["fault"]]
-                    for records, reasons in zip(recorded.records, recorded.reasons, strict=True)
-                ]
-            )
-            for statuses in (_REFUSED, _MISSED)
-        )
-        return cls(
-            every["intended"],
-            (every["done"] - every["intended"]) * 1e3,
-            every["fault"] == 0,
-            refused,
-            missed,
-            np.asarray(tokens)[every["kind"]],
-            every["queue_us"],
-            every["compute_us"],
-        )
+        latency_ms, answered = (every["done"] - every["intended"]) * 1e3, every["fault"] == 0
+        fates = (answered, recorded.failed_with(_REFUSED), recorded.failed_with(_MISSED))
+        stages = (every["queue_us"], every["compute_us"])
+        return cls(every["intended"], latency_ms, *fates, np.asarray(tokens)[every["kind"]], *stages)
 
     def within(self, begin_s: float, end_s: float) -> Requests:
         """Those that should have been sent in a stretch of the run."""
@@ -163,14 +153,15 @@ class Requests:
         """What stands in tables; an answer above `good_ms` is not good, a percentile of nothing is not there."""
         low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
         answered = self.answered
-        found = {
-            "offered_per_s": len(self.intended) / seconds,
-            "answered_per_s": int(answered.sum()) / seconds,
-            "good_per_s": int((answered & (self.latency_ms <= good_ms)).sum()) / seconds,
-            "refused_per_s": int(self.refused.sum()) / seconds,
-            "missed_per_s": int(self.missed.sum()) / seconds,
-            "failed_otherwise": float((~answered & ~self.refused & ~self.missed).sum()),
+        counted = {
+            "offered": np.ones_like(answered),
+            "answered": answered,
+            "good": answered & (self.latency_ms <= good_ms),
+            "refused": self.refused,
+            "missed": self.missed,
         }
+        found = {f"{name}_per_s": int(chosen.sum()) / seconds for name, chosen in counted.items()}
+        found["failed_otherwise"] = float((~answered & ~self.refused & ~self.missed).sum())
         for name, chosen, percent in (
             ("p50_ms", answered, 50),
             ("p99_ms", answered, 99),
@@ -202,34 +193,14 @@ class Requests:
         return max(0.0, low_us - slope * low), slope
 
 
-def mixed_texts(bundle: Bundle) -> Workload:
-    """Texts of 6 to 250 words."""
-    return Workload.of_words(bundle.path / "tokenizer.json", bundle.max_length, _LEAST_WORDS, _MOST_WORDS)
-
-
-def repeated_texts(bundle: Bundle) -> Workload:
-    """Different texts of 6 to 250 words that repeat as Zipf's law has it."""
-    tokenizer = bundle.path / "tokenizer.json"
-    return Workload.of_repeated(tokenizer, bundle.max_length, _LEAST_WORDS, _MOST_WORDS, REPEATED_TEXTS)
-
-
-def short_texts(bundle: Bundle) -> Workload:
-    """Texts of 8 tokens."""
-    texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
-    return Workload.of_tokens(texts, _SHORT_TOKENS)
-
-
-def even(seconds: float) -> tuple[Phase, ...]:
-    """One phase at the whole rate."""
-    return (Phase(seconds, 1, 1),)
-
-
 def find_capacity(target: Target, workload: Workload, probe_s: float, rate: float) -> dict[str, Any]:
     """The highest rate at which p99 keeps the objective, searched from a rate on."""
     scenario = Scenario("capacity", "", even(probe_s), {1: 1.0}, rate=rate)
     measurement = Measurement(target, scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
     with Progress(scenario.seconds) as progress:
         result = search(measurement, scenario, progress).as_json()
+    if result["capacity_per_s"] is None:
+        raise BenchError(f"a p99 of {SLO_MS:g} ms is held at no rate")
     return {name: result[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
 
 
@@ -272,9 +243,9 @@ class Running:
         self.processes = load.processes
         self.result = Recorded({}, scenario.seconds)
         self._began: float | None = None
-        self._error: BenchError | None = None
-        self._thread = threading.Thread(target=self._run, args=(target, load, generator))
-        self._thread.start()
+        pool = ThreadPoolExecutor(1)
+        self._sent = pool.submit(run, target, load, self.result, self._show, generator)
+        pool.shutdown(wait=False)
 
     def began(self) -> float:
         """When the schedule began, on the clock `time.perf_counter`; waits for it."""
@@ -285,20 +256,13 @@ class Running:
 
     def check(self) -> None:
         """Raises BenchError where a generator has failed."""
-        if self._error:
-            raise BenchError(f"a generator failed: {self._error}")
+        if self._sent.done():
+            self._sent.result()
 
     def join(self) -> Recorded:
         """Waits for the last answer; raises BenchError where a generator has failed."""
-        self._thread.join()
-        self.check()
+        self._sent.result()
         return self.result
-
-    def _run(self, target: Target, load: Load, generator: str) -> None:
-        try:
-            run(target, load, self.result, self._show, generator)
-        except BenchError as error:
-            self._error = error
 
     def _show(self, _: Result, passed_s: float) -> None:
         if self._began is None:
@@ -316,3 +280,21 @@ def drive(
     """Sends a schedule and returns its requests and the facts of the generator; raises BenchError where it failed."""
     recorded = Running(target, workload.kinds, phases, rate, seed, patience_s=patience_s).join()
     return Requests.of(recorded, workload.tokens), recorded.generator
+
+
+def block(
+    target: Target,
+    workload: Workload,
+    phases: Sequence[Phase],
+    rate: float,
+    seed: int,
+    *,
+    good_ms: float = SLO_MS,
+    patience_s: float = _PATIENCE_S,
+) -> dict[str, float]:
+    """A measurement in an open loop: the figures of its first phase, and how long those after it were bad."""
+    requests, generator = drive(target, workload, phases, rate, seed, patience_s)
+    first = phases[0].seconds
+    found = requests.within(0, first).figures(first, good_ms)
+    found |= {"rate": phases[0].begin * rate, "generator_late_p99_ms": generator.lateness.percentile_ms(99)}
+    return found if len(phases) == 1 else {**found, "bad_until_s": requests.bad_until_s(first, good_ms)}

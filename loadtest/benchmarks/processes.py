@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
-from typing import Self
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -38,42 +36,10 @@ def resident_bytes(pid: int) -> int:
     return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
 
 
-def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process; of pages that several share, its part of them. 0 where it has gone."""
-    try:
-        lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-
-
-class PeakMemory:
-    """Watches the resident memory of a process and of everything that it started, within a `with` block."""
-
-    def __init__(self, pid: int, every_s: float) -> None:
-        self._pid, self._every_s = pid, every_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak_bytes = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._every_s):
-            pids = [self._pid, *descendants(self._pid)]
-            self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, pids)))
-
-
-def machine_cpu_s() -> tuple[float, float]:
-    """CPU time that this machine's cores have worked since it started, and that its host took from them, in seconds."""
-    user, nice, system, _, _, irq, soft_irq, steal = map(int, (_PROC / "stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft_irq) / _TICKS_PER_S, steal / _TICKS_PER_S
+def machine_cpu_s() -> float:
+    """CPU time that this machine's cores have worked since it started, in seconds."""
+    user, nice, system, _, _, irq, soft_irq = map(int, (_PROC / "stat").read_text().split()[1:8])
+    return (user + nice + system + irq + soft_irq) / _TICKS_PER_S
 
 
 def _stat(pid: int) -> list[str]:

@@ -6,11 +6,12 @@ starts, so what is timed is `InferenceSession.run` and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import queue
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -97,14 +98,9 @@ class RawEngine:
         data = Path(artifact).read_bytes()
         self._names = names
         self._texts = {int(tokens): ids for tokens, ids in texts.items()}
-        for options in OPTIONS:
-            for way, count, width in ((WIDE, 1, threads), (NARROW, threads, 1)):
-                self._sessions[options, way] = [
-                    ort.InferenceSession(
-                        data, session_options(options, width, cores), providers=["CPUExecutionProvider"]
-                    )
-                    for _ in range(count)
-                ]
+        for options, (way, count, width) in itertools.product(OPTIONS, ((WIDE, 1, threads), (NARROW, threads, 1))):
+            own, on = session_options(options, width, cores), ["CPUExecutionProvider"]
+            self._sessions[options, way] = [ort.InferenceSession(data, own, providers=on) for _ in range(count)]
         return str(ort.__version__)
 
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
@@ -119,36 +115,26 @@ class RawEngine:
 
         The latencies of a batch are those of the whole batch; rates are always in texts.
         """
-        size = batch_size(way)
-        batches = [list(batch) for batch in _chunks(self._texts[tokens], size)]
-        feeds = [tensors_of(self._names, batch) for batch in batches]
+        size, texts = batch_size(way), self._texts[tokens]
+        starts = range(0, len(texts) - size + 1, size)
+        feeds = [tensors_of(self._names, texts[start : start + size]) for start in starts]
         sessions = self._sessions[options, NARROW if way.startswith(NARROW) else WIDE]
-        exchanges: list[list[Exchange]] = [[] for _ in sessions]
+        runs: list[Exchange] = []
         cpu_s = time.process_time()
         window = Window.after(time.perf_counter(), warm_up_s, seconds)
-        threads = [
-            threading.Thread(target=_loop, args=(session.run, feeds[index:] + feeds[:index], window.end, times))
-            for index, (session, times) in enumerate(zip(sessions, exchanges, strict=True))
-        ]
-        if len(threads) == 1:
+        if len(sessions) == 1:
             # The session counts its caller among its threads, and a bare loop has but the main one.
-            _loop(sessions[0].run, feeds, window.end, exchanges[0])
+            runs = _loop(sessions[0].run, feeds, window.end)
         else:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        runs = [run for times in exchanges for run in times]
+            turned = [feeds[index:] + feeds[:index] for index in range(len(sessions))]
+            with ThreadPoolExecutor(len(sessions)) as pool:
+                ends = [window.end] * len(sessions)
+                found = pool.map(_loop, [session.run for session in sessions], turned, ends)
+                runs = [run for times in found for run in times]
         sample = sample_of(runs, window, time.process_time() - cpu_s)
-        return dataclasses.asdict(
-            dataclasses.replace(
-                sample,
-                requests=sample.requests * size,
-                exchanges=sample.exchanges * size,
-                per_s=sample.per_s * size,
-                client_cpu_us=sample.client_cpu_us / size,
-            )
-        )
+        counts = {"requests": sample.requests * size, "exchanges": sample.exchanges * size}
+        rates = {"per_s": sample.per_s * size, "client_cpu_us": sample.client_cpu_us / size}
+        return dataclasses.asdict(sample) | counts | rates
 
     def drain(self, texts: list[list[int]], batch_tokens: int) -> float:
         """Seconds that texts take by length, the longest first, in batches on the narrow sessions.
@@ -162,37 +148,28 @@ class RawEngine:
             feeds.put(tensors_of(self._names, ordered[at : at + size]))
             at += size
         sessions = self._sessions["served", NARROW]
-        threads = [threading.Thread(target=_empty, args=(session.run, feeds)) for session in sessions]
         begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            list(pool.map(lambda session: _empty(session.run, feeds), sessions))
         return time.perf_counter() - begun
 
 
 def _empty(run: Callable[..., object], feeds: queue.SimpleQueue[Tensors]) -> None:
-    while True:
-        try:
-            feed = feeds.get_nowait()
-        except queue.Empty:
-            return
-        run(None, feed)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            run(None, feeds.get_nowait())
 
 
-def _chunks(texts: list[list[int]], size: int) -> list[list[list[int]]]:
-    return [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
-
-
-def _loop(run: Callable[..., object], feeds: list[Tensors], end: float, times: list[Exchange]) -> None:
-    clock = time.perf_counter
+def _loop(run: Callable[..., object], feeds: list[Tensors], end: float) -> list[Exchange]:
+    clock, times = time.perf_counter, []
     for feed in itertools.cycle(feeds):
         sent = clock()
         run(None, feed)
         done = clock()
         times.append((sent, done))
         if done >= end:
-            return
+            break
+    return times
 
 
 if __name__ == "__main__":

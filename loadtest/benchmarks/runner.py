@@ -1,6 +1,6 @@
 """The runner of all benchmarks: their command line, the file of their figures, their page.
 
-A benchmark is a declaration: a subclass of `Benchmark` names what is measured, step by step, and how it is shown.
+A benchmark is a declaration: a subclass of `Benchmark` names what is measured, step by step, and what its page shows.
 """
 
 from __future__ import annotations
@@ -17,85 +17,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from loadtest.benchmarks.server_process import BertServer
+from loadtest.benchmarks.show import rendered
 from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import round_name
+from loadtest.benchmarks.turns import Turn, measure_round, round_name
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
 from loadtest.generator.workload import find_bundle
 from loadtest.report import machine
 from loadtest.report.progress import Progress
-from loadtest.report.tables import Table, as_markdown, as_text
 from serving.host import available_cpus
 from serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from loadtest.benchmarks.server_process import ServerProcess
     from loadtest.benchmarks.store import Step
     from loadtest.generator.workload import Bundle
+    from loadtest.report.tables import Table
 
 _INTERRUPTED = 130
 _Opened = TypeVar("_Opened")
-
-
-@dataclass(slots=True, frozen=True)
-class Picture:
-    """A plot beside the page, in `<page>-<name>.svg`; without a name in `<page>.svg`."""
-
-    name: str
-    svg: str
-    words: str = ""
-
-    def path(self, page: Path) -> Path:
-        return page.with_name(f"{page.stem}-{self.name}.svg") if self.name else page.with_suffix(".svg")
-
-
-Part = Table | Picture | str
-
-
-@dataclass(slots=True, frozen=True)
-class Page:
-    """A page: how it was measured, then tables, pictures and paragraphs in reading order.
-
-    `verdict` comes before everything else; `facts` is what a reader must know beside the machine.
-    """
-
-    title: str
-    method: str
-    parts: Sequence[Part]
-    verdict: str = ""
-    facts: dict[str, str] | None = None
-
-    def markdown(self, store: Store) -> str:
-        facts = {**store.facts["machine"], **(self.facts or {})}
-        parts = [
-            f"# {self.title}",
-            self.verdict,
-            f"Made by `{store.command}`; `{store.path.name}` holds every figure. {self.method}",
-            "\n".join(f"- {name}: {value}" for name, value in facts.items()),
-            *(_markdown(part, store.path) for part in self.parts),
-        ]
-        return "\n\n".join(filter(None, parts)) + "\n"
-
-    def text(self) -> str:
-        """What a terminal shows of it."""
-        return "\n\n".join(filter(None, [self.verdict, *(as_text(p) for p in self.parts if isinstance(p, Table))]))
-
-    def write(self, store: Store) -> None:
-        """Writes the page and its plots beside the file of the figures."""
-        for part in self.parts:
-            if isinstance(part, Picture):
-                part.path(store.path).write_text(part.svg, encoding="utf-8")
-        store.path.with_suffix(".md").write_text(self.markdown(store), encoding="utf-8")
-
-
-def _markdown(part: Part, page: Path) -> str:
-    if isinstance(part, Table):
-        return as_markdown(part)
-    if isinstance(part, Picture):
-        return f"![{part.words or part.name}]({part.path(page).name})"
-    return part
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,17 +62,25 @@ class Option:
         if self.default is False:
             parser.add_argument(self.flag, action="store_true", help=self.help)
             return
-        if isinstance(self.default, tuple):
-            kind = self.kind or type(next(iter(self.default), ""))
-            parser.add_argument(self.flag, type=kind, nargs="+", default=self.default, help=self.help)
-            return
-        kind = self.kind or type(self.default)
-        kind = Path if isinstance(self.default, Path) else kind
-        parser.add_argument(self.flag, type=kind, default=self.default, help=self.help)
+        several = isinstance(self.default, tuple)
+        example = next(iter(self.default), "") if several else self.default
+        kind = self.kind or (Path if isinstance(example, Path) else type(example))
+        nargs = "+" if several else None
+        parser.add_argument(self.flag, type=kind, nargs=nargs, default=self.default, help=self.help)
+
+
+class Page:
+    """A page of tables alone, for a benchmark without a template."""
+
+    def __init__(self, title: str, method: str, parts: Sequence[Table]) -> None:
+        self._context = {"title": title, "method": method, "parts": parts}
+
+    def markdown(self, store: Store) -> str:
+        return rendered(Page, "tables", store=store, **self._context)
 
 
 class Benchmark:
-    """One of the benchmarks.
+    """One of the benchmarks. Its page is the template `<name>.md.j2` beside its module.
 
     Attributes:
         name: On the command line.
@@ -142,6 +93,7 @@ class Benchmark:
         length: The one length of the texts, where they are none.
         precision: The artifact's, whatever the command line says; None where that decides.
         own: Its own options.
+        errors: What ends a run with its sentence.
     """
 
     name: ClassVar[str]
@@ -155,7 +107,6 @@ class Benchmark:
     precision: ClassVar[str | None] = None
     own: ClassVar[tuple[Option, ...]] = ()
     errors: ClassVar[tuple[type[Exception], ...]] = (BenchError,)
-    """What ends a run with its sentence."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; nothing is started before the first step that is missing."""
@@ -164,7 +115,8 @@ class Benchmark:
             options.precision = self.precision
         self.stack = contextlib.ExitStack()
         self.store = Store(options.out, {})
-        self.progress: Progress | None = None
+        self.progress = Progress(0.0)
+        self.drawn: dict[str, str] = {}
         self._opened: dict[object, Any] = {}
 
     @property
@@ -172,9 +124,7 @@ class Benchmark:
         return find_bundle(self.options.models, self.options.precision)
 
     def say(self, words: str) -> None:
-        """Shows the progress."""
-        if self.progress is not None:
-            self.progress.say(words)
+        self.progress.say(words)
 
     def opened(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
         """What was opened under that key; it is made and entered when it is first asked for, and left at the end."""
@@ -191,19 +141,50 @@ class Benchmark:
             self._opened.clear()
         return self.opened(key, made)
 
-    def server(self, *words: str) -> BertServer:
-        """The server with these words on its command line."""
-        options = self.options
-        bert = partial(BertServer, options.models, options.precision, available_cpus(), *words)
-        return self.opened(("the server", *words), bert)
+    def new_server(self, *words: str, threads: int = 0) -> BertServer:
+        """A server of the model, not started yet, with these words on its command line."""
+        return BertServer(self.options.models, self.options.precision, threads or available_cpus(), *words)
+
+    def server(self, *words: str, threads: int = 0) -> BertServer:
+        """The server with these words, which runs until the end."""
+        return self.opened(("the server", *words), partial(self.new_server, *words, threads=threads))
 
     @cached_property
     def client(self) -> Child:
+        """The client of the closed loop."""
         return self.stack.enter_context(Child("loadtest.generator.client"))
 
-    def raw_engine(self, ids: dict[int, list[list[int]]]) -> Child:
-        """A bare loop around ONNX Runtime with the bundle's artifact and token ids by length, in its own process."""
-        raw, bundle = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine")), self.bundle
+    def asked(
+        self,
+        name: str,
+        server: ServerProcess,
+        place: tuple[str, int, str],
+        size: int,
+        texts: Mapping[int, Sequence[str]],
+    ) -> Callable[..., Turn]:
+        """Tells the client how to ask a server; returns what makes a turn of a number of tokens and of connections.
+
+        Args:
+            name: Of its samples, before the number of connections.
+            server: Whose CPU time is counted.
+            place: The client's form, the port, and the endpoint.
+            size: Numbers in an answer.
+            texts: By their number of tokens.
+        """
+        form, port, endpoint = place
+        way: dict[str, Any] = {"way": name, "form": form, "port": port, "endpoint": endpoint}
+        self.client.ask("open", hidden_size=size, texts=texts, **way)
+
+        def turn(tokens: int, connections: int, seconds: float = 0.0, *, is_frozen: bool = False) -> Turn:
+            arguments = {"way": name, "tokens": tokens, "connections": connections}
+            seconds = seconds or self.options.seconds
+            return Turn(f"{name} {connections}", self.client, arguments, seconds, server, is_frozen)
+
+        return turn
+
+    def raw_engine(self, bundle: Bundle, ids: dict[int, list[list[int]]]) -> Child:
+        """A bare loop around ONNX Runtime with a bundle's artifact and token ids by length, in its own process."""
+        raw = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine"))
         opened: dict[str, Any] = {"artifact": str(bundle.artifact), "names": list(bundle.inputs), "texts": ids}
         raw.ask("open", threads=available_cpus(), cores=os.cpu_count(), **opened)
         return raw
@@ -228,28 +209,40 @@ class Benchmark:
             for tokens in lengths:
                 yield round_name(number, tokens), partial(self.measure, number, tokens)
 
-    def measure(self, number: int, tokens: int) -> dict[str, Any]:
-        """A round: the samples by subject, as JSON values."""
-        raise NotImplementedError(f"{self.name} has no rounds: {number}, {tokens}")
+    def turns(self, tokens: int) -> Iterable[Turn]:
+        """A round at one length: what is put into a ratio stands side by side, since the machine's speed drifts."""
+        raise NotImplementedError(f"{self.name} has no turns of {tokens} tokens")
 
-    def page(self, store: Store) -> Page:
-        """The page, as far as it has been measured."""
-        raise NotImplementedError(f"{self.name} has no page of its own: {store.path}")
+    def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  for those whose rounds differ
+        """A round: the samples by subject, as JSON values."""
+        return measure_round(list(self.turns(tokens)), self.say)
+
+    def figures(self, store: Store) -> dict[str, Any]:  # noqa: ARG002  for templates that need no more
+        """What the template is given beside the store, as far as it has been measured."""
+        return {}
+
+    def plots(self, store: Store) -> dict[str, str]:  # noqa: ARG002  for pages without
+        """SVG files beside the page, `<page>-<name>.svg`, or `<page>.svg` without a name."""
+        return {}
+
+    def page(self, store: Store) -> str | Page:
+        """The page in Markdown."""
+        known = {"store": store, "steps": store.steps, "plots": self.drawn}
+        return rendered(type(self), self.name, **known, **self.figures(store))
 
     def show(self, store: Store) -> str:
-        """Writes the page; returns what a terminal shows of it."""
-        page = self.page(store)
-        page.write(store)
-        return f"{page.text()}\n\nwritten: {store.path} and {store.path.with_suffix('.md')}"
+        """Writes the page and its plots; returns what a terminal shows of it."""
+        self.drawn = self.plots(store)
+        page, path = self.page(store), store.path.with_suffix(".md")
+        text = page if isinstance(page, str) else page.markdown(store)
+        path.write_text(text, encoding="utf-8")
+        for name, svg in self.drawn.items():
+            path.with_name(f"{path.stem}{'-' if name else ''}{name}.svg").write_text(svg, encoding="utf-8")
+        return f"{text}\nwritten: {store.path} and {path}"
 
     def failed(self, store: Store) -> bool:
         """Whether a promise was broken, which the exit code says; figures alone break none."""
         return not store.steps
-
-
-def model_of(store: Store) -> dict[str, str]:
-    """The model as a fact of a page."""
-    return {"model": f"{store.facts['model']} version {store.facts['version']}"}
 
 
 def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmarks") -> argparse.ArgumentParser:
@@ -270,6 +263,7 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
             *(served if kind.models else ()),
             *([Option("--rounds", kind.rounds, "measured in turns (%(default)s)")] if kind.rounds else ()),
             *([Option("--seconds", float(kind.seconds), "of a measurement (%(default)s)")] if kind.seconds else ()),
+            *([Option("--tokens", kind.tokens, "lengths of the texts")] if kind.tokens else ()),
             Option("--out", Path("docs/benchmarks", f"{kind.out or kind.name}.json"), "the figures (%(default)s)"),
             Option("--minutes", 60.0, "begin no step that would end later"),
             Option("--only", "", "measure only steps whose names match this regular expression"),
@@ -279,8 +273,6 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
         ]
         for option in (*shared, *kind.own):
             option.add(command)
-        if kind.tokens is not None:
-            command.add_argument("--tokens", type=int, nargs="+", default=kind.tokens, help="lengths of the texts")
         command.set_defaults(kind=kind, zero=[option.name for option in kind.own if option.zero])
     return made
 
@@ -296,16 +288,14 @@ def main(
     words = sys.argv[1:] if argv is None else list(argv)
     made = parser(benchmarks, prog)
     options = made.parse_args(words)
-    if options.out.suffix == ".md":
-        options.out = options.out.with_suffix(".json")
+    options.out = options.out.with_suffix(".json")
     for name, value in vars(options).items():
-        if type(value) in {int, float} and value <= 0 and (value < 0 or name not in options.zero):
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        if any(type(n) in {int, float} and n <= 0 and (n < 0 or name not in options.zero) for n in numbers):
             made.error(f"--{name.replace('_', '-')} must be positive")
-    if min(getattr(options, "tokens", None) or [1]) < 1:
-        made.error("--tokens must be positive")
     benchmark: Benchmark = options.kind(options)
     try:
-        with _ending_in_order(), Progress(0.0) as benchmark.progress:
+        with _ending_in_order(), benchmark.progress:
             store = _measured(benchmark, shlex.join(["python", "-m", prog, *words]))
         if store.steps:
             print(benchmark.show(store))

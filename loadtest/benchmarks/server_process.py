@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.benchmarks.processes import cpu_s, descendants, proportional_bytes, resident_bytes
+from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HOST = "127.0.0.1"
-_START_LIMIT_S = 600.0
-"""A large model is read, and its batches timed, for minutes."""
 _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
@@ -50,8 +48,14 @@ class ServerProcess:
     """A server in a process of its own, started on free ports; leaving its `with` block ends it.
 
     Attributes:
+        command: The words of the command.
+        http_port: Its port of HTTP.
+        grpc_port: Its port of gRPC; 0 where it has none.
         ready_s: Seconds from starting the process until it was ready.
+        start_limit_s: Most of it: a large model is read, and its batches timed, for minutes.
     """
+
+    start_limit_s = 600.0
 
     def __init__(
         self,
@@ -64,18 +68,18 @@ class ServerProcess:
         """Says what to run.
 
         Args:
-            command: The words of the command.
-            environment: All of its environment.
+            command: Its words.
+            environment: All of it.
             ready: The port and the path that answer 200 once it is ready; without a path the port answers.
             folder: Where it runs; None: where this process does.
             log: What its output is added to; None: a file that nobody sees.
         """
-        self.ready_s = 0.0
-        self._command = command
+        self.http_port, self.grpc_port, self.ready_s = ready[0], 0, 0.0
+        self.command = command
         self._environment = environment
         self._ready = ready
         self._folder = folder
-        self._kept = log
+        self._kept, self._is_running = log, False
 
     def __enter__(self) -> Self:
         """Starts it and waits until it is ready.
@@ -85,15 +89,11 @@ class ServerProcess:
         """
         self._log = self._kept.open("a+b") if self._kept else tempfile.TemporaryFile()
         started = time.perf_counter()
+        said: dict[str, Any] = {"stdout": self._log, "stderr": subprocess.STDOUT}
+        place: dict[str, Any] = {"env": self._environment, "cwd": self._folder}
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
-        self._process = subprocess.Popen(
-            self._command,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            cwd=self._folder,
-            start_new_session=True,
-        )
+        self._process = subprocess.Popen(self.command, start_new_session=True, **said, **place)
+        self._is_running = True
         try:
             self._wait_until_ready(started)
         except BaseException:
@@ -116,9 +116,11 @@ class ServerProcess:
         """
         self._process.terminate()
         try:
-            return self._process.wait(limit_s)
+            code = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise BenchError(f"the server did not end within {limit_s:g} s of SIGTERM:\n{self.last_words()}") from None
+        self._end()
+        return code
 
     def pids(self) -> list[int]:
         """Its processes, the first one in front."""
@@ -132,10 +134,6 @@ class ServerProcess:
         """Resident memory."""
         engines = descendants(self._process.pid)
         return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
-
-    def proportional_bytes(self) -> int:
-        """Resident memory of all its processes; a page that several processes share counts for each in part."""
-        return sum(map(proportional_bytes, self.pids()))
 
     def log_lines(self) -> int:
         """How many lines its log has so far."""
@@ -153,11 +151,14 @@ class ServerProcess:
 
     def _wait_until_ready(self, started: float) -> None:
         while not _answers(*self._ready):
-            if self._process.poll() is not None or time.perf_counter() - started > _START_LIMIT_S:
+            if self._process.poll() is not None or time.perf_counter() - started > self.start_limit_s:
                 raise BenchError(f"the server did not become ready:\n{self.last_words()}")
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
+        if not self._is_running:
+            return
+        self._is_running = False
         self._process.terminate()
         try:
             self._process.wait(_END_LIMIT_S)
@@ -168,43 +169,45 @@ class ServerProcess:
 
 
 class BertServer(ServerProcess):
-    """`bertserve serve`.
+    """`bertserve serve`."""
 
-    Attributes:
-        http_port: Its port of HTTP.
-        grpc_port: Its port of gRPC.
-        grpc_target: Its `host:port` of gRPC.
-    """
-
-    def __init__(self, models: Path, precision: str, threads: int, *options: str) -> None:
-        """Says what to serve.
-
-        Args:
-            models: A model repository.
-            precision: As `bertserve serve --precision` has it.
-            threads: Cores of its engine.
-            *options: More words of the command line.
-        """
-        self.http_port, grpc_port, probe_port = free_ports(3)
-        self.grpc_port = grpc_port
-        self.grpc_target = f"{HOST}:{grpc_port}"
+    def __init__(self, models: Path, precision: str, threads: int, *options: str, log: Path | None = None) -> None:
+        """Says what to serve: a model repository, with so many cores for its engine and more words."""
+        http_port, grpc_port, self.metrics_port = free_ports(3)
         command = [
             str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
-            *("--host", HOST, "--http-port", str(self.http_port), "--grpc-port", str(grpc_port)),
+            *("--host", HOST, "--http-port", str(http_port), "--grpc-port", str(grpc_port)),
             # What `find_bundle` describes; later words win.
-            *("--metrics-port", str(probe_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
+            *("--metrics-port", str(self.metrics_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
         ]
         # What is measured are the defaults, not what this shell happens to set.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-        super().__init__(command, environment, (probe_port, "/readyz"))
+        super().__init__(command, environment, (self.metrics_port, "/readyz"), log=log)
+        self.http_port, self.grpc_port = http_port, grpc_port
 
     def get(self, path: str) -> Any:  # noqa: ANN401  JSON
         """What it answers at a path over HTTP."""
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            return json.loads(connection.getresponse().read())
+        return json.loads(get(self.http_port, path)[1])
+
+    def computed(self, model: str) -> tuple[int, int]:
+        """How many texts the engine has computed, and in how many nanoseconds."""
+        [found] = self.get(f"/v2/models/{model}/stats")["model_stats"]
+        return found["inference_stats"]["compute_infer"]["count"], found["inference_stats"]["compute_infer"]["ns"]
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    """The status and the body of a reply over HTTP; raises OSError and HTTPException."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+
+def isolated(variables: dict[str, str]) -> dict[str, str]:
+    """This process's environment without what would let another Python find this project, and these variables."""
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}
 
 
 def program() -> Path:
@@ -243,15 +246,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def _answers(port: int, path: str) -> bool:
-    if not path:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        if path:
+            return get(port, path)[0] == http.HTTPStatus.OK
+        with socket.create_connection((HOST, port), 1):
             return True
-        return False
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False

@@ -1,15 +1,21 @@
-"""Tables and plots of the pages: one declaration for each column, one call for each plot."""
+"""Pages and plots: a page is a template beside its benchmark, `<name>.md.j2`, filled with the figures of its store."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import statistics
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import jinja2
 
 from export.charts.lines import Series, chart_file
 from export.charts.plot import Axis
 from loadtest.errors import BenchError
-from loadtest.report.tables import Table
+from loadtest.report.sample import Spread
+from loadtest.report.tables import MET, Table, as_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,19 +23,62 @@ if TYPE_CHECKING:
     Points = Sequence[tuple[float, float]]
 
 _Row = TypeVar("_Row")
-_BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<end><!-- made until here -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->)\n(?P<made>.*?)\n(?P<end><!-- made until here -->)", re.DOTALL
+)
+_MARKED = re.compile(r"^(\||- |#|!\[|<!|\s)", re.MULTILINE)
 
 
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page that is written by hand, with what is made today between its marks.
+def _fixed(value: object, decimals: int = 1, sign: str = "") -> str:
+    """A number with so many decimals; `-` where there is none."""
+    return "-" if value is None or isinstance(value, jinja2.Undefined) else f"{value:{sign}.{decimals}f}"
+
+
+def _spread(values: Spread | Iterable[float], decimals: int = 1, sign: str = "") -> str:
+    """The median, with the least and the greatest in brackets."""
+    return (values if isinstance(values, Spread) else Spread.of(list(values))).text(decimals, sign)
+
+
+_FILTERS: dict[str, Callable[..., object]] = {
+    "fixed": _fixed,
+    "spread": _spread,
+    "short": "{:g}".format,
+    "thousands": "{:,.0f}".format,
+    "central": statistics.median,
+    "median": lambda values, decimals=1: _fixed(statistics.median(values), decimals),
+    "met": MET.__getitem__,
+    "markdown": as_markdown,
+}
+
+
+def rendered(kind: type, name: str, **context: Any) -> str:  # noqa: ANN401  whatever a template takes
+    """The template of that name, which lies beside the module of a class, in Markdown."""
+    made = _templates(Path(inspect.getfile(kind)).parent)
+    text = re.sub(r"\n{3,}", "\n\n", made.get_template(f"{name}.md.j2").render(context)).strip()
+    # A paragraph of prose is one line, however long what was filled in is.
+    parts = (part if _MARKED.search(part) else " ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(parts) + "\n"
+
+
+@functools.cache
+def _templates(folder: Path) -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader([folder, Path(__file__).parent])
+    made = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
+    made.filters |= _FILTERS
+    return made
+
+
+def filled(text: str, made: str) -> str:
+    """A page that is written by hand, with what stands between the marks of `made` between its own.
 
     Raises:
         BenchError: What is made has no place there.
     """
+    tables = {match["name"]: match["made"].strip() for match in _BLOCK.finditer(made)}
     places = [match["name"] for match in _BLOCK.finditer(text)]
-    if sorted(places) != sorted(made):
-        raise BenchError(f"the page must have a place for each of {', '.join(made)}, and has {', '.join(places)}")
-    return _BLOCK.sub(lambda match: f"{match['begin']}\n{made[match['name']]}\n\n{match['end']}", text)
+    if sorted(places) != sorted(tables):
+        raise BenchError(f"the page must have a place for each of {', '.join(tables)}, and has {', '.join(places)}")
+    return _BLOCK.sub(lambda match: f"{match['begin']}\n\n{tables[match['name']]}\n\n{match['end']}", text)
 
 
 def table(
@@ -38,20 +87,6 @@ def table(
     """A table whose columns are pairs of a head and what makes a cell of a row; `words` of them stand to the left."""
     cells = [[str(cell(row)) for _, cell in columns] for row in rows]
     return Table(title, note, tuple(head for head, _ in columns), cells, words)
-
-
-def figure(name: str, decimals: int = 1) -> Callable[[Mapping[str, Any]], str]:
-    """A cell: that figure of a row, `-` where it has none."""
-
-    def cell(row: Mapping[str, Any]) -> str:
-        return "-" if row.get(name) is None else f"{row[name]:.{decimals}f}"
-
-    return cell
-
-
-def median(name: str, decimals: int = 1) -> Callable[[Iterable[Mapping[str, Any]]], str]:
-    """A cell: the median of that figure over the runs of a row."""
-    return lambda runs: f"{statistics.median(run[name] for run in runs):.{decimals}f}"
 
 
 def chart(

@@ -28,8 +28,7 @@ def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, o
         costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
         costs.write_text(json.dumps(status), encoding="utf-8")
         kept.write_text(json.dumps(requests), encoding="utf-8")
-        run = ("--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
-        return asked(*run, *_words(overhead))
+        return _asked(overhead, "--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
 
 
 def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
@@ -37,25 +36,20 @@ def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float
     with tempfile.TemporaryDirectory() as folder:
         curve = Path(folder) / "curve.json"
         words = ("--cost", cost, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
-        found = asked(*words, "--out", str(curve), *_words(overhead))
+        found = _asked(overhead, *words, "--out", str(curve))
         return {**found, "slo_ms": slo_ms, "runs": json.loads(curve.read_bytes())["runs"]}
 
 
 def at_rate(cost: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
     """The figures of a published table at one length and one rate; the arguments are those of `capacity`."""
-    return asked("--cost", cost, "--tokens", str(tokens), "--rate", f"{rate:g}", *_words(overhead))
+    return _asked(overhead, "--cost", cost, "--tokens", str(tokens), "--rate", f"{rate:g}")
 
 
-def _words(overhead: Mapping[str, float]) -> list[str]:
-    return [word for name, us in overhead.items() for word in (f"--{name}-us", f"{us:.2f}")]
-
-
-def asked(*words: str) -> Any:  # noqa: ANN401  JSON
-    """The answer of `bertserve simulate` to these options; raises BenchError where it fails."""
-    command = [sys.executable, "-m", "bertserve", "simulate", *words, "--json"]
-    told = subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=module_environment()
-    )
+def _asked(overhead: Mapping[str, float], *words: str) -> Any:  # noqa: ANN401  JSON
+    added = [word for name, us in overhead.items() for word in (f"--{name}-us", f"{us:.2f}")]
+    command = [sys.executable, "-m", "bertserve", "simulate", *words, *added, "--json"]
+    run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _LIMIT_S, "env": module_environment()}
+    told = subprocess.run(command, check=False, **run)
     if not told.stdout:
         raise BenchError(f"{' '.join(command[2:])}: {told.stderr.strip()}")
     return json.loads(told.stdout)

@@ -63,10 +63,10 @@ class Store:
     def fill(
         self, steps: Iterable[Step], minutes: float, wanted: str, say: Callable[[str], None], *, again: bool = False
     ) -> None:
-        """Measures the steps that are missing.
+        """Measures the steps that are missing, in order.
 
         Args:
-            steps: Their names and what measures each of them, in order.
+            steps: Their names and what measures each of them.
             minutes: None begins that would end later than this, taking as long as the longest before it.
             wanted: A regular expression; steps whose names do not match it are left out.
             say: Shows the progress.
@@ -75,11 +75,11 @@ class Store:
         Raises:
             BenchError: No step is wanted, or as a step does; those before it are kept.
         """
-        started, longest, names = time.monotonic(), 0.0, 0
+        started, longest, is_wanted = time.monotonic(), 0.0, False
         for name, measure in steps:
             if not re.search(wanted, name):
                 continue
-            names += 1
+            is_wanted = True
             if name in self.steps and not again:
                 continue
             begun = time.monotonic()
@@ -89,7 +89,7 @@ class Store:
             say(name)
             self.keep(name, measure())
             longest = max(longest, time.monotonic() - begun)
-        if not names:
+        if not is_wanted:
             raise BenchError(f"there is no step {wanted!r}")
 
     def named(self, prefix: str) -> dict[str, Any]:

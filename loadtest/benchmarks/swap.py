@@ -16,32 +16,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loadtest.benchmarks.drive import SLO_MS, Requests, Running, drive, even, find_capacity, mixed_texts, short_texts
-from loadtest.benchmarks.runner import Benchmark, Option, Page, Part, Picture
+from loadtest.benchmarks.drive import Requests, Running, drive, even, find_capacity, mixed_texts, short_texts
+from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.server_process import HOST, BertServer
-from loadtest.benchmarks.show import chart, median, table
+from loadtest.benchmarks.show import chart
 from loadtest.errors import BenchError
 from loadtest.generator.messages import Target
-from loadtest.report.sample import Spread
-from loadtest.report.tables import MET
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loadtest.benchmarks.drive import Workload
     from loadtest.benchmarks.store import Step, Store
-    from loadtest.report.tables import Table
-
-SHARE = 0.3
-"""Of capacity, the load during which is swapped."""
 
 STEP_S = 0.5
 """Of the curve around a swap."""
 
-_MOST_RATIO = 1.3
+_SHARE = 0.3
 _PATIENCE_S = 10.0
 _WARM_S = 5.0
 _AFTER_S = 0.5
@@ -57,14 +51,7 @@ Moves = list[tuple[Path, Path]]
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """How much is measured.
-
-    Attributes:
-        rounds: Servers that are started for each kind of texts.
-        swaps: Of each of them.
-        calm_s: Before each swap: with it the swap is compared.
-        room_s: For a swap.
-    """
+    """Servers that are started for each kind of texts, swaps of each, and the seconds before a swap and for it."""
 
     rounds: int = 5
     swaps: int = 20
@@ -123,15 +110,14 @@ class SwapBenchmark(Benchmark):
     def _capacity(self, name: str) -> dict[str, Any]:
         if given := getattr(self.options, f"capacity_{name}"):
             return {"capacity_per_s": given, "confidence": "given"}
-        bundle = self.bundle
-        with BertServer(self.options.models, bundle.precision, available_cpus()) as server:
-            target = Target("http", HOST, server.http_port, bundle.model)
+        with self.new_server() as server:
+            target = Target("http", HOST, server.http_port, self.bundle.model)
             return find_capacity(target, self._workloads[name], _PROBE_S, _FIRST_GUESS[name])
 
     def _round(self, name: str, number: int) -> dict[str, Any]:
-        """One server, swapped again and again under 0.3 of its capacity."""
+        """One server, swapped again and again under a share of its capacity."""
         plan, workload, bundle = self._plan, self._workloads[name], self.bundle
-        rate = SHARE * self.store.steps[f"capacity {name}"]["capacity_per_s"]
+        rate = _SHARE * self.store.steps[f"capacity {name}"]["capacity_per_s"]
         with tempfile.TemporaryDirectory(dir=self.options.scratch) as scratch:
             repository, moves = _versions(bundle.path, Path(scratch), bundle.model, plan.swaps)
             control = ("--model-control", "true")
@@ -147,8 +133,11 @@ class SwapBenchmark(Benchmark):
                     recorded = load.join()
         return {"rate": rate, **figures(Requests.of(recorded, workload.tokens), swaps, plan)}
 
-    def page(self, store: Store) -> Page:
-        return page(store)
+    def figures(self, store: Store) -> dict[str, Any]:
+        return {"texts": _TEXTS, "rounds": _rounds(store)}
+
+    def plots(self, store: Store) -> dict[str, str]:
+        return {name: _plot(found, name) for name, found in _rounds(store).items()}
 
 
 def _swaps(target: Target, moves: Moves, plan: Plan, began: float) -> Iterator[Swap]:
@@ -178,58 +167,42 @@ def _load(target: Target) -> None:
 
 def _versions(bundle: Path, scratch: Path, model: str, swaps: int) -> tuple[Path, Moves]:
     """A repository with version 1, and its further versions."""
-    repository, staged = scratch / "models", scratch / "staged"
-    _copy(bundle, repository / model / "1", 1)
-    moves = []
-    for version in range(2, swaps + 2):
-        _copy(bundle, staged / str(version), version)
-        moves.append((staged / str(version), repository / model / str(version)))
-    return repository, moves
-
-
-def _copy(bundle: Path, target: Path, version: int) -> None:
-    shutil.copytree(bundle, target)
-    manifest = json.loads((target / "manifest.json").read_bytes())
-    (target / "manifest.json").write_text(json.dumps(manifest | {"version": version}), encoding="utf-8")
+    repository, moves = scratch / "models", []
+    for version in range(1, swaps + 2):
+        place = repository / model / str(version)
+        folder = place if version == 1 else scratch / "staged" / str(version)
+        shutil.copytree(bundle, folder)
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"version": version}), encoding="utf-8")
+        moves.append((folder, place))
+    return repository, moves[1:]
 
 
 def figures(requests: Requests, swaps: Sequence[Swap], plan: Plan) -> dict[str, Any]:
-    """What the swaps of a round cost: their windows together beside the calm before them together.
+    """What the swaps of a round cost: their windows together beside the calm before them together."""
 
-    Args:
-        requests: All of the round.
-        swaps: When they were.
-        plan: How long the calm is.
-    """
+    def latencies(windows: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+        """Of the requests in these; of what has no answer, as if it took for ever."""
+        found = [requests.within(*window) for window in windows]
+        return np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in found])
 
-    def between(begin_s: float, end_s: float) -> NDArray[np.float64]:
-        """Latencies in a stretch, relative to each swap; of what has no answer, as if it took for ever."""
-        stretches = [requests.within(swap.begin + begin_s, swap.begin + end_s) for swap in swaps]
-        return np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in stretches])
+    def around(begin_s: float, end_s: float) -> NDArray[np.float64]:
+        return latencies([(swap.begin + begin_s, swap.begin + end_s) for swap in swaps])
 
-    ends = [requests.within(swap.begin, swap.end + _AFTER_S) for swap in swaps]
-    latencies = {
-        "before": between(_AFTER_S - plan.calm_s, 0.0),
-        "during": np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in ends]),
+    moments = {
+        "before": around(_AFTER_S - plan.calm_s, 0.0),
+        "during": latencies([(swap.begin, swap.end + _AFTER_S) for swap in swaps]),
     }
-    curve = []
-    for at in np.arange(-plan.calm_s + _AFTER_S, plan.room_s, STEP_S).tolist():
-        step = between(at, at + STEP_S)
-        if len(step):
-            curve.append([at + STEP_S / 2, *(_percentile(step, percent) for percent in (50, 99))])
-    found = {
-        f"{when}_p{percent}_ms": _percentile(values, percent)
-        for when, values in latencies.items()
-        for percent in (50, 99)
-    }
+    steps = [(at, around(at, at + STEP_S)) for at in np.arange(-plan.calm_s + _AFTER_S, plan.room_s, STEP_S).tolist()]
+    found = {f"{when}_p{p}_ms": _percentile(values, p) for when, values in moments.items() for p in (50, 99)}
     return {
         "swaps": len(swaps),
         "swap_s": statistics.median(swap.end - swap.begin for swap in swaps),
-        **{f"requests_{when}": len(values) for when, values in latencies.items()},
+        **{f"requests_{when}": len(values) for when, values in moments.items()},
         "without_answer": int((~requests.answered).sum()),
         **found,
         "ratio": found["during_p99_ms"] / found["before_p99_ms"],
-        "curve": curve,
+        "curve": [[at + STEP_S / 2, *(_percentile(step, p) for p in (50, 99))] for at, step in steps if len(step)],
     }
 
 
@@ -239,57 +212,15 @@ def _percentile(latencies: NDArray[np.float64], percent: float) -> float:
     return float(np.percentile(latencies, percent, method="inverted_cdf"))
 
 
-Rounds = list[dict[str, Any]]
-
-
-def page(store: Store) -> Page:
-    """The page, as far as it has been measured."""
-    method = (
-        f"Open loop, Poisson arrivals over HTTP at {SHARE:g} of the capacity for a p99 of {SLO_MS:g} ms; the generator"
-        " shares the cores with the server. A copy of the model is put into the repository as its next version and"
-        " loaded by a call: verified, loaded and warmed in a second engine process, then switched to. A latency counts"
-        " from the intended time."
-    )
-    rounds: dict[str, Rounds] = {}
+def _rounds(store: Store) -> dict[str, list[dict[str, Any]]]:
+    """By kind of texts."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
     for name, found in store.named("round ").items():
         rounds.setdefault(name.split()[1], []).append(found)
-    pictures = [Picture(name, _plot(found, name)) for name, found in rounds.items()]
-    parts: list[Part] = [_table(rounds), *pictures] if rounds else []
-    return Page("A swap of versions: what requests notice", method, parts, facts={"model": store.facts["model"]})
+    return rounds
 
 
-def _table(rounds: dict[str, Rounds]) -> Table:
-    def ratio(found: Rounds) -> Spread:
-        return Spread.of([one["ratio"] for one in found])
-
-    note = (
-        f"Medians of {min(map(len, rounds.values()))} rounds, each a server of its own; the windows of a round's swaps"
-        " are taken together, and the calm before them together. During: from the load call until half a second after"
-        f" its reply. Asked: p99 during a swap at most {_MOST_RATIO:g} times that before it, and an answer for every"
-        " request."
-    )
-
-    def of(cell: Callable[[Rounds], object]) -> Callable[[tuple[str, Rounds]], object]:
-        return lambda row: cell(row[1])
-
-    return table(
-        "Latency before and during a swap",
-        note,
-        rounds.items(),
-        ("texts", lambda row: _TEXTS[row[0]]),
-        ("requests/s", of(median("rate"))),
-        ("swaps", of(lambda found: sum(one["swaps"] for one in found))),
-        ("seconds each", of(median("swap_s", 2))),
-        ("requests during", of(lambda found: sum(one["requests_during"] for one in found))),
-        *((f"p{p} {when} ms", of(median(f"{when}_p{p}_ms"))) for p in (50, 99) for when in ("before", "during")),
-        ("p99 ratio", of(lambda found: "{0.median:.2f} ({0.low:.2f} to {0.high:.2f})".format(ratio(found)))),
-        ("without answer", of(lambda found: sum(one["without_answer"] for one in found))),
-        ("as asked", of(lambda found: MET[ratio(found).median <= _MOST_RATIO])),
-        words=1,
-    )
-
-
-def _plot(rounds: Rounds, name: str) -> str:
+def _plot(rounds: list[dict[str, Any]], name: str) -> str:
     """Latency by the time from the load call: the median of the rounds at each moment."""
     moments: dict[float, list[list[float]]] = {}
     for found in rounds:

@@ -29,11 +29,6 @@ _MOST_REPEATS = 2
 _SETTLE_S = 2.0
 
 
-def warm_up_s(seconds: float) -> float:
-    """What comes before a measurement and is not counted."""
-    return min(_LONGEST_WARM_UP_S, seconds / 4)
-
-
 @dataclass(slots=True, frozen=True)
 class Turn:
     """One measurement.
@@ -75,31 +70,30 @@ def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str
 
 
 def _measure(turn: Turn) -> Sample:
+    times = {"warm_up_s": min(_LONGEST_WARM_UP_S, turn.seconds / 4), "seconds": turn.seconds}
     with thawed(turn.server if turn.is_frozen else None):
-        before = turn.server.cpu_s() if turn.server else None
-        all_before, own_before = _cpu_s()
+        before, others_before = turn.server.cpu_s() if turn.server else None, _others_cpu_s()
         started = time.perf_counter()
         try:
-            fields = turn.child.ask(
-                "measure",
-                _ASK_S + turn.seconds,
-                warm_up_s=warm_up_s(turn.seconds),
-                seconds=turn.seconds,
-                **turn.arguments,
-            )
+            fields = turn.child.ask("measure", _ASK_S + turn.seconds, **times, **turn.arguments)
         except BenchError as error:
             said = f"\n\nThe server said last:\n{turn.server.last_words()}" if turn.server else ""
             raise BenchError(f"{turn.subject}: {error}{said}") from error
         passed = time.perf_counter() - started
-        after = turn.server.cpu_s() if turn.server else None
-        all_after, own_after = _cpu_s()
-    others = max(0.0, (all_after - all_before) - (own_after - own_before))
-    sample = replace(Sample(**fields), others_percent=100 * others / passed / (os.cpu_count() or 1))
+        after, others = turn.server.cpu_s() if turn.server else None, _others_cpu_s() - others_before
+    percent = 100 * max(0.0, others) / passed / (os.cpu_count() or 1)
+    sample = replace(Sample(**fields), others_percent=percent)
     if before is None or after is None:
         return sample
     each = 1e6 / sample.exchanges
     server_us, engine_us = (after.server - before.server) * each, (after.engine - before.engine) * each
     return replace(sample, server_cpu_us=server_us, engine_cpu_us=engine_us)
+
+
+def _others_cpu_s() -> float:
+    """CPU time of the whole machine but for everything that belongs to this run, in seconds."""
+    own = os.getpid()
+    return machine_cpu_s() - sum(cpu_s(pid) for pid in [own, *descendants(own)])
 
 
 @contextlib.contextmanager
@@ -124,17 +118,10 @@ def send_signal(server: ServerProcess, number: signal.Signals) -> None:
 def idle_percent(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
     """CPU that each uses while nobody asks, in percent of one core."""
     time.sleep(_SETTLE_S)  # pools of threads spin for a while after their last work
-    before, started = [server.cpu_s() for server in servers.values()], time.perf_counter()
+    before, started = {name: server.cpu_s().all for name, server in servers.items()}, time.perf_counter()
     time.sleep(_SETTLE_S)
     passed = time.perf_counter() - started
-    used = [server.cpu_s().all - usage.all for server, usage in zip(servers.values(), before, strict=True)]
-    return {name: 100 * seconds / passed for name, seconds in zip(servers, used, strict=True)}
-
-
-def _cpu_s() -> tuple[float, float]:
-    """CPU time of the whole machine and of everything that belongs to this run, in seconds."""
-    own = os.getpid()
-    return machine_cpu_s()[0], sum(cpu_s(pid) for pid in [own, *descendants(own)])
+    return {name: 100 * (server.cpu_s().all - before[name]) / passed for name, server in servers.items()}
 
 
 def round_name(number: int, tokens: int) -> str:
@@ -158,8 +145,8 @@ class Samples:
         """All rounds that have been measured."""
         rounds: dict[int, list[Round]] = {}
         for name, samples in store.named("round ").items():
-            tokens = int(name.split()[1])
-            rounds.setdefault(tokens, []).append({subject: Sample(**fields) for subject, fields in samples.items()})
+            measured = {subject: Sample(**fields) for subject, fields in samples.items()}
+            rounds.setdefault(int(name.split()[1]), []).append(measured)
         return cls(rounds)
 
     def subjects(self, tokens: int) -> list[str]:
@@ -193,10 +180,7 @@ class Samples:
 
     def ratio(self, tokens: int, one: str, other: str, figure: str) -> Spread:
         """A field of one subject divided by that of another."""
-        return Spread.of(self.ratios(tokens, one, other, figure))
-
-    def ratios(self, tokens: int, one: str, other: str, figure: str) -> list[float]:
-        return self.values(tokens, [one, other], lambda a, b: getattr(a, figure) / getattr(b, figure))
+        return Spread.of(self.values(tokens, [one, other], lambda a, b: getattr(a, figure) / getattr(b, figure)))
 
     def above(self, tokens: int, one: str, other: str, figure: str) -> Spread:
         """A field of one subject less that of another."""

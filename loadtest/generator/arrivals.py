@@ -52,12 +52,6 @@ def choices(weights: Sequence[float] | NDArray[np.float64], count: int, seed: in
     return np.random.default_rng([seed, len(shares)]).choice(len(shares), count, p=shares / shares.sum())
 
 
-def zipf_weights(count: int, exponent: float = 1.0) -> NDArray[np.float64]:
-    """How often each of `count` texts is asked for: the k-th in proportion to `1 / k ** exponent` (Zipf's law)."""
-    weights: NDArray[np.float64] = np.arange(1.0, count + 1) ** -exponent
-    return weights
-
-
 def _area(phase: Phase) -> float:
     return phase.seconds * (phase.begin + phase.end) / 2
 

@@ -78,12 +78,6 @@ class Spread:
         """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
-    @classmethod
-    def quartiles(cls, values: Sequence[float]) -> Spread:
-        """The median between the quartiles of at least two values."""
-        low, median, high = statistics.quantiles(values, n=4)
-        return cls(median, low, high, len(values))
-
     def times(self, factor: float) -> Spread:
         """The same in another unit."""
         return Spread(factor * self.median, factor * self.low, factor * self.high, self.rounds)

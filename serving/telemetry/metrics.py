@@ -216,7 +216,7 @@ class Metrics:
     def _histogram(self, metric: Metric, buckets: Sequence[float]) -> Histogram:
         return Histograms(metric, self.registry, buckets).by_labels[()]
 
-    def answered(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
+    def count_outcome(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
         """Counts an answer; the default `protocol` is for lines of batch files."""
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1

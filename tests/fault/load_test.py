@@ -229,7 +229,7 @@ def test_what_makes_no_sense_is_one_clear_line(
     assert said.count("\n") == 1
 
 
-WORKLOAD = Workload.of_tokens(["a text of a few words", "a b c d e f g"], 8)
+WORKLOAD = Workload.of(["a text of a few words", "a b c d e f g"], [8, 8])
 SLOW = ("--engine", "fake", "--fake-ms", "20", "--threads", "1", "--precision", "fp32")
 
 

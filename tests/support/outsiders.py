@@ -272,8 +272,8 @@ OUTSIDERS = {
         beside=f"loadtest {_SERVER}",
     ),
     "sizing": _row(
-        tests="tests/loadtest/benchmarks/carried_test.py",
-        paths="loadtest/benchmarks/exports loadtest/capacity loadtest/errors.py loadtest/generator",
+        tests="tests/loadtest/benchmarks/sizing_test.py",
+        paths="loadtest/benchmarks/exports loadtest/capacity loadtest/errors.py",
         beside=f"loadtest {_SERVER}",
     ),
 }

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import DEMO, Source, find
+from export.checkpoint.source import Source
 from export.errors import ExportError
-from loadtest.benchmarks.exports.random_checkpoints import name_tokenizer
+from loadtest.benchmarks.exports.random_checkpoints import write_tokenizer
 
 if TYPE_CHECKING:
     from export.checkpoint.labels import Asked
@@ -94,27 +94,13 @@ def _write(folder: Path, model: Model) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model.config | _TOKENIZER))
     (folder / "model.safetensors").touch()
-    (folder / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
-    name_tokenizer(folder)
+    write_tokenizer(folder, _TOKENIZER["vocab_size"])
     if model.pooling:
         names = ["Transformer", "Pooling", *(["Normalize"] if model.normalize else [])]
-        modules = [
-            {
-                "idx": at,
-                "name": str(at),
-                "path": f"{at}_{name}" if at else "",
-                "type": f"sentence_transformers.x.{name}",
-            }
-            for at, name in enumerate(names)
+        paths = ["", *(f"{at}_{name}" for at, name in enumerate(names) if at)]
+        types = [
+            {"type": f"sentence_transformers.x.{name}", "path": path} for name, path in zip(names, paths, strict=True)
         ]
-        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "modules.json").write_text(json.dumps(types))
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": model.pooling}))
-
-
-@functools.cache
-def _tokenizer() -> str:
-    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {word: at for word, at in vocabulary.items() if at < _TOKENIZER["vocab_size"]}
-    return json.dumps(tokenizer)

@@ -19,8 +19,7 @@ from export.errors import ExportError
 from export.recipe import FORMS
 from loadtest.benchmarks.exports import asked_for, random_checkpoints
 from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.show import filled
-from loadtest.report.tables import Table, as_markdown
+from loadtest.benchmarks.show import filled, rendered
 from serving.host import available_cpus, installed, processor
 from serving.tasks import TASKS
 
@@ -31,8 +30,14 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _MIB = 1 << 20
-_NOT_INVARIANT, _BREAKS = " †", " ‡"
 _WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
+_FORMS = {
+    "bert": "with relative positions",
+    "jina_bert": "for code",
+    "nomic_bert": "in its first form",
+    "ernie": "with task ids",
+}
+"""How the families of `TOLD` differ from those that share their model_type."""
 
 
 class CompatibilityBenchmark(Benchmark):
@@ -49,7 +54,7 @@ class CompatibilityBenchmark(Benchmark):
 
     @property
     def _sizes(self) -> random_checkpoints.Sizes:
-        return random_checkpoints.SMALL if self.options.small else random_checkpoints.BASE
+        return random_checkpoints.SMALL if self.options.small else random_checkpoints.LAYERS
 
     def facts(self) -> dict[str, Any]:
         return facts(self._sizes)
@@ -87,20 +92,26 @@ def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON ho
 
 def tables(text: str, store: Store) -> str:
     """A page with the tables of today between its marks; raises BenchError where one has no place there."""
-    made = {"heads": _heads(), "settings": _settings(), "files": _files(), "speed": _speed(store)}
-    return filled(text, {**made, "agreement": _agreement(store), "models": _models(store)})
+    timed = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
+    figures = {
+        "settings": _settings(),
+        "files": _files(),
+        "rates": timed,
+        "least": [_least(timed, form) for form in ("int8", "int8-openvino")],
+        "agreement": {
+            (name, form): [_agrees(store, name, task, form) for task in TASKS] for name in FAMILIES for form in FORMS
+        },
+        "models": [(model, asked_for.verdicts()[model.name]) for model in asked_for.read()],
+        "measured_with": {name: value for name, value in store.facts.items() if name not in {"sizes", "machine"}},
+    }
+    functions = {"names": _names, "ratio": _ratio, "mib": lambda size: size / _MIB}
+    known = {"families": FAMILIES, "tasks": TASKS, "words": _WORDS, "starred": pooling.TRANSFORMER_FILES}
+    kind = CompatibilityBenchmark
+    return filled(text, rendered(kind, kind.name, store=store, steps=store.steps, **figures, **functions, **known))
 
 
-def _heads() -> str:
-    rows = [
-        (f"`{name}`", family.stem, *("no" if task in family.tasks_without else "yes" for task in TASKS))
-        for name, family in FAMILIES.items()
-    ]
-    return _table(("family", "classes", *(f"`{task}`" for task in TASKS)), rows, text=len(TASKS) + 2)
-
-
-def _settings() -> str:
-    """What is read of config.json, a row for each setting, and below it what changes no answer."""
+def _settings() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
+    """What is read of config.json, a row for each setting, and what changes no answer."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
     others = (family for family in TOLD if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
@@ -112,21 +123,11 @@ def _settings() -> str:
             values[family.activation] = activations
         for key, value in values.items():
             rows.setdefault((key, value), []).append(name)
-    table = [(f"`{key}`", value, _among(names, forms)) for (key, value), names in sorted(rows.items())]
     unused = {"every family": UNUSED, **{name: family.unused for name, family in forms.items() if family.unused}}
-    return f"{_table(('setting', 'values', 'families'), table, text=3)}\n\n{_without_effect(unused)}"
+    return [(f"`{key}`", value, _among(names, forms)) for (key, value), names in sorted(rows.items())], unused
 
 
-_FORMS = {
-    "bert": "with relative positions",
-    "jina_bert": "for code",
-    "nomic_bert": "in its first form",
-    "ernie": "with task ids",
-}
-"""How the families of `TOLD` differ from those that share their model_type."""
-
-
-def _files() -> str:
+def _files() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
     """What is read of each file of Sentence Transformers, a row for each setting, and what changes no answer."""
     only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
     transformer, own = "`sentence_*_config.json`", "`config.json` of"
@@ -138,18 +139,9 @@ def _files() -> str:
     }
     for kind, names in modules.READ.items():
         files[f"{own} {kind}"] = dict.fromkeys(names, "read") | _only(modules.FIXED if kind != "Dropout" else {})
-    rows = [(file, f"`{key}`", value) for file, values in files.items() for key, value in values.items()]
     unused = {transformer: pooling.TRANSFORMER_UNUSED, "`modules.json`": frozenset({"idx", "name", "kwargs"})}
     unused |= {f"{_names(names)} of {transformer}": keys for names, keys in pooling.ARGUMENTS_UNUSED.items()}
-    return (
-        f"The star stands for {', '.join(name.split('_')[1] for name in pooling.TRANSFORMER_FILES)}.\n\n"
-        f"{_table(('file', 'setting', 'values'), rows, text=3)}\n\n{_without_effect(unused)}"
-    )
-
-
-def _without_effect(settings: Mapping[str, Iterable[str]]) -> str:
-    lines = (f"- {name}: {_names(sorted(keys))}" for name, keys in settings.items())
-    return "\n".join(["Settings that change no answer:", "", *lines])
+    return [(file, f"`{key}`", value) for file, values in files.items() for key, value in values.items()], unused
 
 
 def _among(names: Sequence[str], every: Iterable[str]) -> str:
@@ -168,54 +160,19 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _speed(store: Store) -> str:
-    head = ("family", "fp32, texts/s", "INT8", "OpenVINO", "MiB: fp32", "fp16", "INT8", "OpenVINO", "T4 engine")
-    rows = []
-    for name in FAMILIES:
-        step = store.steps.get(name)
-        if step is None or "obstacle" in step:
-            rows.append((f"`{name}`", "not measured" if step is None else step["obstacle"], *[""] * (len(head) - 2)))
-            continue
-        rates = step["texts_per_s"]
-        alone = " / ".join(f"{statistics.median(by_form['fp32']):.0f}" for by_form in rates.values())
-        times = [" / ".join(_times(by_form, form) for by_form in rates.values()) for form in ("int8", "int8-openvino")]
-        sizes = [_size(step["forms"][form]) for form in ("fp32", "fp16", "int8", "int8-openvino")]
-        rows.append((f"`{name}`", alone, *times, *sizes, _size(step["t4"])))
-    return f"{_facts(store)} {_least(store)}\n\n{_table(head, rows)}"
-
-
-def _least(store: Store) -> str:
-    """The family that gains least from INT8, for each library."""
-    steps = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
-    found = []
-    for form in ("int8", "int8-openvino"):
-        times = [(_ratio(r, form), name, at) for name, rates in steps.items() for at, r in rates.items() if form in r]
-        found += [f"{_WORDS[form]} {ratio:.2f} ({name}, {at} tokens)" for ratio, name, at in sorted(times)[:1]]
-    return f"The least of all families: {'; '.join(found)}."
-
-
-def _times(by_form: dict[str, list[float]], form: str) -> str:
-    return f"{_ratio(by_form, form):.2f}" if form in by_form else "-"
+def _least(timed: Mapping[str, Any], form: str) -> str:
+    """The family that gains least from a form."""
+    times = [(_ratio(r, form), name, at) for name, rates in timed.items() for at, r in rates.items() if form in r]
+    return "; ".join(f"{_WORDS[form]} {ratio:.2f} ({name}, {at} tokens)" for ratio, name, at in sorted(times)[:1])
 
 
 def _ratio(by_form: dict[str, list[float]], form: str) -> float:
     return statistics.median(one / other for one, other in zip(by_form[form], by_form["fp32"], strict=True))
 
 
-def _size(found: dict[str, Any]) -> str:
-    return f"{found['size_bytes'] / _MIB:.0f}" if "size_bytes" in found else f"none: {found['obstacle']}"
-
-
-def _agreement(store: Store) -> str:
-    rows = []
-    for name in FAMILIES:
-        for form in FORMS:
-            cells = [_agrees(store.steps.get(f"{name} {task}".removesuffix(" embed")), form) for task in TASKS]
-            rows.append((f"`{name}`", _WORDS[form], *cells))
-    return _table(("family", "artifact", *(f"`{task}`" for task in TASKS)), rows, text=2)
-
-
-def _agrees(step: dict[str, Any] | None, form: str) -> str:
+def _agrees(store: Store, name: str, task: str, form: str) -> str:
+    """How near a form's answers are to PyTorch's; marked where they vary in batches, and where a limit is broken."""
+    step = store.steps.get(f"{name} {task}".removesuffix(" embed"))
     found = None if step is None else step.get("forms", step).get(form, step)
     if found is None or "obstacle" in found:
         return "-" if found is None else "none"
@@ -225,30 +182,4 @@ def _agrees(step: dict[str, Any] | None, form: str) -> str:
         figure = f"{found['cosine_min']:.4f}"
     else:
         figure = f"{100 * found['agreement']:.0f}%"
-    return figure + ("" if found["invariant"] else _NOT_INVARIANT) + (_BREAKS if found["broken"] else "")
-
-
-def _models(store: Store) -> str:
-    sizes = store.steps.get("fp32 bytes", {})
-    rows = []
-    for model in asked_for.read():
-        found = asked_for.verdicts()[model.name]
-        size = f"{sizes[model.name] / _MIB:,.0f}" if sizes.get(model.name) else "-"
-        refused = found.get("refused", "").partition(";")[0]
-        answers = f"refused: {refused}" if refused else found["answers"]
-        asked = f", with `--task {model.task}`" if model.task else ""
-        rows.append(
-            (f"`{model.name}`", found.get("family", "-"), answers + asked, "yes" if model.files else "no", size)
-        )
-    return _table(("model", "family", "answers", "its files at hand", "fp32 MiB"), rows, text=4)
-
-
-def _facts(store: Store) -> str:
-    sizes = [f"{name} {value}" for name, value in store.facts["sizes"].items()]
-    known = [f"{name} {value}" for name, value in store.facts.items() if name not in {"sizes", "machine"}]
-    return f"Of each model: {', '.join(sizes)}. Measured with {', '.join(known)}."
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
-    """A table whose first `text` columns are words, the others figures."""
-    return as_markdown(Table("", "", head, list(rows), text))
+    return figure + ("" if found["invariant"] else " †") + (" ‡" if found["broken"] else "")

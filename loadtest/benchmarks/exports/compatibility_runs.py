@@ -45,19 +45,10 @@ _BLOCK_S = 0.05
 
 
 def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
-    """Exports one random checkpoint in every form.
+    """Exports one random checkpoint in every form; returns the figures of the page, as JSON values.
 
-    Args:
-        model_type: Of its family.
-        task: Of its head.
-        sizes: Of its layers.
-        rounds: In which its artifacts are timed in turns; 0 to time none and to build no TensorRT engine.
-
-    Returns:
-        The figures of the page, as JSON values.
-
-    Raises:
-        ExportError: There is no such checkpoint, or its graph is not what an export takes.
+    Its artifacts are timed in turns in so many rounds; without any, no TensorRT engine is built either. Raises
+    ExportError where there is no such checkpoint, or its graph is not what an export takes.
     """
     started = _cpu_s()
     with TemporaryDirectory() as name, quiet():
@@ -126,27 +117,17 @@ class _Export:
             emulation.emulate(path, twin)
             path, target = twin, "cpu"
         engine = open_engine(task_model.spec_of(self._checkpoint, path), target, THREADS)
-        verdict = parity.verify(
-            engine,
-            self._judge,
-            self.reference,
-            self._limits[name],
-            max_length=self._checkpoint.max_length,
-            count=_uncounted,
-        )
+        limits, most = self._limits[name], self._checkpoint.max_length
+        verdict = parity.verify(engine, self._judge, self.reference, limits, max_length=most, count=_uncounted)
         # A twin's time says nothing of a GPU's.
         if FORMS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
-        return {
-            "size_bytes": size,
-            "max_abs_difference": found.max_abs_difference,
-            "cosine_mean": found.cosine_mean,
-            "cosine_min": found.cosine_min,
-            "agreement": found.agreement,
-            "invariant": verdict.batch_invariant,
-            "broken": sorted(verdict.broken),
+        figures = {
+            name: getattr(found, name) for name in ("max_abs_difference", "cosine_mean", "cosine_min", "agreement")
         }
+        decided = {"invariant": verdict.batch_invariant, "broken": sorted(verdict.broken)}
+        return {"size_bytes": size, **figures, **decided}
 
     def tensorrt(self) -> dict[str, Any]:
         """The size of the engine for the T4, or what stands against it."""
@@ -167,7 +148,7 @@ def texts_per_s(
     In a round each form has a block at each length, so that forms are compared while the machine is as fast for each.
     """
     made = {tokens: parity.text_of_length(texts, tokens) for tokens in LENGTHS}
-    counts = {(tokens, form): _block(engines[form], made[tokens]) for tokens in LENGTHS for form in engines}
+    counts = {(tokens, form): _block(engine, text) for tokens, text in made.items() for form, engine in engines.items()}
     found: dict[str, dict[str, list[float]]] = {str(tokens): {form: [] for form in engines} for tokens in LENGTHS}
     for at in range(rounds):
         for tokens, text in made.items():

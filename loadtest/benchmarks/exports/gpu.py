@@ -8,40 +8,44 @@ cannot.
 from __future__ import annotations
 
 import json
-import statistics
+import re
+import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
+from export.recipe import WAIVABLE
 from loadtest.benchmarks.exports.gpu_cells import (
     COMPARED,
     LENGTHS,
+    MOST_TOKENS,
     SERVED_TOKENS,
     Cell,
-    cell_of,
     engine_cells,
     engines,
     gpu_rates,
     prepare,
     torch_cells,
 )
-from loadtest.benchmarks.exports.gpu_served import CLIENTS, serve
-from loadtest.benchmarks.runner import Benchmark, Option, Page, Part
-from loadtest.benchmarks.show import table
+from loadtest.benchmarks.runner import Benchmark, Option
+from loadtest.benchmarks.server_process import BertServer, get, program
+from loadtest.benchmarks.turns import measure_round
 from loadtest.capacity import encoder_kernels
 from loadtest.errors import BenchError
+from loadtest.generator.client import GRPC
 from serving.engine.gpu import cuda_driver, discovery
 from serving.engine.gpu.cuda import Device
 from serving.engine.gpu.model import SIZES
 from serving.errors import BundleError
-from serving.host import installed, installing
+from serving.host import available_cpus, installed, installing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from loadtest.benchmarks.exports.gpu_cells import Prepared
     from loadtest.benchmarks.store import Step, Store
@@ -52,8 +56,18 @@ MODELS = {"base": encoder_kernels.BASE, "large": encoder_kernels.LARGE}
 _SHARES = {"base": 0.3, "large": 0.5}
 """Of the time that is left, what the engines of a model may take."""
 _RATES_SHARE, _TORCH_SHARE, _SERVED_SHARE = 0.05, 0.15, 0.95
+_CLIENTS, _LOAD_S, _SERVER_START_S = 32, 8.0, 120.0
 _MIB = 1 << 20
 _PACKAGES = ("onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-bindings", "torch", "transformers")
+PLAN = f"""\
+make bench-gpu would run, within eight minutes:
+  1. the GPU's bandwidth, and its FP16 matrix rate on the model's own shapes
+  2. BERT-base and BERT-large, random weights of a fixed seed, FP16, {LENGTHS[0]} to {LENGTHS[-1]} tokens, batches of
+     {SIZES[0]} to {SIZES[-1]}: p50, p99 and throughput of each engine that runs here, beside the launch-aware floor
+  3. torch.compile(mode="reduce-overhead") and eager PyTorch on {", ".join(f"{a} x {b}" for a, b in COMPARED)}
+     (texts x tokens)
+  4. the server over HTTP and gRPC: p50 and p99 of one client, throughput of many, and its bottleneck
+and write docs/benchmarks/gpu.md and docs/benchmarks/gpu-costs.json, a cost file for `bertserve simulate`."""
 
 
 class GpuBenchmark(Benchmark):
@@ -75,18 +89,18 @@ class GpuBenchmark(Benchmark):
         problem = machine.problem
         if not problem:
             try:
-                import torch  # noqa: PLC0415  slow to import, and not needed to say that there is no GPU
-
-                problem = "" if torch.cuda.is_available() else "PyTorch is installed without CUDA, which is needed"
+                problem = (
+                    "" if self._torch.cuda.is_available() else "PyTorch is installed without CUDA, which is needed"
+                )
             except ModuleNotFoundError:
                 problem = f"PyTorch is not installed: {installing('export')}"
         if problem:
-            raise BenchError(f"{plan()}\n\nIt cannot: {problem}.")
+            raise BenchError(f"{PLAN}\n\nIt cannot: {problem}.")
         return machine
 
     @cached_property
     def _torch(self) -> Any:  # noqa: ANN401  a module
-        import torch  # noqa: PLC0415  slow to import
+        import torch  # noqa: PLC0415  slow to import, and not needed to say that there is no GPU
 
         return torch
 
@@ -149,41 +163,80 @@ class GpuBenchmark(Benchmark):
         return cells
 
     def _served(self) -> dict[str, Any]:
+        """Samples of one client over each protocol and of many, and what bounds those; or what stands against it."""
         self._prepared("base")
+        until = self._share(_SERVED_SHARE)
         try:
-            served = serve(self._folder, self.options.engine, self._share(_SERVED_SHARE))
-        except (ExportError, OSError) as error:
+            models = self._exported(until)
+            # A refusal would end the measurement.
+            limits = ("--default-timeout-ms", "30000", "--max-batch-tokens", str(MOST_TOKENS))
+            server = BertServer(models, "fp16", available_cpus(), "--engine", self.options.engine, *limits)
+            server.start_limit_s = min(_SERVER_START_S, until - time.monotonic())
+            return self._asked_of(self.opened("the server", lambda: server))
+        except (BenchError, ExportError, OSError) as error:
             return {"obstacle": str(error)}
-        return served._asdict()
 
-    def page(self, store: Store) -> Page:
-        steps = store.steps
-        parts: list[Part] = [
-            f"BERT-{size}: {rates[0] / 1e9:,.0f} GB/s of a copy, {rates[1] / 1e12:,.1f} TFLOPS on its own products"
-            f" ({SIZES[-1]} texts of {SERVED_TOKENS} tokens, FP16)."
-            for size, rates in store.named("rates ").items()
+    def _exported(self, until: float) -> Path:
+        """BERT-base with its proof."""
+        models, left = self._folder / "models", until - time.monotonic()
+        words = [str(program()), "export", str(self._folder / "base" / "checkpoint"), "--out", str(models)]
+        words += ["--name", "bench", "--precision", "fp16", "--max-length", str(LENGTHS[-1])]
+        words += [word for limit in WAIVABLE for word in ("--allow", limit)]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=max(1.0, left), check=False)
+        except subprocess.TimeoutExpired:
+            raise ExportError(f"`bertserve export` did not end in the {left:.0f} s that were left for it") from None
+        if done.returncode:
+            raise ExportError((done.stderr.strip().splitlines() or ["it failed without a word"])[-1])
+        return models
+
+    def _asked_of(self, server: BertServer) -> dict[str, Any]:
+        texts = {SERVED_TOKENS: [" ".join(["server"] * (SERVED_TOKENS - 2))]}
+        places = {"HTTP": ("embed", server.http_port, "/embed"), "gRPC": (GRPC, server.grpc_port, "bench")}
+        asked = {name: self.asked(name, server, place, MODELS["base"].hidden, texts) for name, place in places.items()}
+        before = server.computed("bench")
+        alone = measure_round([turn(SERVED_TOKENS, 1, _LOAD_S / 2) for turn in asked.values()], self.say)
+        count, ns = (after - start for after, start in zip(server.computed("bench"), before, strict=True))
+        with ThreadPoolExecutor(1) as pool:
+            many = pool.submit(measure_round, [asked["HTTP"](SERVED_TOKENS, _CLIENTS, _LOAD_S)], self.say)
+            time.sleep(_LOAD_S / 2)
+            metrics = get(server.http_port, "/metrics")[1]
+            [sample] = many.result().values()
+        busy = re.search(rb"^nv_gpu_utilization\{[^}]*\} ([0-9.e+-]+)$", metrics, re.MULTILINE)
+        return {
+            "alone": {name.split()[0]: found for name, found in alone.items()},
+            "compute_ms": ns / count / 1e6,
+            "per_s": sample["per_s"],
+            "bottleneck": bottleneck(float(busy[1]) if busy else 0.0, sample),
+            "status": server.get("/status"),
+        }
+
+    def figures(self, store: Store) -> dict[str, Any]:
+        served, engines_of = store.steps.get("served", {"obstacle": "not yet"}), store.named("engines ")
+        missing = [
+            f"BERT-{size} with {name}: {cells}"
+            for size, found in engines_of.items()
+            for name, cells in found.items()
+            if isinstance(cells, str)
         ]
-        missing = []
-        for size, found in store.named("engines ").items():
-            for name, cells in found.items():
-                if isinstance(cells, str):
-                    missing.append(f"BERT-{size} with {name}: {cells}")
-                else:
-                    parts.append(_engine_table(size, name, [Cell(*cell) for cell in cells], steps[f"rates {size}"]))
-            if theirs := steps.get(f"torch {size}"):
-                parts.append(_torch_table(size, _best(found)[1], theirs))
-        served = steps.get("served", {"obstacle": "not yet"})
         if "obstacle" in served:
             missing.append(f"the server end to end: {served['obstacle']}")
-        else:
-            parts += _served_parts(served, _best(steps["engines base"])[1])
-            missing += (
-                [] if served["grpc_us"] else [f"the server over gRPC: {installing('loadtest')} brings the client"]
-            )
-        if missing:
-            parts.append("\n".join(["## Not measured", "", *(f"- {line}" for line in missing)]))
-        facts = {"Date": steps.get("date", ""), "GPU": store.facts["GPU"], **store.facts["versions"]}
-        return Page("On a GPU", "`make bench-gpu` runs it.", parts, facts=facts)
+        tables = [
+            (size, name, [_row(size, Cell(*cell), *store.steps[f"rates {size}"]) for cell in cells])
+            for size, found in engines_of.items()
+            for name, cells in found.items()
+            if not isinstance(cells, str)
+        ]
+        beside = {}
+        for size, theirs in store.named("torch ").items():
+            columns = {"our best engine": _best(engines_of.get(size, {}))[1]}
+            columns |= {f"PyTorch, {name}": [Cell(*cell) for cell in cells] for name, cells in theirs.items()}
+            by_shape = {name: {cell[:2]: cell.p50_us / 1e3 for cell in cells} for name, cells in columns.items()}
+            beside[size] = by_shape
+        cells = {cell[:2]: cell.p50_us / 1e3 for cell in _best(engines_of.get("base", {}))[1]}
+        alone_ms = cells.get((1, SERVED_TOKENS), 0.0)
+        figures = {"served": served, "missing": missing, "tables": tables, "beside": beside, "alone_ms": alone_ms}
+        return {**figures, "compared": COMPARED, "clients": _CLIENTS}
 
     def show(self, store: Store) -> str:
         costs: Path = self.options.costs
@@ -194,76 +247,39 @@ class GpuBenchmark(Benchmark):
         return super().show(store)
 
 
-def plan() -> str:
-    """What is run where there is a GPU."""
-    shapes = ", ".join(f"{texts} x {tokens}" for texts, tokens in COMPARED)
-    return (
-        "make bench-gpu would run, within eight minutes:\n"
-        "  1. the GPU's bandwidth, and its FP16 matrix rate on the model's own shapes\n"
-        f"  2. BERT-base and BERT-large, random weights of a fixed seed, FP16, {LENGTHS[0]} to {LENGTHS[-1]} tokens,"
-        f" batches of {SIZES[0]} to {SIZES[-1]}: p50, p99 and throughput of each engine that runs here, beside the\n"
-        "     launch-aware floor\n"
-        f'  3. torch.compile(mode="reduce-overhead") and eager PyTorch on {shapes} (texts x tokens)\n'
-        "  4. the server over HTTP and gRPC: p50 and p99 of one client, throughput of many, and its bottleneck\n"
-        "and write docs/benchmarks/gpu.md and docs/benchmarks/gpu-costs.json, a cost file for `bertserve simulate`."
-    )
-
-
-def _alone_us(cells: Sequence[Cell], otherwise: float) -> float:
-    """p50 of one text of 128 tokens."""
-    return next((cell.p50_us for cell in cells if cell[:2] == (1, SERVED_TOKENS)), otherwise)
+def bottleneck(gpu_share: float, sample: dict[str, Any]) -> str:
+    """What bounds the throughput: whatever is nearest to doing nothing else."""
+    cores = {name: sample[f"{name}_cpu_us"] * sample["per_s"] / 1e6 for name in ("server", "engine")}
+    shares = {
+        "the GPU": gpu_share,
+        "the server process's event loop": cores["server"],
+        "the engine process's one thread": cores["engine"],
+    }
+    name = max(shares, key=shares.__getitem__)
+    said = ", ".join(f"{each} {100 * share:.0f}%" for each, share in shares.items())
+    return f"{name} ({said} busy)"
 
 
 def _best(found: dict[str, Any]) -> tuple[str, list[Cell]]:
     """The engine with the least time for one text of 128 tokens, and its cells."""
     measured = {name: [Cell(*cell) for cell in cells] for name, cells in found.items() if not isinstance(cells, str)}
-    return min(measured.items(), key=lambda item: _alone_us(item[1], 1e12), default=("none", []))
+
+    def alone_us(name: str) -> float:
+        return next((cell.p50_us for cell in measured[name] if cell[:2] == (1, SERVED_TOKENS)), 1e12)
+
+    best = min(measured, key=alone_us, default="none")
+    return best, measured.get(best, [])
 
 
-def _engine_table(size: str, name: str, cells: Sequence[Cell], rates: Sequence[float]) -> Part:
-    bandwidth, rate = rates
-
-    def kernels(cell: Cell) -> list[encoder_kernels.Kernel]:
-        return encoder_kernels.kernels(MODELS[size], cell.texts, cell.tokens)
-
-    def over_floor(cell: Cell) -> str:
-        floor = encoder_kernels.floor_us(kernels(cell), rate, bandwidth)
-        return f"{cell.p50_us / floor:.2f} x {floor / 1e3:.3f} ms"
-
-    def of_rate(cell: Cell) -> str:
-        return f"{100 * sum(one.operations for one in kernels(cell)) / (cell.p50_us * 1e-6) / rate:.0f}%"
-
-    return table(
-        f"BERT-{size}, {name}, engine only",
-        "",
-        cells,
-        ("tokens", lambda cell: cell.tokens),
-        ("texts", lambda cell: cell.texts),
-        ("p50 ms", lambda cell: f"{cell.p50_us / 1e3:.3f}"),
-        ("p99 ms", lambda cell: f"{cell.p99_us / 1e3:.3f}"),
-        ("texts/s", lambda cell: f"{cell.per_s:,.0f}"),
-        ("over the floor", over_floor),
-        ("of the matrix rate", of_rate),
-    )
+def _row(size: str, cell: Cell, bandwidth: float, rate: float) -> dict[str, Any]:
+    """A cell beside the floor of its kernels, and the share of the matrix rate that it reaches."""
+    kernels = encoder_kernels.kernels(MODELS[size], cell.texts, cell.tokens)
+    floor_us = encoder_kernels.floor_us(kernels, rate, bandwidth)
+    of_rate = sum(one.operations for one in kernels) / (cell.p50_us * 1e-6) / rate
+    return {"cell": cell, "over": cell.p50_us / floor_us, "floor_ms": floor_us / 1e3, "of_rate": of_rate}
 
 
-def _torch_table(size: str, ours: Sequence[Cell], theirs: dict[str, Any]) -> Part:
-    def p50(cells: Sequence[Any]) -> Callable[[tuple[int, int]], str]:
-        by_shape = {cell[:2]: cell.p50_us for cell in (Cell(*each) for each in cells)}
-        return lambda shape: f"{by_shape[shape] / 1e3:.3f}" if shape in by_shape else "-"
-
-    return table(
-        f"BERT-{size} beside PyTorch, FP16, p50 ms",
-        "",
-        COMPARED,
-        ("tokens", lambda shape: shape[1]),
-        ("texts", lambda shape: shape[0]),
-        ("our best engine", p50(ours)),
-        *((f"PyTorch, {name}", p50(cells)) for name, cells in theirs.items()),
-    )
-
-
-def _costs(gpu: str, engine: str, cells: Sequence[Cell]) -> dict[str, Any]:
+def _costs(gpu: str, engine: str, cells: list[Cell]) -> dict[str, Any]:
     """A table of `bertserve simulate`."""
     points = [
         {"tokens": c.tokens, "texts": c.texts, "ms": c.p50_us / 1e3, "p99_ms": c.p99_us / 1e3, "source": "measured"}
@@ -271,25 +287,3 @@ def _costs(gpu: str, engine: str, cells: Sequence[Cell]) -> dict[str, Any]:
     ]
     source = {"measured": {"url": "docs/benchmarks/gpu.md", "what": f"{engine}, engine only, `make bench-gpu`"}}
     return {"title": f"BERT-base FP16 on one {gpu}", "sources": source, "points": points}
-
-
-def _served_parts(served: dict[str, Any], cells: Sequence[Cell]) -> list[Part]:
-    compute_us = statistics.median(served["compute_us"])
-    times = {"HTTP": served["http_us"], "gRPC": served["grpc_us"]}
-    rows = [(name, cell_of(1, SERVED_TOKENS, each)) for name, each in times.items() if each]
-    clients = (
-        f"The engine alone, in a process of its own kind: {_alone_us(cells, 0.0) / 1e3:.3f} ms. {CLIENTS} clients get"
-        f" {served['per_s']:,.0f} answers a second; what bounds them is {served['bottleneck']}."
-    )
-    return [
-        table(
-            f"BERT-base behind the server, one client, {SERVED_TOKENS} tokens",
-            "",
-            rows,
-            ("over", lambda row: row[0]),
-            ("p50 ms", lambda row: f"{row[1].p50_us / 1e3:.3f}"),
-            ("p99 ms", lambda row: f"{row[1].p99_us / 1e3:.3f}"),
-            ("above the engine ms", lambda row: f"{(row[1].p50_us - compute_us) / 1e3:.3f}"),
-        ),
-        clients,
-    ]

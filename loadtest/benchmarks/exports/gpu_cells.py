@@ -16,8 +16,9 @@ from export.engines import tensorrt
 from export.graph import optimize
 from export.precision import half
 from export.progress import quiet
-from loadtest.benchmarks.exports.exports import random_checkpoint
+from loadtest.benchmarks.exports import random_checkpoints
 from loadtest.capacity import encoder_kernels
+from loadtest.report.sample import percentile
 from serving.engine.base import Batch
 from serving.engine.gpu.model import SIZES
 from serving.engine.gpu.tensorrt import TensorRtBackend
@@ -48,21 +49,18 @@ _MIB = 1 << 20
 
 
 class Cell(NamedTuple):
-    """One shape's times.
-
-    Attributes:
-        texts: In a batch.
-        tokens: Of each text.
-        p50_us: Median.
-        p99_us: 99th percentile.
-        runs: So many were timed.
-    """
+    """The times of batches of so many texts, each of so many tokens."""
 
     texts: int
     tokens: int
     p50_us: float
     p99_us: float
     runs: int
+
+    @classmethod
+    def of(cls, texts: int, tokens: int, times_us: Sequence[float]) -> Cell:
+        p99_us = percentile(sorted(times_us), 99)
+        return cls(texts, tokens, statistics.median(times_us), p99_us, len(times_us))
 
     @property
     def per_s(self) -> float:
@@ -101,19 +99,7 @@ def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int
         times.append(1e3 * first.elapsed_time(last))
         if time.monotonic() > until:
             break
-    return cell_of(texts, tokens, times)
-
-
-def cell_of(texts: int, tokens: int, times: Sequence[float]) -> Cell:
-    """What some times in microseconds come to."""
-    ordered = sorted(times)
-    return Cell(
-        texts,
-        tokens,
-        statistics.median(ordered),
-        ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
-        len(ordered),
-    )
+    return Cell.of(texts, tokens, times)
 
 
 class Prepared(NamedTuple):
@@ -136,7 +122,7 @@ def prepare(size: str, folder: Path) -> Prepared:
     from export.graph import task_model  # noqa: PLC0415  brings PyTorch
 
     folder.mkdir(parents=True)
-    source = random_checkpoint(size, folder / "checkpoint")
+    source = random_checkpoints.write(folder / "checkpoint", "bert", "embed", random_checkpoints.WHOLE[size])
     checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None)
     raw, fused = folder / "raw.onnx", folder / "fused.onnx"
     with quiet():
@@ -158,7 +144,6 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
     def tensorrt_engine(target: str) -> Backend:
         file = model.plain.with_name(f"{target}.engine")
         done = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
-
         return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
 
     yield "ort-cuda", ort_cuda
@@ -182,7 +167,7 @@ def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
         runner.run(batch)
         while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.monotonic() - started < _CELL_S):
             times.append(runner.run(batch).compute_us)
-        cells.append(cell_of(texts, tokens, times))
+        cells.append(Cell.of(texts, tokens, times))
     return sorted(cells, key=lambda cell: (cell.tokens, cell.texts))
 
 
@@ -198,9 +183,7 @@ def torch_cells(torch: Any, prepared: Prepared, until: float) -> dict[str, list[
             for texts, tokens in COMPARED:
                 if time.monotonic() > until:
                     break
-                inputs = [
-                    torch.ones(texts, tokens, dtype=torch.int32, device="cuda")
-                    for _ in task_model.inputs(prepared.checkpoint)
-                ]
+                ones = torch.ones(texts, tokens, dtype=torch.int32, device="cuda")
+                inputs = [ones.clone() for _ in task_model.inputs(prepared.checkpoint)]
                 cells.append(_torch_cell(torch, partial(run, *inputs), until, texts, tokens))
     return found

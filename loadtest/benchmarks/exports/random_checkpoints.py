@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -19,14 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Sizes:
-    """What gives the layers their shape.
-
-    Attributes:
-        layers: How many.
-        width: Components of a token's vector.
-        heads: Of attention.
-        vocabulary: Words, of the demo model's tokenizer the first.
-    """
+    """What gives the layers their shape; `vocabulary` are the first words of the demo model's tokenizer."""
 
     layers: int
     width: int
@@ -34,8 +28,11 @@ class Sizes:
     vocabulary: int
 
 
-BASE = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
+LAYERS = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
 """Layers of BERT-base's shape; two, so that ModernBERT has one that sees the whole text and one with a window."""
+
+WHOLE = {"base": Sizes(12, 768, 12, 30522), "large": Sizes(24, 1024, 16, 30522)}
+"""BERTs of the sizes that its paper calls so."""
 
 SMALL = Sizes(layers=2, width=64, heads=4, vocabulary=4096)
 
@@ -74,17 +71,7 @@ _OWN_FORMS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
-    """Writes a checkpoint.
-
-    Args:
-        folder: Where to; made if need be.
-        model_type: A key of `FAMILIES`.
-        task: What its head answers.
-        sizes: Of its layers.
-
-    Raises:
-        ExportError: Transformers has no such class.
-    """
+    """Writes a checkpoint of a key of `FAMILIES`; raises ExportError where Transformers has no such class."""
     # Slow to import.
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -120,22 +107,27 @@ def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
     return folder
 
 
-def name_tokenizer(folder: Path) -> None:
-    """Writes of which class the demo model's tokenizer is: a family's own makes a tokenizer of its own kind."""
+def write_tokenizer(folder: Path, words: int) -> None:
+    """Writes the demo model's tokenizer with its first words, and of which class it is: a family's own differs."""
+    (folder / "tokenizer.json").write_text(_tokenizer(words), encoding="utf-8")
     tokens = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
     (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
+
+
+@functools.cache
+def _tokenizer(words: int) -> str:
+    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
+    every = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: at for word, at in every.items() if at < words}
+    return json.dumps(tokenizer)
 
 
 def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  of Transformers
     from safetensors.torch import load_file, save_file  # noqa: PLC0415  needs PyTorch
 
     model.save_pretrained(folder)
-    tokenizer = json.loads((find(DEMO).path / "tokenizer.json").read_text(encoding="utf-8"))
-    words = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {word: at for word, at in words.items() if at < model.config.vocab_size}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    name_tokenizer(folder)
+    write_tokenizer(folder, model.config.vocab_size)
     own, family = _OWN_FORMS.get(model_type), FAMILIES[model_type]
     if own is None:
         return

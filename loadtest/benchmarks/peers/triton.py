@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports
+from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, isolated
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+
+    from loadtest.generator.workload import Bundle
 
 _MODEL = Path(__file__).parent / "inside" / "triton_model.py"
-
 _CONFIG = """\
 name: "{name}"
 backend: "python"
@@ -25,14 +26,8 @@ input {{ name: "text" data_type: TYPE_STRING dims: 1 }}
 output {{ name: "embedding" data_type: TYPE_FP32 dims: {hidden_size} }}
 instance_group {{ count: {instances} kind: KIND_CPU }}
 {scheduling}
-parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}
-parameters {{ key: "artifact" value {{ string_value: "{artifact}" }} }}
-parameters {{ key: "tokenizer" value {{ string_value: "{tokenizer}" }} }}
-parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}
-parameters {{ key: "together" value {{ string_value: "{together}" }} }}
-parameters {{ key: "multiple" value {{ string_value: "{multiple}" }} }}
-parameters {{ key: "max_tokens" value {{ string_value: "{max_tokens}" }} }}
 """
+_PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,62 +37,45 @@ class TritonModel:
     Attributes:
         name: Its name.
         engine: `onnxruntime` or `openvino`.
-        artifact: The ONNX file.
-        tokenizer: Its `tokenizer.json`.
-        hidden_size: Numbers in an embedding.
+        bundle: Its artifact and its tokenizer. Longer texts are cut, as our server cuts them.
         instances: Processes of the Python backend.
         threads: Of each instance.
         batch: Texts that Triton's dynamic batcher may put together; 1: no batching.
         together: Whether they are computed as one batch, padded to the longest, rather than one after the other.
         multiple: Inputs are padded to lengths that it divides: OpenVINO prepares its kernels for each length it meets.
-        max_tokens: Longer texts are cut, as our server cuts them.
         queue_ms: Triton refuses what has waited for so long, or for as long as the request itself allows where that is
             less; 0: nothing.
-        cached: Whether Triton's own response cache answers what it knows.
     """
 
     name: str
     engine: str
-    artifact: Path
-    tokenizer: Path
-    hidden_size: int
+    bundle: Bundle
     instances: int
     threads: int
     batch: int = 1
     together: bool = False
     multiple: int = 1
-    max_tokens: int = 512
     queue_ms: int = 0
-    cached: bool = False
 
     @property
     def config(self) -> str:
         """Its `config.pbtxt`."""
-        return _CONFIG.format(
-            name=self.name,
-            batch=self.batch,
-            hidden_size=self.hidden_size,
-            instances=self.instances,
-            scheduling=self._scheduling(),
-            engine=self.engine,
-            artifact=self.artifact.absolute(),
-            tokenizer=self.tokenizer.absolute(),
-            threads=self.threads,
-            together="true" if self.together else "false",
-            multiple=self.multiple,
-            max_tokens=self.max_tokens,
-        )
-
-    def _scheduling(self) -> str:
-        lines = []
+        scheduling = "dynamic_batching { }" if self.batch > 1 else ""
         if self.queue_ms:
             policy = f"timeout_action: REJECT default_timeout_microseconds: {1000 * self.queue_ms}"
-            lines.append(f"dynamic_batching {{ default_queue_policy {{ {policy} allow_timeout_override: true }} }}")
-        elif self.batch > 1:
-            lines.append("dynamic_batching { }")
-        if self.cached:
-            lines.append("response_cache { enable: true }")
-        return "\n".join(lines)
+            scheduling = f"dynamic_batching {{ default_queue_policy {{ {policy} allow_timeout_override: true }} }}"
+        parameters = {
+            "engine": self.engine,
+            "artifact": self.bundle.artifact.absolute(),
+            "tokenizer": self.bundle.path.absolute() / "tokenizer.json",
+            "threads": self.threads,
+            "together": "true" if self.together else "false",
+            "multiple": self.multiple,
+            "max_tokens": self.bundle.max_length,
+        }
+        own = {"name": self.name, "batch": self.batch, "instances": self.instances}
+        made = _CONFIG.format(hidden_size=self.bundle.hidden_size, scheduling=scheduling, **own)
+        return made + "".join(_PARAMETER.format(name, value) for name, value in parameters.items())
 
 
 class Installation:
@@ -123,12 +101,11 @@ class Installation:
             return "this Python has no shared library for Triton's Python backend"
         return None
 
-    def command(self, repository: Path, work: Path, http: str, grpc: str, cache_mb: int = 0) -> list[str]:
+    def command(self, repository: Path, work: Path, http: str, grpc: str) -> list[str]:
         """The words that start it, without metrics, at two `host:port`.
 
         A copy of the Python backend goes into `work`: its stub has to lie beside its library.
         """
-        cache = ["--cache-directory", str(self._server / "caches"), "--cache-config", f"local,size={cache_mb << 20}"]
         backends = work / "backends"
         shutil.copytree(self._server / "backends", backends)
         shutil.copy(self._stub, backends / "python")
@@ -138,7 +115,6 @@ class Installation:
             *("--model-repository", str(repository), "--backend-directory", str(backends)),
             *("--http-address", http_host, "--http-port", http_port),
             *("--grpc-address", grpc_host, "--grpc-port", grpc_port, "--allow-metrics", "false"),
-            *(cache if cache_mb else []),
         ]
 
     def variables(self) -> dict[str, str]:
@@ -149,21 +125,10 @@ class Installation:
 
 
 class TritonServer(ServerProcess):
-    """A tritonserver with all models of a repository.
+    """A tritonserver with all models of a repository."""
 
-    Attributes:
-        http_port: Its port of HTTP.
-        grpc_port: Its port of gRPC.
-    """
-
-    def __init__(self, environment: Path, work: Path, models: Sequence[TritonModel], cache_mb: int = 0) -> None:
-        """Writes the repository.
-
-        Args:
-            environment: The virtual environment that holds the wheel.
-            work: A directory to write to; what is in it is removed.
-            models: What to serve.
-            cache_mb: Size of its response cache in MiB; 0: none.
+    def __init__(self, environment: Path, work: Path, models: Iterable[TritonModel]) -> None:
+        """Writes the repository into `work`, which is emptied; the environment holds the wheel.
 
         Raises:
             BenchError: The environment has no tritonserver for its Python.
@@ -171,18 +136,13 @@ class TritonServer(ServerProcess):
         installation = Installation(environment)
         if obstacle := installation.obstacle():
             raise BenchError(f"{environment}: {obstacle}")
-        self.http_port, self.grpc_port = free_ports(2)
+        http_port, grpc_port = free_ports(2)
         shutil.rmtree(work, ignore_errors=True)
         for model in models:
             folder = work / "repository" / model.name
             (folder / "1").mkdir(parents=True)
             (folder / "config.pbtxt").write_text(model.config, encoding="utf-8")
             shutil.copy(_MODEL, folder / "1" / "model.py")
-        http, grpc = f"{HOST}:{self.http_port}", f"{HOST}:{self.grpc_port}"
-        command = installation.command(work / "repository", work, http, grpc, cache_mb)
-        super().__init__(command, isolated(installation.variables()), (self.http_port, "/v2/health/ready"))
-
-
-def isolated(variables: dict[str, str]) -> dict[str, str]:
-    """This process's environment without what would let another Python find this project, and these variables."""
-    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}
+        command = installation.command(work / "repository", work, f"{HOST}:{http_port}", f"{HOST}:{grpc_port}")
+        super().__init__(command, isolated(installation.variables()), (http_port, "/v2/health/ready"))
+        self.grpc_port = grpc_port

@@ -1,6 +1,6 @@
 """Who is compared: our server and those that a user would pick instead, each configured at its best.
 
-`Subject` is a system with an engine over a protocol, `Peer` a process that answers, `Kit` what they are made from.
+`Subject` is a system with an engine over a protocol, `Kit` what the servers are made from.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import subprocess
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from loadtest.benchmarks.peers.triton import TritonModel, TritonServer, isolated
+from loadtest.benchmarks.peers.triton import TritonModel, TritonServer
 from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports
+from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports, isolated
 from loadtest.errors import BenchError
 from loadtest.generator.client import GRPC
 from loadtest.generator.workload import find_bundle
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    from loadtest.benchmarks.store import Store
+    from collections.abc import Iterator, Mapping, Sequence
+
     from loadtest.generator.workload import Bundle
 
 ONE, MANY = 1, 32
@@ -41,17 +42,49 @@ TRITON, TRITON_PLAIN = "Triton", "Triton, no batcher"
 HTTP, V2, GRPC_NAME = "HTTP", "HTTP v2", "gRPC"
 """V2 is the Open Inference Protocol with binary tensors; HTTP is a server's own route, with JSON."""
 
-TRITON_BATCH = 8
-"""Texts that Triton's dynamic batcher may put together where that is tried."""
+OURS = "ours-"
+"""What the names of our servers begin with; the engine follows."""
+_INFINITY = (
+    "{environments}/infinity/bin/infinity_emb v2 --model-id . --served-model-name {model} --engine {engine}"
+    # Its ONNX engine does not read the pooling from the model and takes the first token's vector otherwise.
+    " --device cpu --pooling-method mean --no-bettertransformer --log-level warning --host {host} --port {port}"
+)
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HOME": "{environments}/hub",
+}
+_FASTAPI = (
+    "{environments}/fastapi/bin/python -m uvicorn --app-dir {inside} fastapi_app:app --host {host} --port {port}"
+    " --no-access-log --loop uvloop --http httptools"
+)
+_FILES = {"ARTIFACT": "{artifact}", "TOKENIZER": "{tokenizer}", "THREADS": "{threads}"}
+_PROGRAMS: dict[str, tuple[str, str, Mapping[str, str], str]] = {
+    "infinity-torch": (_INFINITY.replace("{engine}", "torch"), "/health", _QUIET, "checkpoint"),
+    "infinity-onnx": (_INFINITY.replace("{engine}", "optimum"), "/health", _QUIET, "infinity-model"),
+    "fastapi": (_FASTAPI, "/ready", _FILES, "."),
+}
+"""Of each server: its command line, the path that tells that it is ready, variables, and where in the environments it
+runs. infinity finds its model there: of a full path it makes one that its ONNX engine does not find."""
+SERVERS = (*(f"{OURS}{option}" for option in ENGINES), "triton", *_PROGRAMS)
+
+TRITON_WAYS = {"one": (1, False), "plain": (1, False), "apart": (8, False), "many": (8, True), "padded": (4, True)}
+"""Texts that Triton's dynamic batcher may put together, and whether they are computed as one batch. `one` is an
+instance on all cores, the others have a single-threaded instance a core."""
+CLOSED_LOOP = {
+    "ort": ("one", "many", "plain"),
+    "dynamic": ("one", "apart", "many"),
+    "openvino": ("one", "many", "plain"),
+}
+"""Triton's models by artifact: for one connection and for many the fastest that answer the same in every company
+(docs/benchmarks/decisions.md), and what is shown beside them."""
+OPEN_LOOP = {"ort": ("plain", "apart", "padded"), "openvino": ("plain", "apart")}
 QUEUE_MS = 125
 """Triton's clients of the open loop wait for 250 ms. Of the two limits on its queue that were tried, the whole and the
 half of that, the half gave more answers in time."""
-LENGTH_STEP = 16
-"""OpenVINO prepares its kernels for each length that it meets, so Triton's model pads to multiples of this."""
-
-CACHED, OURS = "-cached", "ours-"
-"""What the names of servers with a cache of answers end with, and what ours begin with; the engine follows."""
-SERVERS = (*(f"{OURS}{option}" for option in ENGINES), "triton", "infinity-torch", "infinity-onnx", "fastapi")
+_LENGTH_STEP = 16
+"""OpenVINO prepares its kernels for each length that it meets, so Triton's model pads mixed ones to multiples of it."""
 
 _PACKAGES = {
     "triton": ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers"),
@@ -101,18 +134,21 @@ def subjects(model: str) -> tuple[Subject, ...]:
     found = [RAW]
     triton = partial(_triton, model)
     for option, engine in ENGINES.items():
-        theirs = {ORT: {ORT: "ort", DYNAMIC: "dynamic"}, OPENVINO: {OPENVINO: "openvino"}}.get(engine, {})
-        ours, same = f"{OURS}{option}", [name for its, name in theirs.items() if its == engine]
+        ours = f"{OURS}{option}"
+        theirs = {
+            ORT: (("ort", ORT, "many"), ("dynamic", DYNAMIC, "apart")),
+            OPENVINO: (("openvino", OPENVINO, "many"),),
+        }
         found += [
             Subject("bertserve", engine, HTTP, ours, "embed", ("/embed", "/embed")),
             Subject("bertserve", engine, V2, ours, "v2", _infer(model, model)),
-            *(triton(its, name, V2) for its, name in theirs.items()),
-            *(triton(engine, name, V2, "plain", TRITON_PLAIN) for name in same),
+            *(triton(*tuned, V2) for tuned in theirs.get(engine, ())),
+            *(triton(kind, its, "plain", V2, TRITON_PLAIN) for kind, its, _ in theirs.get(engine, ())[:1]),
             Subject("bertserve", engine, GRPC_NAME, ours, GRPC, (model, model)),
-            *(triton(its, name, GRPC_NAME) for its, name in theirs.items()),
+            *(triton(*tuned, GRPC_NAME) for tuned in theirs.get(engine, ())),
         ]
     found += [
-        triton(DYNAMIC_BATCHED, "dynamic", V2, "batched"),
+        triton("dynamic", DYNAMIC_BATCHED, "many", V2),
         Subject("FastAPI", ORT, HTTP, "fastapi", "embed", ("/embed", "/embed-threads")),
         Subject("infinity", ORT, HTTP, "infinity-onnx", "openai", ("/embeddings", "/embeddings")),
         Subject("infinity", TORCH, HTTP, "infinity-torch", "openai", ("/embeddings", "/embeddings")),
@@ -120,8 +156,8 @@ def subjects(model: str) -> tuple[Subject, ...]:
     return tuple(found)
 
 
-def _triton(model: str, engine: str, name: str, protocol: str, many: str = "many", system: str = TRITON) -> Subject:
-    models = (f"{model}-{name}-one", f"{model}-{name}-{many}")
+def _triton(model: str, kind: str, engine: str, many: str, protocol: str, system: str = TRITON) -> Subject:
+    models = (f"{model}-{kind}-one", f"{model}-{kind}-{many}")
     form, endpoints = (GRPC, models) if protocol == GRPC_NAME else ("v2", _infer(*models))
     return Subject(system, engine, protocol, "triton", form, endpoints)
 
@@ -136,31 +172,19 @@ def find(model: str, system: str, engine: str, protocol: str) -> Subject:
     return found
 
 
-class Peer(NamedTuple):
-    """A server that is not started yet, and where it listens; 0: nowhere."""
-
-    process: ServerProcess
-    http_port: int
-    grpc_port: int = 0
-
-
 @dataclass(slots=True, frozen=True)
 class Kit:
     """What the servers are made from.
 
     Attributes:
         models: The model repository of ours.
-        ort: The bundle with the INT8 artifact for ONNX Runtime.
-        openvino: The same bundle with the INT8 artifact for OpenVINO.
-        dynamic: The same with what ONNX Runtime's own tool makes of its fp32 artifact.
+        bundles: The bundle with the INT8 artifact `ort`, `openvino`, or `dynamic`, which ONNX Runtime's tool made.
         environments: Holds a virtual environment for each peer, and infinity's copies of the model.
         threads: Cores that each may use.
     """
 
     models: Path
-    ort: Bundle
-    openvino: Bundle
-    dynamic: Bundle
+    bundles: Mapping[str, Bundle]
     environments: Path
     threads: int
 
@@ -169,108 +193,48 @@ class Kit:
         """What is there to compare; raises BenchError where the repository lacks an artifact of one of the engines."""
         ort, openvino = (find_bundle(models, "int8", target) for target in ("cpu", "openvino"))
         dynamic = replace(ort, artifact=environments / "dynamic.onnx")
-        return cls(models, ort, openvino, dynamic, environments, available_cpus())
+        bundles = {"ort": ort, "openvino": openvino, "dynamic": dynamic}
+        return cls(models, bundles, environments.absolute(), available_cpus())
 
-    def facts(self) -> dict[str, str]:
-        """What is served, by its digests."""
-        files = (self.ort.artifact, self.openvino.artifact)
-        digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-        return {"model": self.ort.model, "version": str(self.ort.version), **digests}
+    @property
+    def ort(self) -> Bundle:
+        return self.bundles["ort"]
 
-    def peer(self, name: str) -> Peer:
-        """The server of that name, one of `SERVERS`."""
+    def server(self, name: str, kinds: Mapping[str, Sequence[str]] = CLOSED_LOOP, queue_ms: int = 0) -> ServerProcess:
+        """The server of that name, one of `SERVERS`; the rest says what Triton serves, as `triton_models` has it."""
         if name.startswith(OURS):
-            return self._ours(name.removeprefix(OURS))
+            return BertServer(self.models, "int8", self.threads, "--engine", name.removeprefix(OURS))
         if name == "triton":
-            return self._triton("work-triton", triton_models(self))
-        return self._fastapi() if name == "fastapi" else self._infinity("torch" if "torch" in name else "optimum")
-
-    def open_loop_peer(self, name: str, cache_mb: int) -> Peer:
-        """The same for texts of mixed lengths; a name that ends with `CACHED` gets a cache of answers of that size."""
-        plain = name.removesuffix(CACHED)
-        cache_mb = 0 if plain == name else cache_mb
-        if plain.startswith(OURS):
-            return self._ours(plain.removeprefix(OURS), *(("--response-cache-mb", str(cache_mb)) if cache_mb else ()))
-        if plain == "triton":
-            return self._triton(f"work-open-{name}", open_loop_models(self, cached=bool(cache_mb)), cache_mb)
-        return self.peer(name)
-
-    def triton_model(self, name: str, kind: str, instances: int, threads: int, **more: Any) -> TritonModel:  # noqa: ANN401  its own fields
-        """A model of the artifact `kind`, called `<model>-<name>`; the rest as `TritonModel` has it."""
-        bundle: Bundle = getattr(self, kind)
-        engine, tokenizer = "openvino" if kind == "openvino" else "onnxruntime", bundle.path / "tokenizer.json"
-        made = partial(TritonModel, f"{bundle.model}-{name}", engine, bundle.artifact, tokenizer, bundle.hidden_size)
-        return made(instances, threads, max_tokens=bundle.max_length, **more)
-
-    def _triton(self, work: str, models: list[TritonModel], cache_mb: int = 0) -> Peer:
-        server = TritonServer(self.environments / "triton", self.environments / work, models, cache_mb)
-        return Peer(server, server.http_port, server.grpc_port)
-
-    def _ours(self, engine: str, *options: str) -> Peer:
-        server = BertServer(self.models, "int8", self.threads, "--engine", engine, *options)
-        return Peer(server, server.http_port, server.grpc_port)
-
-    def _infinity(self, engine: str) -> Peer:
+            work = self.environments / f"work-triton{'-open' if queue_ms else ''}"
+            return TritonServer(self.environments / "triton", work, triton_models(self, kinds, queue_ms))
+        command, ready, variables, folder = _PROGRAMS[name]
         [port] = free_ports(1)
-        command = [
-            str((self.environments / "infinity").absolute() / "bin" / "infinity_emb"),
-            # Relative to where it runs: of a model's full path it makes a path that its ONNX engine does not find.
-            *("v2", "--model-id", ".", "--served-model-name", self.ort.model, "--engine", engine, "--device", "cpu"),
-            # Its ONNX engine does not read the pooling from the model and takes the first token's vector otherwise.
-            *("--pooling-method", "mean", "--no-bettertransformer", "--log-level", "warning"),
-            *("--host", HOST, "--port", str(port)),
-        ]
-        quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
-        variables = {**quiet, "HF_HOME": str((self.environments / "hub").absolute())}
-        folder = self.environments / ("infinity-model" if engine == "optimum" else "checkpoint")
-        return Peer(ServerProcess(command, isolated(variables), (port, "/health"), folder), port)
-
-    def _fastapi(self) -> Peer:
-        [port] = free_ports(1)
-        command = [
-            str((self.environments / "fastapi").absolute() / "bin" / "python"),
-            *("-m", "uvicorn", "--app-dir", str(Path(__file__).parent / "inside"), "fastapi_app:app"),
-            *("--host", HOST, "--port", str(port), "--no-access-log", "--loop", "uvloop", "--http", "httptools"),
-        ]
-        files = {"ARTIFACT": self.ort.artifact, "TOKENIZER": self.ort.path / "tokenizer.json"}
-        variables = {name: str(file.absolute()) for name, file in files.items()} | {"THREADS": str(self.threads)}
-        return Peer(ServerProcess(command, isolated(variables), (port, "/ready")), port)
+        values = {
+            "environments": self.environments,
+            "inside": Path(__file__).parent / "inside",
+            "model": self.ort.model,
+            "artifact": self.ort.artifact.absolute(),
+            "tokenizer": self.ort.path.absolute() / "tokenizer.json",
+            "threads": self.threads,
+            "host": HOST,
+            "port": port,
+        }
+        words = [word.format(**values) for word in command.split()]
+        environment = isolated({name: value.format(**values) for name, value in variables.items()})
+        return ServerProcess(words, environment, (port, ready), self.environments / folder)
 
 
-def triton_models(kit: Kit) -> list[TritonModel]:
-    """The models for one connection and for many, as `subjects` names them.
-
-    `one` and `many` are the fastest that answer the same in every company (docs/benchmarks/decisions.md).
-    """
-    found = []
-    for kind in ("ort", "dynamic", "openvino"):
-        single = partial(kit.triton_model, kind=kind, instances=kit.threads, threads=1)
-        found.append(kit.triton_model(f"{kind}-one", kind, 1, kit.threads))
-        if kind == "dynamic":
-            found.append(single(f"{kind}-many", batch=TRITON_BATCH))
-            found.append(single(f"{kind}-batched", batch=TRITON_BATCH, together=True))
-        else:
-            found.append(single(f"{kind}-many", batch=TRITON_BATCH, together=True))
-            found.append(single(f"{kind}-plain"))
-    return found
-
-
-def open_loop_models(kit: Kit, *, cached: bool) -> list[TritonModel]:
-    """Triton's ways to serve texts of mixed lengths, each with a single-threaded instance a core.
-
-    `KIND-single` computes the texts one by one, `KIND-ragged` has the dynamic batcher hand an instance several, which
-    it computes one after the other, and `KIND-padded` computes those as one batch.
-    """
-    found = []
-    for kind, multiple in (("ort", 1), ("openvino", LENGTH_STEP)):
-        made = partial(kit.triton_model, kind=kind, instances=kit.threads, threads=1)
-        queued: dict[str, Any] = {"multiple": multiple, "queue_ms": QUEUE_MS, "cached": cached}
-        found.append(made(f"{kind}-single", **queued))
-        if not cached:
-            found.append(made(f"{kind}-ragged", batch=TRITON_BATCH, **queued))
-        if not cached and kind == "ort":
-            found.append(made(f"{kind}-padded", batch=TRITON_BATCH // 2, together=True, **queued))
-    return found
+def triton_models(kit: Kit, kinds: Mapping[str, Sequence[str]], queue_ms: int = 0) -> Iterator[TritonModel]:
+    """`<model>-<artifact>-<way>` for each artifact and its ways; `queue_ms` for texts of mixed lengths."""
+    for kind, ways in kinds.items():
+        engine = "openvino" if kind == "openvino" else "onnxruntime"
+        multiple = _LENGTH_STEP if queue_ms and kind == "openvino" else 1
+        for way in ways:
+            bundle, (batch, together) = kit.bundles[kind], TRITON_WAYS[way]
+            lanes = (1, kit.threads) if way == "one" else (kit.threads, 1)
+            yield TritonModel(
+                f"{bundle.model}-{kind}-{way}", engine, bundle, *lanes, batch, together, multiple, queue_ms
+            )
 
 
 class PeerBenchmark(Benchmark):
@@ -284,26 +248,18 @@ class PeerBenchmark(Benchmark):
         return Kit.of(self.options.models, self.options.environments)
 
     def model_facts(self) -> dict[str, str]:
-        return self.kit.facts()
+        files = (self.kit.ort.artifact, self.kit.bundles["openvino"].artifact)
+        digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+        return {"model": self.kit.ort.model, "version": str(self.kit.ort.version), **digests}
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """What is installed for each peer, package by package: a step."""
-        return {name: _versions(self.options.environments / name, packages) for name, packages in _PACKAGES.items()}
-
-
-def versions_of(store: Store) -> dict[str, str]:
-    """The same as facts of a page."""
-    return {
-        name: ", ".join(f"{package} {version}" for package, version in versions.items())
-        for name, versions in store.steps["versions"].items()
-    }
-
-
-def _versions(environment: Path, packages: tuple[str, ...]) -> dict[str, str]:
-    """The versions in another environment, as its own interpreter reports them."""
-    python = environment / "bin" / "python"
-    if not python.exists():
-        raise BenchError(f"{environment} is no virtual environment; make it with `make bench-peers`")
-    code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
-    shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
-    return dict(zip(packages, shown.stdout.split(), strict=True))
+        """What is installed for each peer, package by package, as its own interpreter reports it: a step."""
+        code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
+        found = {}
+        for name, packages in _PACKAGES.items():
+            python = self.options.environments / name / "bin" / "python"
+            if not python.exists():
+                raise BenchError(f"{python.parents[1]} is no virtual environment; make it with `make bench-peers`")
+            shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
+            found[name] = dict(zip(packages, shown.stdout.split(), strict=True))
+        return found

@@ -41,6 +41,7 @@ _END_S = 30.0
 """What Kubernetes allows by default, and deploy/kubernetes too."""
 
 _PATIENCE_S = 10.0
+_BROKEN = ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx")
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,14 +69,9 @@ class Plan:
 
 @dataclass(slots=True)
 class Restart:
-    """One restart; times are seconds from the load's start.
+    """One restart: when it got SIGTERM, when it had ended, and when the proxy sent it requests again.
 
-    Attributes:
-        replica: Which.
-        signalled: When it was sent SIGTERM.
-        ended: When its process had ended.
-        back: When the proxy sent it requests again.
-        code: Its exit code.
+    Times are seconds from the load's start; `code` is its exit code.
     """
 
     replica: str
@@ -122,22 +118,19 @@ class Found:
             shown = ", ".join(self.unaccounted[:3])
             wrong.append(f"{len(self.unaccounted)} requests were not answered exactly once, such as {shown}")
         wrong += [f"replica {one.replica} ended with exit code {one.code}" for one in self.restarts if one.code]
-        late = sum(one.back > self.seconds for one in self.restarts)
-        if late:
+        if late := sum(one.back > self.seconds for one in self.restarts):
             wrong.append(f"{late} restarts ended after the load")
-        for name in ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx"):
-            if self.proxy.get(name):
-                wrong.append(f"HAProxy counted {self.proxy[name]} {name}")
+        wrong += [f"HAProxy counted {self.proxy[name]} {name}" for name in _BROKEN if self.proxy.get(name)]
         return wrong + self.errors
 
     def figures(self) -> dict[str, Any]:
         """All but the single requests, as JSON can hold it."""
         kept = ("rate", "capacity", "seconds", "offered", "faults", "proxy")
         values: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        values |= {"unaccounted": len(self.unaccounted), "latencies": self.latency_figures(), "slices": self.slices()}
+        values |= {"unaccounted": len(self.unaccounted), "latencies": self._latencies(), "slices": self._slices()}
         return {**values, "restarts": [asdict(one) for one in self.restarts], "wrong": self.verdict()}
 
-    def latency_figures(self) -> dict[str, dict[str, float]]:
+    def _latencies(self) -> dict[str, dict[str, float]]:
         """Answers and percentiles in milliseconds, while a replica restarts and otherwise."""
         disturbed = np.zeros(len(self.times), bool)
         for restart in self.restarts:
@@ -150,7 +143,7 @@ class Found:
                 figures[name] = {"answers": len(answered), **percentiles, "most": float(answered.max())}
         return figures
 
-    def slices(self) -> list[dict[str, float | None]]:
+    def _slices(self) -> list[dict[str, float | None]]:
         """Requests offered and answered a second, and percentiles in milliseconds, second by second or so."""
         count = max(1, min(_SLICES, int(self.seconds)))
         width = self.seconds / count
@@ -159,14 +152,9 @@ class Found:
         for number in range(count):
             latencies = self.latencies[numbers == number] * 1e3
             answered = latencies[np.isfinite(latencies)]
-            row: dict[str, float | None] = {
-                "at_s": (number + 0.5) * width,
-                "offered_per_s": len(latencies) / width,
-                "answered_per_s": len(answered) / width,
-            }
-            for percent in (50, 99):
-                row[f"p{percent}_ms"] = float(np.percentile(answered, percent)) if len(answered) else None
-            slices.append(row)
+            rates = {"offered_per_s": len(latencies) / width, "answered_per_s": len(answered) / width}
+            tails = {f"p{p}_ms": float(np.percentile(answered, p)) if len(answered) else None for p in (50, 99)}
+            slices.append({"at_s": (number + 0.5) * width, **rates, **tails})
         return slices
 
 
@@ -205,8 +193,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
         say("waiting for the last answers")
         for load in loads.values():
             load.join()
-        after = proxy.counts()
-        found.proxy = {name: count - before[name] for name, count in after.items()}
+        found.proxy = {name: count - before[name] for name, count in proxy.counts().items()}
         codes = pool.map(lambda replica: replica.stop(_END_S), replicas)
         found.errors += [f"at the end a replica's exit code was {code}" for code in codes if code]
         _account(found, loads, replicas)
@@ -215,7 +202,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
 
 def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
     """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
-    places = (("ours", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
+    places = (("embed", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
     rates = [closed_loop(place, hidden_size, texts, _CONNECTIONS, _CAPACITY_S) for place in places]
     return len(rates) / sum(1 / rate for rate in rates)
 
@@ -241,12 +228,8 @@ def _restart_all(
                 load.check()
             time.sleep(0.05)
         replica = replicas[number % len(replicas)]
-        results = [load.result for load in loads.values()]
-        failed = sum(result.failed + result.unsent for result in results)
-        say(
-            f"restart {number + 1} of {plan.restarts}, replica {replica.name}; {now():.0f} of {found.seconds:.0f} s, "
-            f"{sum(result.offered for result in results)} requests, {failed} failed"
-        )
+        failed = sum(load.result.failed + load.result.unsent for load in loads.values())
+        say(f"restart {number + 1} of {plan.restarts}; {now():.0f} of {found.seconds:.0f} s, {failed} requests failed")
         signalled = now()
         code = replica.stop(_END_S)
         ended = now()
@@ -266,11 +249,12 @@ def _account(found: Found, loads: dict[str, Running], replicas: Sequence[Replica
         result, of = load.result, load.processes
         found.offered[protocol] = result.offered
         found.faults += Counter(result.faults)
-        for index in range(of):
-            for number in range(len(range(index, result.offered, of))):
-                name = identity(protocol, index, number)
-                if answered[name] != 1:
-                    found.unaccounted.append(name)
+        names = [
+            identity(protocol, index, number)
+            for index in range(of)
+            for number in range(len(range(index, result.offered, of)))
+        ]
+        found.unaccounted += [name for name in names if answered[name] != 1]
         records = np.concatenate(result.records)
         times.append(records["intended"])
         latencies.append(np.where(records["fault"] == 0, records["done"] - records["intended"], np.nan))

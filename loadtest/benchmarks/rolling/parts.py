@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, program
+from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports, get
 from loadtest.errors import BenchError
+from serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,47 +40,22 @@ def haproxy() -> list[str] | None:
     return ["env", f"LD_LIBRARY_PATH={libraries}", str(unpacked)]
 
 
-class Replica:
-    """A server that is started again and again on the same ports.
-
-    Attributes:
-        name: What the proxy calls it.
-        log: What all its processes wrote.
-    """
+class Replica(BertServer):
+    """A server that is started again and again on the same ports; `name` is what the proxy calls it."""
 
     def __init__(self, name: str, models: Path, folder: Path, options: Sequence[str]) -> None:
         """Prepares; `start` starts it."""
-        self.name = name
-        self.log = folder / f"replica-{name}.log"
-        self.http_port, self.grpc_port, self.metrics_port, self.agent_port = free_ports(4)
-        self._command = [
-            *(str(program()), "serve", "--models", str(models), "--host", HOST),
-            *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
-            *("--metrics-port", str(self.metrics_port), "--agent-port", str(self.agent_port)),
-            *("--log-format", "json", "--access-log", "true", *options),
-        ]
-        self._process: ServerProcess | None = None
+        self.name, self.log, [self.agent_port] = name, folder / f"replica-{name}.log", free_ports(1)
+        own = ("--engine", "auto", "--agent-port", str(self.agent_port), "--log-format", "json", "--access-log", "true")
+        super().__init__(models, "auto", available_cpus(), *own, *options, log=self.log)
 
     def start(self) -> float:
         """Starts it, waits until it is ready, and returns the seconds that took; raises BenchError where it is not."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-        ready = (self.metrics_port, "/readyz")
-        self._process = ServerProcess(self._command, environment, ready, log=self.log).__enter__()
-        return self._process.ready_s
-
-    def stop(self, limit_s: float) -> int:
-        """SIGTERM; returns the exit code, and raises BenchError where it does not end in time."""
-        if self._process is None:
-            raise BenchError(f"replica {self.name} does not run")
-        code = self._process.stop(limit_s)
-        self.close()
-        return code
+        return self.__enter__().ready_s
 
     def close(self) -> None:
         """Ends it if it still runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.__exit__(None, None, None)
+        self.__exit__(None, None, None)
 
     def answered(self) -> Counter[str]:
         """How often each request was answered well, by its id."""
@@ -98,39 +74,23 @@ class Replica:
 
 
 class Proxy(ServerProcess):
-    """HAProxy with the configuration that users get.
-
-    Attributes:
-        http_port: Where it takes HTTP.
-        grpc_port: Where it takes gRPC.
-    """
+    """HAProxy with the configuration that users get."""
 
     def __init__(self, replicas: Sequence[Replica], folder: Path, configuration: Path = CONFIGURATION) -> None:
         """Says what to run; raises BenchError where there is no HAProxy."""
         found = haproxy()
         if found is None:
             raise BenchError("no HAProxy here: install it, or `make haproxy`")
-        self.http_port, self.grpc_port, self.operations_port = free_ports(3)
-        environment = {
-            **os.environ,
-            "HAPROXY_HTTP": f"{HOST}:{self.http_port}",
-            "HAPROXY_GRPC": f"{HOST}:{self.grpc_port}",
-            "HAPROXY_OPERATIONS": f"{HOST}:{self.operations_port}",
-        }
+        http_port, grpc_port, self.operations_port = free_ports(3)
+        ports = {"HTTP": http_port, "GRPC": grpc_port, "OPERATIONS": self.operations_port}
+        places = {f"HAPROXY_{name}": f"{HOST}:{port}" for name, port in ports.items()}
         for replica in replicas:
             prefix = f"REPLICA_{replica.name.upper()}"
-            environment |= {
-                f"{prefix}_HTTP": f"{HOST}:{replica.http_port}",
-                f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}",
-                f"{prefix}_METRICS": str(replica.metrics_port),
-                f"{prefix}_AGENT": str(replica.agent_port),
-            }
-        super().__init__(
-            [*found, "-db", "-f", str(configuration)],
-            environment,
-            (self.operations_port, "/livez"),
-            log=folder / "haproxy.log",
-        )
+            places |= {f"{prefix}_HTTP": f"{HOST}:{replica.http_port}", f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}"}
+            places |= {f"{prefix}_METRICS": str(replica.metrics_port), f"{prefix}_AGENT": str(replica.agent_port)}
+        command, ready = [*found, "-db", "-f", str(configuration)], (self.operations_port, "/livez")
+        super().__init__(command, {**os.environ, **places}, ready, log=folder / "haproxy.log")
+        self.http_port, self.grpc_port = http_port, grpc_port
 
     def wait_for(self, name: str, *, up: bool, limit_s: float) -> None:
         """Waits until the proxy has seen that a replica is ready, or not; raises BenchError after the limit."""
@@ -157,14 +117,10 @@ class Proxy(ServerProcess):
         return {words: sum(int(row[name] or 0) for row in rows) for name, words in names.items()}
 
     def _row(self, backend: str, server: str) -> dict[str, str]:
-        connection = http.client.HTTPConnection(HOST, self.operations_port, timeout=5)
         try:
-            connection.request("GET", "/;csv")
-            table = connection.getresponse().read().decode().removeprefix("# ")
+            table = get(self.operations_port, "/;csv")[1].decode().removeprefix("# ")
         except (OSError, http.client.HTTPException) as error:
             raise BenchError(f"HAProxy does not tell its state: {error}") from error
-        finally:
-            connection.close()
         for row in csv.DictReader(table.splitlines()):
             if (row["pxname"], row["svname"]) == (backend, server):
                 return row

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
-from loadtest.benchmarks.exports.gpu_served import _bottleneck
+from loadtest.benchmarks.exports.gpu import bottleneck
 from loadtest.benchmarks.runner import main
 from loadtest.benchmarks.store import Store
 from loadtest.capacity.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
@@ -36,7 +36,8 @@ def test_without_a_card_it_says_what_it_would_run_and_why_not(
 def test_the_page_and_the_cost_file_tell_what_was_measured(tmp_path: Path) -> None:
     """Each engine beside the floor, PyTorch and the server, and what stands against the rest."""
     cell = [1, 128, 900.0, 1000.0, 20]
-    served = {"http_us": [1500.0], "grpc_us": [], "compute_us": [900.0], "per_s": 2000.0, "bottleneck": "the GPU"}
+    alone = {name: {"p50_ms": p50, "p99_ms": 2.0} for name, p50 in (("HTTP", 1.5), ("gRPC", 1.4))}
+    served = {"alone": alone, "compute_ms": 0.9, "per_s": 2000.0, "bottleneck": "the GPU"}
     steps: dict[str, Any] = {
         "date": "2026-01-01",
         "rates base": [300e9, 24e12],
@@ -51,7 +52,7 @@ def test_the_page_and_the_cost_file_tell_what_was_measured(tmp_path: Path) -> No
     page = out.with_suffix(".md").read_text()
     assert "| 128 | 1 | 0.900 | 1.000 | 1,111 |" in page
     assert "| 128 | 1 | 0.900 | 3.000 | - |" in page
-    assert "| HTTP | 1.500 | 1.500 | 0.600 |" in page
+    assert "| HTTP | 1.500 | 2.000 | 0.600 |" in page
     assert "- BERT-base with tensorrt (rtx): no library" in page
     assert json.loads((tmp_path / "costs.json").read_text())["points"][0]["ms"] == 0.9
     assert json.loads((tmp_path / "gpu-status.json").read_text()) == {"a": 1}
@@ -83,5 +84,6 @@ def test_short_texts_are_bound_by_reading_the_weights() -> None:
 
 def test_the_bottleneck_is_what_is_busiest() -> None:
     """With what each of them did."""
-    assert _bottleneck(0.95, 0.4, 0.3).startswith("the GPU (the GPU 95%")
-    assert _bottleneck(0.5, 0.99, 0.3).startswith("the server process's event loop (")
+    sample = {"per_s": 1000.0, "server_cpu_us": 400.0, "engine_cpu_us": 300.0}
+    assert bottleneck(0.95, sample).startswith("the GPU (the GPU 95%")
+    assert bottleneck(0.5, sample | {"server_cpu_us": 990.0}).startswith("the server process's event loop (")

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.benchmarks.peers import closed_loop, who
-from loadtest.benchmarks.peers.open_loop import REPEATING, ZIPF_SHARES, OpenLoopBenchmark, groups
+from loadtest.benchmarks.peers.open_loop import GROUPS, OpenLoopBenchmark
 from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
 from loadtest.benchmarks.runner import main, parser
 from loadtest.benchmarks.store import Store
@@ -21,7 +21,7 @@ from loadtest.generator.forms import FORMS
 from loadtest.generator.http1 import post_bytes
 from loadtest.generator.wire import Reply
 from loadtest.generator.workload import Bundle
-from loadtest.report.sample import Sample, Spread
+from loadtest.report.sample import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,32 +55,15 @@ def measured(*rounds: Round) -> Samples:
     return Samples({8: rounds})
 
 
-def ratio(*rounds: Round) -> Spread:
-    """Our latency beside Triton's."""
-    return measured(*rounds).ratio(8, OURS.key(ONE), TRITON.key(ONE), "p50_ms")
-
-
-def test_ratios_are_taken_within_a_round() -> None:
-    """The median of the rounds' ratios, with the least and the greatest."""
-    spread = ratio(round_of(0.5), round_of(0.9), round_of(0.6))
-    assert (spread.median, spread.low, spread.high) == (0.6, 0.5, 0.9)
-
-
-def test_a_disturbed_round_counts_only_where_there_is_no_other() -> None:
-    """What others did to the machine is no figure of a server."""
-    assert ratio(round_of(0.5), round_of(9.0, 50.0)).high == 0.5
-    assert ratio(round_of(9.0, 50.0)).high == 9.0
-
-
 def test_the_verdict_is_yes_no_or_not_measured() -> None:
     """Half of Triton's latency is enough at 8 tokens, equal throughput is not, and 32 tokens were not measured."""
     latency, throughput = (
         aim for aim in closed_loop.AIMS if (aim.what, aim.protocol) == ("ORT beside Triton with ORT's own INT8", V2)
     )
     samples = measured(round_of(0.5))
-    assert closed_loop.judged(samples, MODEL, 8, latency).startswith("at most 0.90: yes")
-    assert closed_loop.judged(samples, MODEL, 8, throughput).startswith("at least 1.10: NO")
-    assert closed_loop.judged(samples, MODEL, 32, latency).endswith("not measured")
+    assert latency.judged(samples, MODEL, 8).startswith("at most 0.90: yes")
+    assert throughput.judged(samples, MODEL, 8).startswith("at least 1.10: NO")
+    assert latency.judged(samples, MODEL, 32).endswith("not measured")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -111,15 +94,32 @@ def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
             check(wrong)
 
 
+def kit(folder: Path) -> who.Kit:
+    """Of a bundle that is not there."""
+    bundle = Bundle(folder, MODEL, 1, 384, 256, ("input_ids",), folder / "model.onnx", "int8", batch_invariant=True)
+    return who.Kit(folder, dict.fromkeys(("ort", "dynamic", "openvino"), bundle), folder, 2)
+
+
 def test_triton_serves_every_model_that_it_is_asked_for(tmp_path: Path) -> None:
     """No more and no less, and what changes its answers in company is computed together only where that is said."""
-    bundle = Bundle(
-        tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=False
-    )
-    models = who.triton_models(who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2))
+    models = list(who.triton_models(kit(tmp_path), who.CLOSED_LOOP))
     endpoints = [end for subject in subjects(MODEL) if subject.server == "triton" for end in subject.endpoints]
     assert {model.name for model in models} == {end.split("/")[3] if "/" in end else end for end in endpoints}
-    assert [model.name for model in models if "dynamic" in model.name and model.together] == ["minilm-dynamic-batched"]
+    together = [model.name for model in models if "dynamic" in model.name and model.together]
+    batched = find(MODEL, "Triton", who.DYNAMIC_BATCHED, V2)
+    assert together == [batched.endpoints[1].split("/")[3]]
+    [model] = [model for model in models if model.name == "minilm-ort-one"]
+    assert 'parameters { key: "threads" value { string_value: "2" } }' in model.config
+
+
+@pytest.mark.parametrize(("name", "words"), [("infinity-onnx", "--engine optimum"), ("fastapi", "fastapi_app:app")])
+def test_a_program_of_others_is_told_what_it_serves(tmp_path: Path, name: str, words: str) -> None:
+    """Its own port, in its own environment."""
+    server = kit(tmp_path).server(name)
+    command = " ".join(server.command)
+    assert words in command
+    assert f"--host 127.0.0.1 --port {server.http_port}" in command
+    assert command.startswith(f"{tmp_path}/{name.partition('-')[0]}/bin/")
 
 
 def test_an_environment_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def open_loop_store(path: Path) -> Store:
     """Two rounds in which every entrant answers alike, but ours at the rates that are judged."""
     facts = {"machine": {"CPU": "a fast one"}, "model": MODEL, "version": "1", "seconds": 8.0}
     store = Store(path, facts, {"versions": {"triton": {"nvidia-pytriton": "0.7.0"}}})
-    for engine, entrants in groups().items():
+    for engine, entrants in GROUPS.items():
         store.keep(f"capacity 1 {engine}", {"per_s": 50.0})
         for number, entrant in itertools.product((1, 2), entrants):
             factor = 0.4 if entrant.is_ours else 1.0
@@ -151,8 +151,6 @@ def open_loop_store(path: Path) -> Store:
                 figures = {"rate": rate, "offered_per_s": rate, "answered_per_s": rate / 2, "good_per_s": 10 / factor}
                 tails = {"p50_ms": 20.0, "p99_ms": 100.0 * factor, "short_p99_ms": 50.0 * factor}
                 store.keep(f"block {number} {share:g} {entrant.name}", {**figures, **tails})
-    for share, entrant in itertools.product(ZIPF_SHARES, REPEATING):
-        store.keep(f"zipf 1 {share:g} {entrant.name}", store.steps["block 1 0.6 Triton, ORT, one by one"])
     return store
 
 
@@ -163,7 +161,7 @@ def test_the_page_of_the_open_loop_judges_and_draws(tmp_path: Path) -> None:
     assert main(BENCHMARKS, ["open-loop", "--page-only", "--out", str(path)]) == 0
     text = path.with_suffix(".md").read_text()
     assert "| bertserve, ort-cpu | Triton, ORT, one by one | yes, 0.40 | **no**, 0.40 | yes, 2.50 |" in text
-    for entrant in (*itertools.chain(*groups().values()), *REPEATING):
+    for entrant in itertools.chain(*GROUPS.values()):
         assert f"| {entrant.name} |" in text
     drawn = ET.fromstring(path.with_suffix(".svg").read_text())  # noqa: S314  our own file
     words = [entry.text for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
@@ -182,14 +180,10 @@ def test_who_takes_no_deadlines_is_asked_at_no_rate_above_its_collapse(tmp_path:
     assert "block 1 2 Triton, ORT, one by one" in names
 
 
-def test_triton_is_told_of_deadlines_and_caches(tmp_path: Path) -> None:
-    """Its queue refuses what has waited too long, and where texts repeat its own cache answers."""
-    bundle = Bundle(tmp_path, MODEL, 1, 384, 256, ("input_ids",), tmp_path / "model.onnx", "int8", batch_invariant=True)
-    kit = who.Kit(tmp_path, bundle, bundle, bundle, tmp_path, 2)
-    plain, cached = (who.open_loop_models(kit, cached=flag) for flag in (False, True))
-    asked = {entrant.target(1, MODEL).model for group in groups().values() for entrant in group if entrant.model}
-    assert {model.name for model in plain} == asked
-    assert all("default_timeout_microseconds: 125000 allow_timeout_override: true" in model.config for model in plain)
-    assert all("response_cache" not in model.config for model in plain)
-    assert all("response_cache { enable: true }" in model.config for model in cached)
-    assert {"minilm-ort-single"} <= {model.name for model in cached}
+def test_triton_is_told_of_deadlines(tmp_path: Path) -> None:
+    """Its queue refuses what has waited too long, and it has a model for everybody who is asked."""
+    models = list(who.triton_models(kit(tmp_path), who.OPEN_LOOP, who.QUEUE_MS))
+    asked = {entrant.target(1, MODEL).model for group in GROUPS.values() for entrant in group if entrant.model}
+    assert {model.name for model in models} == asked
+    assert all("default_timeout_microseconds: 125000 allow_timeout_override: true" in model.config for model in models)
+    assert {model.multiple for model in models} == {1, 16}

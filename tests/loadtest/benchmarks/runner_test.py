@@ -15,13 +15,12 @@ import pytest
 
 from loadtest.benchmarks import processes
 from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.runner import Benchmark, Page, Picture, main
+from loadtest.benchmarks.runner import Benchmark, main
 from loadtest.benchmarks.server_process import BertServer, free_ports
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.turns import Samples
 from loadtest.errors import BenchError
 from loadtest.generator.child import Child
-from loadtest.report.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,10 +164,8 @@ class Counting(Benchmark):
             raise BenchError("the server is gone")
         return number
 
-    def page(self, store: Store) -> Page:
-        rows = [[name, str(value)] for name, value in store.steps.items()]
-        parts = [Table("Rounds", "", ("round", "number"), rows, 1), Picture("plot", "<svg/>")]
-        return Page("Counting", "In turns.", parts)
+    def plots(self, store: Store) -> dict[str, str]:
+        return {"plot": f"<svg>{len(store.steps)}</svg>"}
 
 
 def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +179,10 @@ def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.C
     assert Counting.measured == [1, 2, 3, 3]
     page = out.with_suffix(".md").read_text()
     assert page.startswith("# Counting\n\nMade by `python -m loadtest.benchmarks counting --out ")
-    assert "| round 3 | 3 |" in page
+    assert "In turns, one after another: a paragraph is one line.\n" in page
+    assert "| round 3 | 3.0 | - |" in page
     assert "![plot](counting-plot.svg)" in page
-    assert (out.parent / "counting-plot.svg").read_text() == "<svg/>"
+    assert (out.parent / "counting-plot.svg").read_text() == "<svg>3</svg>"
     command = Store.read(out).command
     assert main([Counting], [*words, "--page-only"]) == 0
     assert Store.read(out).command == command

@@ -10,7 +10,8 @@ from export.charts.lines import Series, chart_file
 from export.charts.plot import Axis
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
-from loadtest.benchmarks.scheduling import KNEE, OVERLOADS, REPLAYED, SHARES, page, replays_page
+from loadtest.benchmarks.runner import Benchmark, parser
+from loadtest.benchmarks.scheduling import OVERLOADS, REPLAYED, SHARES, SchedulingBenchmark, SimulatedBenchmark
 from loadtest.benchmarks.store import Store
 from loadtest.errors import BenchError
 from loadtest.generator.records import PACK, RECORD
@@ -84,7 +85,7 @@ def test_what_the_server_adds_is_a_line_over_the_tokens() -> None:
 
 def test_the_requests_of_a_run_are_known_beforehand() -> None:
     """Times ascend, and lengths are those of the texts."""
-    workload = Workload.of_tokens(["a", "b"], 8)
+    workload = Workload.of(["a", "b"], [8, 8])
     requests = workload.requests(even(10.0), 20.0, 1)
     assert 100 < len(requests) < 300
     assert requests == sorted(requests)
@@ -110,12 +111,17 @@ def run(rate: float, **figures: float) -> dict[str, float]:
     return {"rate": rate, **same, **tails, "refused_per_s": 0.0, "missed_per_s": 0.0, "bad_until_s": 0.0, **figures}
 
 
+def page(kind: type[Benchmark], store: Store) -> str:
+    """The page of a store."""
+    return str(kind(parser([kind]).parse_args([kind.name])).page(store))
+
+
 def full_store(path: Path) -> Store:
     """Every step, with invented figures."""
     found: dict[str, Any] = {
         "budget": {"rate": 75.0, "tried": {"256": run(75), "512": run(75)}, "best": 256},
     }
-    for name in ("ours", "baseline", "of short texts"):
+    for name in ("ours", "baseline"):
         found[f"capacity {name}"] = {"capacity_per_s": 100.0, "confidence": "sure"}
     for number, (subject, short) in product((1, 2, 3), (("ours", 50.0), ("baseline", 100.0))):
         found[f"turn {number} {subject}"] = run(80, short_p99_ms=short)
@@ -123,8 +129,6 @@ def full_store(path: Path) -> Store:
         found[f"share {share:g} {subject}"] = run(100 * share)
     for factor, subject in product(OVERLOADS, ("ours", "baseline")):
         found[f"overload {factor:g} {subject}"] = run(100 * factor, good_per_s=96.0, refusal_p99_ms=5.0)
-    for factor in KNEE:
-        found[f"knee {factor:g}"] = run(1000 * factor, good_per_s=1000.0 * min(factor, 1.2))
     machine = {"CPU": "a processor"}
     return Store(path, {"machine": machine, "model": "minilm", "version": "1"}, found)
 
@@ -142,11 +146,11 @@ def full_store(path: Path) -> Store:
 def test_what_is_not_as_asked_is_said(tmp_path: Path, step: str, change: dict[str, float]) -> None:
     """One figure beyond its limit, and the page says no."""
     store = full_store(tmp_path / "scheduling.json")
-    assert "**no**" not in page(store).markdown(store)
+    assert "**no**" not in page(SchedulingBenchmark, store)
     changed = {step: change} if "turn" not in step else {f"turn {number} ours": change for number in (1, 2, 3)}
     for name, figures in changed.items():
         store.steps[name] |= figures
-    assert "**no**" in page(store).markdown(store)
+    assert "**no**" in page(SchedulingBenchmark, store)
 
 
 def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
@@ -154,11 +158,11 @@ def test_a_page_shows_as_much_as_there_is(tmp_path: Path) -> None:
     whole = full_store(tmp_path / "scheduling.json")
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
-        assert page(part).markdown(part).startswith("# Scheduling")
+        assert page(SchedulingBenchmark, part).startswith("# Scheduling")
     whole = replayed_store(tmp_path / "simulated.json")
     for count in range(len(whole.steps)):
         part = Store(whole.path, whole.facts, dict(list(whole.steps.items())[:count]))
-        assert replays_page(part).markdown(part).startswith("# Simulated")
+        assert page(SimulatedBenchmark, part).startswith("# Simulated")
 
 
 def replayed_store(path: Path, rounds: int = 3) -> Store:
@@ -177,12 +181,12 @@ def replayed_store(path: Path, rounds: int = 3) -> Store:
 def test_simulated_figures_stand_beside_measured_ones(tmp_path: Path) -> None:
     """With the stages, and whether that is as asked."""
     store = replayed_store(tmp_path / "simulated.json")
-    text = replays_page(store).markdown(store)
+    text = page(SimulatedBenchmark, store)
     assert "| 0.8 | 100.0 | 110.0 | +10% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | yes |" in text
     assert "| 0.8 | 2.0 | 2.0 | 8.0 | 8.0 |" in text
     for number in (1, 2):
         store.steps[f"replay {number} 0.8"]["simulated"]["p50_ms"] = 116.0
-    assert "| +16% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | **no** |" in replays_page(store).markdown(store)
+    assert "| +16% | 100.0 | 114.0 | +14% | 30.0 | 30.0 | +0% | **no** |" in page(SimulatedBenchmark, store)
 
 
 @pytest.mark.long

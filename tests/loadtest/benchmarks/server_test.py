@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks.raw_engine import OPTIONS, ways
-from loadtest.benchmarks.server import (
-    CONNECTIONS,
-    PROTOCOLS,
-    busiest_raw,
-    fastest_raw,
-    over_raw_ms,
-    percent_of_raw,
-    targets,
-)
+from loadtest.benchmarks.server import CONNECTIONS, PROTOCOLS, Baseline, targets
 from loadtest.benchmarks.turns import Samples
 from loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
     from loadtest.benchmarks.turns import Round
 
-USAGE = {"ready_s": 2.0, "server_mb": 100.0, "engine_mb": 200.0, "idle_percent": 0.1, "cores": 2}
+USAGE = {"ready_s": 2.0, "server_mb": 100.0, "engine_mb": 200.0, "idle_percent": 0.1}
 
 
 def sample(p50_ms: float = 1.0, per_s: float = 100.0, others_percent: float = 1.0) -> Sample:
@@ -43,19 +35,9 @@ def samples(*lengths: int) -> Samples:
 
 def test_the_better_raw_engine_is_the_baseline() -> None:
     """The baseline is not handicapped: the fastest options count for latency, the busiest way for throughput."""
-    made = Samples(
-        {
-            8: [
-                {
-                    "raw wide served": sample(1.2, 800),
-                    "raw wide default": sample(1.0, 900),
-                    "raw narrow served": sample(0.1, 1000),
-                }
-            ]
-        }
-    )
-    assert fastest_raw(made, 8) == "raw wide default"
-    assert busiest_raw(made, 8) == "raw narrow served"
+    wide = {"raw wide served": sample(1.2, 800), "raw wide default": sample(1.0, 900)}
+    made = Samples({8: [{**wide, "raw narrow served": sample(0.1, 1000)}]})
+    assert Baseline.of(made, 8) == ("raw wide default", "raw narrow served")
 
 
 def test_subjects_are_compared_within_a_round() -> None:
@@ -68,8 +50,9 @@ def test_subjects_are_compared_within_a_round() -> None:
         }
         for slow in (1.0, 10.0, 1.0)
     ]
-    assert over_raw_ms(Samples({8: rounds}), 8, "HTTP") == Spread(0.25, 0.25, 0.25, 3)
-    assert percent_of_raw(Samples({8: rounds}), 8, "HTTP", 1).median == pytest.approx(80)
+    made = Samples({8: rounds})
+    assert made.above(8, "HTTP 1", "raw wide served", "p50_ms") == Spread(0.25, 0.25, 0.25, 3)
+    assert made.ratio(8, "HTTP 1", "raw wide served", "per_s").median == pytest.approx(0.8)
 
 
 def test_disturbed_measurements_count_only_where_there_is_no_quiet_one() -> None:
@@ -84,7 +67,7 @@ def test_disturbed_measurements_count_only_where_there_is_no_quiet_one() -> None
         for own, raw in ((0.0, 0.0), (50.0, 0.0), (0.0, 50.0))
     ]
     made = Samples({8: rounds})
-    assert over_raw_ms(made, 8, "HTTP") == Spread(0.5, 0.5, 0.5, 1)
+    assert made.above(8, "HTTP 1", "raw wide served", "p50_ms") == Spread(0.5, 0.5, 0.5, 1)
     assert made.spread(8, "HTTP 1", "p50_ms") == Spread(1.5, 1.5, 1.5, 2)
     assert made.spread(8, "HTTP 8", "p50_ms") == Spread(2.0, 2.0, 2.0, 3)
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from loadtest.generator.arrivals import choices, schedule, zipf_weights
+from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.scenario import SCENARIOS, Phase, Scenario
 
 RATE = 500.0
@@ -71,10 +71,3 @@ def test_kinds_are_drawn_by_their_weights() -> None:
     drawn = choices([70.0, 20.0, 10.0], 20_000, 1)
     assert np.bincount(drawn) / 20_000 == pytest.approx([0.7, 0.2, 0.1], abs=0.015)
     assert np.array_equal(drawn, choices([70.0, 20.0, 10.0], 20_000, 1))
-
-
-def test_zipf_draws_a_text_the_less_often_the_higher_its_rank() -> None:
-    """The first comes twice as often as the second and ten times as often as the tenth."""
-    counts = np.bincount(choices(zipf_weights(1000), 100_000), minlength=1000)
-    assert counts[0] / counts[[1, 9]] == pytest.approx([2, 10], rel=0.1)
-    assert counts[:100].sum() / 100_000 == pytest.approx(5.187 / 7.485, rel=0.02)  # harmonic numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ REPLY = b"x" * 5120
 METHOD = "Echo"
 SERVICE = "wires.Wires"
 _OCTETS = "application/octet-stream"
-_THREADS = 32
 
 
 def _uvicorn(app: Any, port: int) -> None:  # noqa: ANN401  ASGI
@@ -39,36 +37,7 @@ def asgi(port: int) -> None:
     _uvicorn(_bare, port)
 
 
-def starlette(port: int) -> None:
-    """A route of Starlette."""
-    from starlette.applications import Starlette  # noqa: PLC0415
-    from starlette.requests import Request  # noqa: PLC0415, TC002  FastAPI and Starlette read the annotation
-    from starlette.responses import Response  # noqa: PLC0415
-    from starlette.routing import Route  # noqa: PLC0415
-
-    async def empty(request: Request) -> Response:
-        await request.body()
-        return Response(REPLY, media_type=_OCTETS)
-
-    _uvicorn(Starlette(routes=[Route("/", empty, methods=["POST"])]), port)
-
-
 def fastapi(port: int) -> None:
-    """A route of FastAPI that takes the request and returns the response itself."""
-    from fastapi import FastAPI, Request, Response  # noqa: PLC0415
-
-    app = FastAPI()
-
-    async def empty(request: Request) -> Response:
-        await request.body()
-        return Response(REPLY, media_type=_OCTETS)
-
-    empty.__annotations__ = {"request": Request, "return": Response}
-    app.post("/")(empty)
-    _uvicorn(app, port)
-
-
-def fastapi_body(port: int) -> None:
     """A route of FastAPI whose body is a pydantic model."""
     from fastapi import FastAPI, Response  # noqa: PLC0415
     from pydantic import create_model  # noqa: PLC0415
@@ -83,12 +52,6 @@ def fastapi_body(port: int) -> None:
     _uvicorn(app, port)
 
 
-def _grpc_handler(method: Callable[..., Any]) -> Any:  # noqa: ANN401  a class of gRPC
-    import grpc  # noqa: PLC0415
-
-    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: grpc.unary_unary_rpc_method_handler(method)})
-
-
 def grpc_aio(port: int) -> None:
     """grpc.aio on asyncio."""
     import grpc.aio  # noqa: PLC0415
@@ -98,23 +61,13 @@ def grpc_aio(port: int) -> None:
 
     async def serve() -> None:
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((_grpc_handler(empty),))
+        methods: dict[str, Any] = {METHOD: grpc.unary_unary_rpc_method_handler(empty)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         server.add_insecure_port(f"{HOST}:{port}")
         await server.start()
         await server.wait_for_termination()
 
     asyncio.run(serve())
-
-
-def grpc_threads(port: int) -> None:
-    """Grpcio with a pool of threads."""
-    import grpc  # noqa: PLC0415
-
-    server = grpc.server(ThreadPoolExecutor(_THREADS))
-    server.add_generic_rpc_handlers((_grpc_handler(lambda _, __: REPLY),))
-    server.add_insecure_port(f"{HOST}:{port}")
-    server.start()
-    server.wait_for_termination()
 
 
 def grpclib(port: int) -> None:
@@ -155,11 +108,8 @@ def grpclib(port: int) -> None:
 
 SUBJECTS: dict[str, Callable[[int], None]] = {
     "asgi": asgi,
-    "starlette": starlette,
     "fastapi": fastapi,
-    "fastapi-body": fastapi_body,
     "grpc-aio": grpc_aio,
-    "grpc-threads": grpc_threads,
     "grpclib": grpclib,
 }
 
