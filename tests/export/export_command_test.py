@@ -13,6 +13,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.cli.export import default_forms, main
+from export.pages.tables import as_text
 from export.report import terminal
 from serving import host
 from serving.engine.base import InlineEngine
@@ -237,7 +238,7 @@ def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp
     bundle = open_bundle(tmp_path / "models" / "small" / "1")
     (artifact,) = bundle.manifest.artifacts
     assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
-    assert "ranges fixed by 20 texts (mine.csv)" in terminal.whole(bundle)
+    assert "ranges fixed by 20 texts (mine.csv)" in as_text(*terminal.whole(bundle))
     assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
 
 
