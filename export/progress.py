@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from serving.progress import ProgressLine
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_REDRAW_S = 0.1
 
-
-class Progress:
-    """Writes stage lines with elapsed seconds; carriage returns only to a terminal."""
+class Progress(ProgressLine):
+    """Writes a line for each stage with its seconds; a terminal shows how far the stage is."""
 
     def __init__(self, stream: TextIO, check: Callable[[], None]) -> None:
         """Starts the clock.
@@ -24,12 +25,11 @@ class Progress:
             stream: Where to write.
             check: Called between stages and counts; raises if the export was interrupted.
         """
-        self._stream = stream
+        super().__init__(stream)
+        self._next = math.inf  # elsewhere than on a terminal the lines of the stages say enough
         self._check = check
-        self._terminal = stream.isatty()
         self._started = time.perf_counter()
         self._stage = ""
-        self._drawn = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -41,34 +41,24 @@ class Progress:
         self._check()
         self._stage = title
         started = time.perf_counter()
-        if self._terminal:
-            self._write(f"\r\x1b[K  {title} ...")
+        self.say(title)
         yield
         self._check()
-        self._write(f"{self._restart()}  {title:<44} {time.perf_counter() - started:6.1f} s\n")
+        self._write(f"  {title:<44} {time.perf_counter() - started:6.1f} s")
 
     def count(self, done: int, total: int) -> None:
         """Shows how far the stage is."""
         self._check()
-        now = time.perf_counter()
-        if self._terminal and now - self._drawn >= _REDRAW_S:
-            self._drawn = now
-            self._write(f"\r\x1b[K  {self._stage} {done}/{total}")
+        self.say(f"{self._stage} {done}/{total}", done / total if total else None)
 
     def notice(self, sentence: str) -> None:
         """Prints a message that does not stop the export."""
-        self._write(f"{self._restart()}  note: {sentence}\n")
+        self._write(f"  note: {sentence}")
 
-    def clear(self) -> None:
-        """Ends an unfinished line, before something else is written."""
-        self._write(self._restart())
-
-    def _restart(self) -> str:
-        return "\r\x1b[K" if self._terminal else ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+    def _write(self, line: str) -> None:
+        self.clear()
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import NEVER_SENT, BenchError, check_above_zero
+from export.pages.tables import show
+from loadtest.errors import NEVER_SENT, BenchError, check_above_zero, check_installed
 from loadtest.generator.discovery import models_of
 from loadtest.generator.measure import Measurement
 from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
@@ -24,7 +25,6 @@ from loadtest.generator.search import plan, search
 from loadtest.generator.tls import Tls
 from loadtest.generator.workload import find_bundle
 from loadtest.report import compare, page
-from loadtest.report.histogram import Histogram
 from loadtest.report.progress import Progress
 from loadtest.report.result import Result
 from loadtest.report.slo import judge, parse_slo
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from export.pages.tables import Table
     from loadtest.generator.scenario import Scenario
     from loadtest.report.slo import Objective, Verdict
 
@@ -247,8 +248,10 @@ def compare_reports(arguments: argparse.Namespace) -> int:
     usual = vars(parser().parse_args([]))
     if other := [name for name, value in vars(arguments).items() if value != usual[name] and name not in _COMPARING]:
         raise BenchError(f"--compare measures nothing and takes no --{other[0].replace('_', '-')}")
+    if arguments.out:
+        check_installed("jinja2")
     first, second = map(Result.read, arguments.compare)
-    print(compare.text(first, second))
+    show(*compare.lines(first, second))
     if arguments.out:
         _make(arguments.out)
         _save(arguments.out, "compare", compare.as_json(first, second), page.comparison(first, second))
@@ -270,7 +273,7 @@ def load(options: Options) -> int:
         options.out,
         result.as_json() | {"slo": [dataclasses.asdict(v) for v in verdicts]},
         page.report(result, verdicts),
-        summary(result, verdicts),
+        *summary(result, verdicts),
     )
     return HELD if all(verdict.held for verdict in verdicts) else MISSED
 
@@ -285,11 +288,11 @@ def find_capacity(options: Options) -> int:
     print(plan(options.scenario), file=sys.stderr)
     with Progress(options.scenario.seconds) as progress:
         found = search(measurement, options.scenario, progress)
-    _write(options.out, found.as_json(), page.capacity_report(found), found.text())
+    _write(options.out, found.as_json(), page.capacity_report(found), *found.lines())
     return HELD if found.highest else MISSED
 
 
-def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
+def summary(result: Result, verdicts: Sequence[Verdict]) -> list[str]:
     """What a terminal shows of a run."""
     latency = result.latency
     lines = [
@@ -304,13 +307,12 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> str:
     ]
     if words := page.caution(result):
         lines.append(f"CAUTION: {words}")
-    lines += [f"{'held' if v.held else 'MISSED'}: {v.objective}, found {v.found}" for v in verdicts]
-    return "\n".join(lines)
+    return [*lines, *(f"{'held' if v.held else 'MISSED'}: {v.objective}, found {v.found}" for v in verdicts)]
 
 
 def _prepared(options: Options) -> Measurement:
     """What will measure, once there is a directory for what it finds."""
-    Histogram()  # its library may be missing, which is told before anything is measured
+    check_installed("hdrh", "jinja2", "matplotlib")  # told before anything is measured
     _make(options.out)
     asked = options.asked()
     return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)
@@ -323,9 +325,9 @@ def _make(out: Path) -> None:
         raise BenchError(f"--out {out}: {error.strerror}") from error
 
 
-def _write(out: Path, values: dict[str, Any], html: str, words: str) -> None:
+def _write(out: Path, values: dict[str, Any], html: str, *lines: str | Table) -> None:
     """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
-    print(f"{values['facts']['task']} over {values['facts']['protocol']}\n{words}")
+    show(f"{values['facts']['task']} over {values['facts']['protocol']}", *lines)
     _save(out, "report", values, html)
 
 

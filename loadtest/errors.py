@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from serving.host import installing
 
 if TYPE_CHECKING:
     import argparse
@@ -23,3 +26,10 @@ def check_above_zero(arguments: argparse.Namespace, *names: str) -> None:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise BenchError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+
+
+def check_installed(*modules: str) -> None:
+    """Raises BenchError where one is missing that the extra `loadtest` brings."""
+    for name in modules:
+        if find_spec(name) is None:
+            raise BenchError(f"the module {name} is missing: {installing('loadtest')}")

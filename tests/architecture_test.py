@@ -21,7 +21,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "settings", "options", "errors", "records", "lifecycle", "logs", "host", "cgroups"),
-    "unawaited",
+    *("unawaited", "progress"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -30,6 +30,7 @@ ARROWS = {
     "records": "",
     "cgroups": "",
     "host": "cgroups",
+    "progress": "",
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
@@ -55,7 +56,8 @@ ARROWS = {
     "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
     # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
     # chooses one, without wires and queues.
-    "bulk": "errors records options host settings logs fields tasks models engine inference rollout.engine_choice",
+    "bulk": "errors records options host progress settings logs fields tasks models engine inference"
+    " rollout.engine_choice",
     "net": "errors unawaited records settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
@@ -71,12 +73,12 @@ ARROWS = {
 
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
-    # Its proof answers texts by the server's own way, up to the wires. Every report draws with its charts.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
-    " serving.engine serving.inference serving.scheduling.cost serving.tasks",
+    # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.progress"
+    " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
-    # A task's module says how its requests are made and its replies are read here, in functions apart (`Load`).
-    "loadtest": "export.charts serving.host serving.options serving.tasks",
+    # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
+    "loadtest": "export.pages serving.host serving.options serving.progress serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports, and over costs that the
     # exporter's graphs, run by the server's engines, are measured to have.
     "loadtest.capacity": "export serving.errors serving.records serving.options serving.cgroups serving.host"
@@ -299,6 +301,7 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         ("opentelemetry", {"serving.telemetry.tracing"}),
         ("pyarrow", {f"serving.bulk.{name}" for name in ("answers", "predictor", "ray_job", "ray_store", "sources")}),
         ("ray", {"serving.bulk.ray_job"}),
+        ("rich", {"serving.progress"}),
     ],
 )
 def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[str]) -> None:

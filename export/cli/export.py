@@ -16,6 +16,7 @@ from export.cli.command import run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
+from export.pages.tables import show
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, WAIVABLE, Recipe
 from export.report import terminal
 from export.triton import repository
@@ -41,6 +42,8 @@ _MODULES = frozenset(
     {
         "google_crc32c",
         "huggingface_hub",
+        "jinja2",
+        "matplotlib",
         "onnx",
         "onnxruntime",
         "safetensors",
@@ -123,9 +126,10 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
 
 def _tell(bundle: Bundle, ending: str) -> None:
     manifest = bundle.manifest
-    print(
-        f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n\n"
-        f"{terminal.table(manifest.artifacts)}\n  end to end: {terminal.end_to_end(manifest)}\n\n{ending}"
+    show(
+        f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n",
+        *terminal.tables(manifest.artifacts),
+        f"  end to end: {terminal.end_to_end(manifest)}\n\n{ending}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from export.cli.command import add_bundle, open_named, run
+from export.pages.tables import show
 from export.report import terminal
 from serving.models.manifest import MANIFEST
 from serving.options import OptionParser
@@ -22,7 +23,10 @@ def main(argv: list[str]) -> int:
 
 def _inspect(options: argparse.Namespace, _progress: Progress) -> int:
     bundle = open_named(options.bundle)
-    print((bundle.path / MANIFEST).read_text(encoding="utf-8").strip() if options.json else terminal.whole(bundle))
+    if options.json:
+        print((bundle.path / MANIFEST).read_text(encoding="utf-8").strip())
+    else:
+        show(*terminal.whole(bundle))
     return 0
 
 

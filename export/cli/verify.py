@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from export.cli.command import add_bundle, add_threads, open_named, run
 from export.errors import ExportError
+from export.pages.tables import printable, show
 from export.report import terminal
 from serving.host import available_cpus
 from serving.models.node_cache import with_engines
@@ -35,10 +36,10 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
 
     outcomes = verify(bundle, options.reference, threads, progress)
     checked = [outcome.artifact for outcome in outcomes if outcome.state is not State.UNCHECKED]
-    table = f"{terminal.table(checked)}\n\n" if checked else ""
-    print(f"\n{bundle.path}: {terminal.answer(bundle.manifest)}; here, on {threads} threads:\n\n{table}", end="")
-    for outcome in outcomes:
-        print(f"  {outcome.artifact.file} {terminal.printable(outcome.sentence)}")
+    show(f"\n{bundle.path}: {terminal.answer(bundle.manifest)}; here, on {threads} threads:\n")
+    if checked:
+        show(*terminal.tables(checked), "")
+    show(*(f"  {outcome.artifact.file} {printable(outcome.sentence)}" for outcome in outcomes))
     if options.cache_dir is not None and checked:
         print(f"\nkept in {keep(options.cache_dir, bundle, outcomes)}")
     if broken := [outcome.artifact.file for outcome in outcomes if outcome.state is State.BROKEN]:

@@ -1,4 +1,4 @@
-"""What a person reads at the end of an export."""
+"""What a person reads of a bundle: at the end of an export, and of `verify` and `inspect`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from export.pages.tables import Table, printable, untitled
 from export.recipe import limits_of
 from export.tasks.limits import Limits
 from serving.engine.kinds import AUTO, engine_for
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from serving.models.manifest import Artifact, EndToEnd, Manifest, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
-_ACCURACY_COLUMNS = ("artifact", "metric", "over", "PyTorch", "artifact's", "difference")
 _MIB = 1 << 20
 _NO_LIMITS = Limits()
 
@@ -92,12 +92,7 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB // 10 else f"{size_bytes / 1024:.1f} KiB"
 
 
-def printable(words: str) -> str:
-    """Words for a terminal: what would move its cursor or change its colours is written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-
-
-def whole(bundle: Bundle) -> str:
+def whole(bundle: Bundle) -> list[str | Table]:
     """Everything that a bundle says of itself, for a terminal."""
     manifest = bundle.manifest
     source = manifest.source
@@ -115,12 +110,12 @@ def whole(bundle: Bundle) -> str:
             for name, words in manifest.prompts.items()
         ),
     }
-    parts = [f"{name:<8} {printable(words)}" for name, words in facts.items() if words]
-    parts += ["", table(manifest.artifacts), ""]
+    parts: list[str | Table] = [f"{name:<8} {printable(words)}" for name, words in facts.items() if words]
+    parts += ["", *tables(manifest.artifacts), ""]
     for artifact in manifest.artifacts:
         parts += [f"{artifact.file} for {printable(executor(artifact))}", *_details(artifact, manifest.task)]
-    files = [("file", "size", "SHA-256"), *((f.file, size(f.size_bytes), f.sha256) for f in manifest.entries())]
-    return "\n".join([*parts, "", _aligned(files)])
+    files = [(f.file, f.sha256, size(f.size_bytes)) for f in manifest.entries()]
+    return [*parts, "", untitled(("file", "SHA-256", "size"), files, words=2)]
 
 
 def _vectors(manifest: Manifest) -> Iterator[str]:
@@ -146,26 +141,33 @@ def _details(artifact: Artifact, task: str) -> Iterator[str]:
         yield f"  operators: {', '.join(f'{count} {printable(name)}' for name, count in artifact.operators.items())}"
 
 
-def table(artifacts: Sequence[Artifact]) -> str:
+def tables(artifacts: Sequence[Artifact]) -> Iterator[str | Table]:
     """Artifacts with their figures beside PyTorch, a line each."""
     texts = max((parity.texts for artifact in artifacts if (parity := artifact.evidence.parity)), default=0)
-    parts = [
-        _aligned([_COLUMNS, *(_row(artifact) for artifact in artifacts)]),
-        f"  over {texts} texts; max diff, cosine, agree: each text alone, beside PyTorch alone",
+    yield untitled(_COLUMNS, [_row(artifact) for artifact in artifacts], words=2)
+    yield f"  over {texts} texts; max diff, cosine, agree: each text alone, beside PyTorch alone"
+    if (labelled := accuracy(artifacts)).rows:
+        yield ""
+        yield labelled
+    yield from (f"  {a.file}: allowed to break {', '.join(a.waived)}" for a in artifacts if a.waived)
+    yield from (f"  {a.file}: served by --precision {a.precision} only: {a.reserved}" for a in artifacts if a.reserved)
+
+
+def accuracy(artifacts: Sequence[Artifact]) -> Table:
+    """What artifacts and PyTorch reach on labelled text, by the task's own metric."""
+    rows = [
+        (
+            artifact.file,
+            figure.metric,
+            f"{figure.examples} of {figure.reference}",
+            f"{figure.pytorch:.2f}",
+            f"{figure.artifact:.2f}",
+            f"{figure.artifact - figure.pytorch:+.2f}",
+        )
+        for artifact in artifacts
+        for figure in artifact.evidence.accuracy
     ]
-    if figures := [row for artifact in artifacts for row in _accuracy_rows(artifact)]:
-        parts += ["", _aligned([_ACCURACY_COLUMNS, *figures])]
-    parts += [f"  {a.file}: allowed to break {', '.join(a.waived)}" for a in artifacts if a.waived]
-    parts += [f"  {a.file}: served by --precision {a.precision} only: {a.reserved}" for a in artifacts if a.reserved]
-    return "\n".join(parts)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return untitled(("artifact", "metric", "over", "PyTorch", "artifact's", "difference"), rows, words=3)
 
 
 def _row(artifact: Artifact) -> tuple[str, ...]:
@@ -186,20 +188,6 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
         *(_figure(value) for value in (parity.cosine_mean, parity.cosine_p01, parity.cosine_min, parity.agreement)),
         f"{'yes' if artifact.evidence.batch_invariant else 'no'}, {worst}{unproven}",
     )
-
-
-def _accuracy_rows(artifact: Artifact) -> list[tuple[str, ...]]:
-    return [
-        (
-            artifact.file,
-            figure.metric,
-            f"{figure.examples} of {figure.reference}",
-            f"{figure.pytorch:.2f}",
-            f"{figure.artifact:.2f}",
-            f"{figure.artifact - figure.pytorch:+.2f}",
-        )
-        for figure in artifact.evidence.accuracy
-    ]
 
 
 def _figure(value: float | None) -> str:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 
-from export.charts.lines import Series, chart_file
-from export.charts.plot import Axis
+from export.pages.plots import Axis, Lines, Series, as_file
 from loadtest.errors import BenchError
 from loadtest.report.sample import Spread
 from loadtest.report.tables import MET, Table, as_markdown
@@ -117,10 +116,9 @@ def chart(
         moments: Values of `across` that are marked.
     """
     series = [Series(name, *line) for name, line in lines.items()]
-    points = [point for line in series for point in (*line.points, *line.dots)]
-    xs = [x for x, _ in points]
-    below = Axis.of(across, xs if reach is None else [reach], is_log=log_across)
+    below = Axis(across, log_across, high=reach)
     if whole:
-        marked = [(float(tick), f"{tick:g}") for tick in range(round(min(xs)), round(max(xs)) + 1)]
-        below = Axis(across, min(xs), max(xs), marked)
-    return chart_file(title, below, Axis.of(up, [y for _, y in points], is_log=log_up), series, limits, moments)
+        xs = [x for line in series for x, _ in (*line.points, *line.dots)]
+        marks = range(round(min(xs)), round(max(xs)) + 1)
+        below = Axis(across, low=min(xs), high=max(xs), ticks={float(mark): f"{mark}" for mark in marks})
+    return as_file(title, Lines(below, Axis(up, log_up), series, limits, moments))

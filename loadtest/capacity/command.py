@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.errors import ExportError
-from loadtest.errors import BenchError
+from loadtest.errors import BenchError, check_installed
 from serving.options import OptionParser
 
 if TYPE_CHECKING:
@@ -38,9 +38,13 @@ def exit_code(verb: str, act: Callable[[], bool]) -> int:
 
 
 def check_suffix(out: Path | None, known: Sequence[str]) -> None:
-    """Raises BenchError where the name of a file to be written ends otherwise."""
-    if out is not None and out.suffix not in known:
+    """Raises BenchError where the name of a file to be written ends otherwise, or what draws it is not installed."""
+    if out is None:
+        return
+    if out.suffix not in known:
         raise BenchError(f"--out {out}: must end in {' or '.join(known)}")
+    if out.suffix != ".json":
+        check_installed("jinja2", "matplotlib")
 
 
 def write(out: Path, content: str) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from export.pages.tables import Table, untitled
 from loadtest.capacity.candidates import PRICES_FROM
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from loadtest.capacity.encoder import Encoder
     from loadtest.capacity.plan import SizingLoad, SizingPlan
 
-HEAD = (
+_HEAD = (
     "candidate",
     "in",
     "basis",
@@ -108,20 +109,24 @@ class Sizing:
                 names.setdefault(fact, []).append(f"{plan.name} {plan.precision}")
         return [f"{', '.join(named)}: {fact}" for fact, named in names.items()]
 
-    def text(self) -> list[str]:
+    def table(self) -> Table:
+        """A row for each plan."""
+        return untitled(_HEAD, [_cells(plan, self.load) for plan in self.plans], words=3)
+
+    def reasons(self) -> list[str]:
+        """Why candidates do not hold, one by one."""
+        return [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := _reason(plan, self.load))]
+
+    def lines(self) -> list[str | Table]:
         """All of it for a terminal."""
-        load, encoder = self.load, self.encoder
-        rows = [HEAD, *(cells(plan, load) for plan in self.plans)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-        table = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-        reasons = [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := reason(plan, load))]
+        encoder = self.encoder
         return [
             f"{encoder.name}: {encoder.layers} layers, {encoder.hidden} wide, {words(encoder.parameters)} parameters",
             self.asked(),
             "",
-            *table,
+            self.table(),
             "",
-            *reasons,
+            *self.reasons(),
             self.verdict(),
             "",
             *self.facts(),
@@ -160,7 +165,7 @@ def _cheapest(plans: Sequence[SizingPlan]) -> SizingPlan | None:
 
 def _offer(plan: SizingPlan) -> str:
     price = f"{plan.price_per_hour:g} USD an hour ({plan.costs.basis})"
-    return f"{count(plan)} x {plan.device.title} in {plan.precision}, {price}"
+    return f"{_count(plan)} x {plan.device.title} in {plan.precision}, {price}"
 
 
 def _plain(plan: SizingPlan, load: SizingLoad) -> dict[str, Any]:
@@ -187,7 +192,7 @@ def _plain(plan: SizingPlan, load: SizingLoad) -> dict[str, Any]:
         "price_per_hour": plan.price_per_hour,
         "per_million_texts": price,
         "per_million_tokens": None if price is None else price / load.lengths.mean,
-        "why_not": reason(plan, load) or None,
+        "why_not": _reason(plan, load) or None,
     }
 
 
@@ -195,15 +200,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
-    """A plan's row under `HEAD`."""
+def _cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
+    """A plan's row under `_HEAD`."""
     run, price = plan.run, plan.per_million_texts(load.rate)
     basis = f"{plan.costs.basis} ±{100 * plan.costs.error:.0f}%" if plan.costs.error else plan.costs.basis
     return (
         plan.name,
         plan.precision,
         basis,
-        count(plan) if plan.replicas else "none",
+        _count(plan) if plan.replicas else "none",
         _DASH if run is None or not plan.replicas else f"{100 * run.utilisation:.0f}%",
         _DASH if run is None else _ms(run.p50_ms),
         _DASH if run is None else _ms(run.p99_ms),
@@ -215,14 +220,14 @@ def cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
     )
 
 
-def count(plan: SizingPlan) -> str:
+def _count(plan: SizingPlan) -> str:
     """How many devices, with those of a replica where there are several."""
     if plan.memory.devices > 1:
         return f"{plan.replicas} x {plan.memory.devices} (split)"
     return str(plan.replicas)
 
 
-def reason(plan: SizingPlan, load: SizingLoad) -> str:
+def _reason(plan: SizingPlan, load: SizingLoad) -> str:
     """Why no number of a candidate holds; empty where one does."""
     if plan.replicas:
         return ""
@@ -243,10 +248,3 @@ def words(parameters: int) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:,.1f}" if math.isfinite(value) else _DASH
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    words = 3
-    return [
-        cell.ljust(w) if at < words else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
-    ]

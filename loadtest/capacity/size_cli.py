@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from export.checkpoint.tokenizer import BareExceptions
+from export.pages.tables import show
 from loadtest.capacity import page
 from loadtest.capacity.candidates import HERE, chosen, price_here, read_candidates
 from loadtest.capacity.command import add_shared, check_suffix, exit_code, parser_of, write
@@ -131,12 +132,12 @@ def _size(arguments: argparse.Namespace) -> bool:
     plans = []
     with Progress() as progress:
         for done, (name, device, precision, costs) in enumerate(wanted, 1):
-            progress.say(f"simulating {name} {precision}, {done} of {len(wanted)}")
+            progress.say(f"simulating {name} {precision}, {done} of {len(wanted)}", done / len(wanted))
             plans.append(plan(name, device, precision, costs, encoder, load))
     sizing = Sizing(encoder, load, plans, notes)
     if arguments.out:
         _write(arguments.out, sizing)
-    print(json.dumps(sizing.plain(), indent=1) if arguments.json else "\n".join(sizing.text()))
+    show(*([json.dumps(sizing.plain(), indent=1)] if arguments.json else sizing.lines()))
     return sizing.holds
 
 
@@ -153,7 +154,10 @@ def _write(out: Path, sizing: Sizing) -> None:
         raise BenchError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
     with Progress() as progress:
         curves = sensitivities(
-            shown, sizing.encoder, sizing.load, lambda done, of: progress.say(f"curves for the page, {done} of {of}")
+            shown,
+            sizing.encoder,
+            sizing.load,
+            lambda done, of: progress.say(f"curves for the page, {done} of {of}", done / of),
         )
     draw = page.sizing_svg if out.suffix == ".svg" else page.sizing
     write(out, draw(sizing, curves))

@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from export.pages.tables import Table, untitled
 from loadtest.report.noise import interval, surely
 from loadtest.report.slo import Objective, judge
 
@@ -20,6 +21,7 @@ _BAND = 1.2
 """Where noise decides at rates that are further apart than this, the rate does not decide."""
 _BAR = 24
 _P99 = Objective("p99", 99.0, math.inf)
+_VOTES = {True: "held", False: "missed", None: "within noise"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,8 +71,7 @@ class Point:
 
     def verdict(self) -> str:
         """In a word or two."""
-        word = {True: "held", False: "missed", None: "within noise"}[self.sure]
-        return word + ("" if self.trusted else ", generator late")
+        return _VOTES[self.sure] + ("" if self.trusted else ", generator late")
 
 
 @dataclass(slots=True)
@@ -176,28 +177,37 @@ class Capacity:
             return f"{start}, and at no rate up to {curve[-1][0]:.1f}/s twice that: the curve is flat"
         return f"{start}, and more than twice that from {knee:.1f}/s on"
 
-    def text(self) -> str:
+    def lines(self) -> list[str | Table]:
         """What a terminal shows."""
         known = {"texts": "requests", "engine": "engine"}
-        lines = [f"{name}: {self.facts[fact]}" for name, fact in known.items() if fact in self.facts]
-        lines += [self._line(rate) for rate in self.rates]
-        lines += [f"shape: {self.shape()}", "", f"capacity at {', '.join(self.slo)}: {self.verdict()}"]
-        return "\n".join([*lines, self.confidence()]).rstrip()
+        columns = ("rate/s", "p50 ms", "p99 ms", "noise", "failed %", "", "objectives", "runs")
+        return [
+            *(f"{name}: {self.facts[fact]}" for name, fact in known.items() if fact in self.facts),
+            untitled(columns, [self._row(rate) for rate in self.rates]),
+            f"shape: {self.shape()}",
+            "",
+            f"capacity at {', '.join(self.slo)}: {self.verdict()}",
+            self.confidence(),
+        ]
 
-    def _line(self, rate: float) -> str:
+    def _row(self, rate: float) -> tuple[str, ...]:
         """A rate, with a bar as long as the logarithm of its p99."""
         runs = self.at(rate)
-        p50, p99 = (statistics.median(getattr(point, name) for point in runs) for name in ("p50_ms", "p99_ms"))
-        noise = f"({min(p.p99_low_ms for p in runs):.2f} to {max(p.p99_high_ms for p in runs):.2f})"
+        p50, p99, failed = (
+            statistics.median(getattr(point, name) for point in runs) for name in ("p50_ms", "p99_ms", "failed_percent")
+        )
         every = [point.p99_ms for point in self.points if math.isfinite(point.p99_ms)]
         least, most = min(every, default=1.0), max(every, default=1.0)
         share = math.log(p99 / least) / math.log(most / least) if math.isfinite(p99) and most > least else 0.0
-        words = {True: "held", False: "missed", None: "within noise"}[self.held(rate)]
-        late = "" if all(point.trusted for point in runs) else ", generator late"
-        failed = statistics.median(point.failed_percent for point in runs)
         return (
-            f"{rate:10.1f}/s  p50 {p50:8.2f}  p99 {p99:8.2f} {noise:>20} ms  failed {failed:.2f}%"
-            f"  {'#' * round(1 + _BAR * share):<{_BAR + 1}}  {words} ({len(runs)} run{'s'[: len(runs) > 1]}){late}"
+            f"{rate:.1f}",
+            f"{p50:.2f}",
+            f"{p99:.2f}",
+            f"{min(p.p99_low_ms for p in runs):.2f} to {max(p.p99_high_ms for p in runs):.2f}",
+            f"{failed:.2f}",
+            f"{'#' * round(1 + _BAR * share):<{_BAR + 1}}",
+            _VOTES[self.held(rate)] + ("" if all(point.trusted for point in runs) else ", generator late"),
+            f"{len(runs)}",
         )
 
     def as_json(self) -> dict[str, Any]:

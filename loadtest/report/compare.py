@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.pages.tables import Table
 from loadtest.errors import BenchError
 from loadtest.report.noise import DRAWS, LEAST_SLICES, TAIL, counts_of
-from loadtest.report.tables import Table, as_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,15 +104,14 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
     ]
 
 
-def text(first: Result, second: Result) -> str:
+def lines(first: Result, second: Result) -> list[str | Table]:
     """The comparison as a terminal shows it.
 
     Raises:
         BenchError: See `differences`.
     """
-    table = as_text(table_of(first, second))
     changed = other_facts(first, second)
-    return "\n".join([table, *(["", "Not the same load:", *changed] if changed else [])])
+    return [table_of(first, second), *(["", "Not the same load:", *changed] if changed else [])]
 
 
 def as_json(first: Result, second: Result) -> dict[str, Any]:

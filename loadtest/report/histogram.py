@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from loadtest.errors import BenchError
-from serving.host import installing
+from loadtest.errors import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,10 +26,9 @@ def _library() -> Any:  # noqa: ANN401  a class of a library without types
     Raises:
         BenchError: It is not installed.
     """
-    try:
-        from hdrh.histogram import HdrHistogram  # noqa: PLC0415  an optional installation brings it
-    except ModuleNotFoundError as error:
-        raise BenchError(f"the module {error.name} is missing: {installing('loadtest')}") from error
+    check_installed("hdrh")
+    from hdrh.histogram import HdrHistogram  # noqa: PLC0415  see above
+
     return HdrHistogram
 
 

@@ -15,6 +15,7 @@ from serving.bulk.errors import BatchError
 from serving.engine.kinds import ENGINES, SETTINGS
 from serving.host import installing
 from serving.options import OptionParser, positive
+from serving.progress import ProgressLine
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ _PART_ROWS, _PART_ROWS_OF_TOKENS = 2048, 128
 
 _WHOLE_RATE = 10.0
 """Rates in rows per second from which they are shown as whole numbers; slower ones have two digits."""
-
-_REDRAW_S = 10.0
-"""Interval of progress lines without a terminal."""
 
 
 def main(argv: list[str]) -> int:
@@ -161,26 +159,27 @@ def _run(options: argparse.Namespace) -> int:
     workers = ray_job.RayWorkers(options.address, options.actors, options.threads, options.gpus)
     with OwnedRayJobStore(options.out, job) as store:
         finished = store.finished()
-        progress = _Progress(inputs, list(finished.values()))
-        manifest = store.concluded(finished)
-        if manifest is None:
-            signal.signal(signal.SIGTERM, _end)
-            for entry in ray_job.run(job, options.out, options.models, settings, finished, workers):
-                progress.add(entry)
-            manifest = store.conclude()
+        with _Progress(inputs, list(finished.values())) as progress:
+            manifest = store.concluded(finished)
+            if manifest is None:
+                signal.signal(signal.SIGTERM, _end)
+                for entry in ray_job.run(job, options.out, options.models, settings, finished, workers):
+                    progress.add(entry)
+                manifest = store.conclude()
     progress.report(manifest, options.out)
     return _REJECTED if manifest.rejected else 0
 
 
-class _Progress:
-    """A progress line; redrawn on a terminal, repeated at intervals elsewhere."""
+class _Progress(ProgressLine):
+    """The progress of a job, by the bytes of its inputs."""
 
     def __init__(self, inputs: list[InputFile], finished: list[PartEntry]) -> None:
+        super().__init__(sys.stderr)
+        self._next = time.monotonic() + self._every_s
         self._inputs = inputs
         self._reached: dict[int, dict[int, float]] = {}
         self._rows = self._tokens = 0
-        self._terminal = sys.stderr.isatty()
-        self._begun = self._drawn = time.monotonic()
+        self._begun = time.monotonic()
         self._before = 0.0
         for entry in finished:
             self._count(entry)
@@ -205,26 +204,17 @@ class _Progress:
 
     def add(self, entry: PartEntry) -> None:
         self._count(entry)
-        now = time.monotonic()
-        if self._terminal or now - self._drawn >= _REDRAW_S:
-            self._drawn = now
-            self._draw(now - self._begun)
-
-    def _draw(self, seconds: float) -> None:
-        share = self._share()
+        seconds, share = time.monotonic() - self._begun, self._share()
         left = seconds * (1 - share) / (share - self._before) if share > self._before else 0.0
-        line = (
+        self.say(
             f"{share:4.0%}  {self._kept + self._rows:,} rows  {self._tokens:,} tokens"
-            f"  {_rate(self._rows, seconds)}  {_duration(left)} left"
+            f"  {_rate(self._rows, seconds)}  {_duration(left)} left",
+            share,
         )
-        sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
-        sys.stderr.flush()
 
     def report(self, manifest: RayJobManifest, out: Path) -> None:
         """Prints the result and its folder."""
         seconds = time.monotonic() - self._begun
-        if self._terminal:
-            sys.stderr.write("\r\x1b[K")
         rate = f", {_rate(self._rows, seconds)}" if self._rows else ""
         print(f"{manifest.rows - manifest.rejected:,} rows answered in {len(manifest.parts)} parts below {out}/parts")
         if manifest.rejected:

@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from export.cli.export import default_forms, main
+from export.pages.tables import as_text
 from export.report import terminal
 from serving import host
 from serving.engine.base import Batch, BatchOutput, InlineEngine
@@ -231,7 +232,7 @@ def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp
     bundle = exported(folder, *words)
     (artifact,) = bundle.artifacts
     assert artifact.quantisation == Quantisation("static", "mine.csv", 20)
-    assert "ranges fixed by 20 texts (mine.csv)" in terminal.whole(bundle)
+    assert "ranges fixed by 20 texts (mine.csv)" in as_text(*terminal.whole(bundle))
     assert "ranges fixed by 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
 
 

@@ -241,7 +241,7 @@ class Page:
 
 _WIDER = "[...document.querySelectorAll('.scroll, figure')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
 _STRUCK = """[...document.querySelectorAll('svg text')].filter(text => {
-  const box = text.getBoundingClientRect(), drawn = text.ownerSVGElement.querySelectorAll('path.series, line.limit');
+  const box = text.getBoundingClientRect(), drawn = text.ownerSVGElement.querySelectorAll('.series path, .limit path');
   return box.width && [...drawn].some(line => {
     const matrix = line.getScreenCTM(), length = line.getTotalLength();
     for (let at = 0; at <= length; at += 2) {

@@ -7,7 +7,7 @@ import signal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.charts.bars import Bar, Block, bars_file
+from export.pages.plots import Bars, as_file
 from loadtest.benchmarks.peers import who
 from loadtest.benchmarks.peers.who import (
     BEST,
@@ -164,20 +164,21 @@ def _least_cosine(found: list[list[float]], expected: list[list[float]]) -> floa
 def _plot(samples: Samples, model: str) -> str:
     """Bars for every server, lengths side by side, latency above throughput."""
     shown = subjects(model)
+    names = [(subject.name, _COLOURS.get(subject.system, "grey")) for subject in shown]
 
-    def block(title: str, connections: int, figure: str, decimals: int) -> Block:
+    def bars(title: str, connections: int, figure: str, decimals: int) -> Bars:
         panels = {}
         for tokens in samples.rounds:
             spreads = [samples.spread(tokens, subject.key(connections), figure) for subject in shown]
-            panels[f"{tokens} tokens"] = [Bar(spread.median, spread.low, spread.high) for spread in spreads]
-        return Block(title, decimals, panels)
+            panels[f"{tokens} tokens"] = [(spread.median, spread.low, spread.high) for spread in spreads]
+        return Bars(title, decimals, names, panels)
 
-    blocks = [
-        block("p50 at 1 connection, ms (shorter is better)", ONE, "p50_ms", 2),
-        block(f"texts a second at {MANY} connections (longer is better)", MANY, "per_s", 0),
-    ]
-    names = [(subject.name, _COLOURS.get(subject.system, "grey")) for subject in shown]
-    return bars_file("p50 and throughput of every server", names, blocks)
+    return as_file(
+        "p50 and throughput of every server",
+        bars("p50 at 1 connection, ms (shorter is better)", ONE, "p50_ms", 2),
+        bars(f"texts a second at {MANY} connections (longer is better)", MANY, "per_s", 0),
+        width=900,
+    )
 
 
 class Aim(NamedTuple):

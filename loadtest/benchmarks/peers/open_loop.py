@@ -13,8 +13,7 @@ from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.charts.lines import Panel, Series, panels_file
-from export.charts.plot import Axis
+from export.pages.plots import Axis, Lines, Series, as_file
 from loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
 from loadtest.benchmarks.peers.who import ENGINES, OPEN_LOOP, OPENVINO, ORT, OURS, QUEUE_MS, PeerBenchmark
 from loadtest.benchmarks.server_process import HOST
@@ -237,22 +236,19 @@ def _plot(entrants: Sequence[Entrant], blocks: Blocks) -> str:
     }
     rates = [rate for curve in lines.values() for rate, _ in curve]
 
-    def panel(title: str, figure: str, *, is_log: bool, beside: Sequence[Series] = ()) -> Panel:
+    def panel(title: str, figure: str, *beside: Series, is_log: bool) -> Lines:
         series = []
         for colour, (name, curve) in zip(_COLOURS, lines.items(), strict=False):
             points = [(rate, spread.median) for rate, found in curve if (spread := _spread(found, figure))]
             series.append(Series(name, colour, points, points))
-        values = [y for entry in (*series, *beside) for _, y in entry.points]
-        return Panel(Axis.of(title, values, is_log=is_log), series, beside)
+        return Lines(Axis("offered texts a second"), Axis(title, is_log), [*beside, *series])
 
     top = max(rates, default=1.0)
-    offered = [Series("offered", "moment", [(0.0, 0.0), (top, top)])]
-    panels = [
+    offered = Series("_offered", "grey", [(0.0, 0.0), (top, top)], style=":")
+    return as_file(
+        "Texts of 6 to 250 words that arrive at random",
         panel("p99 of the shortest third, ms", _SHORT_TAIL, is_log=True),
-        panel(f"answered within {DEADLINE_MS} ms, a second (dotted: all of them)", _GOOD, is_log=False, beside=offered),
-    ]
-    return panels_file(
-        "Texts of 6 to 250 words that arrive at random", Axis.of("offered texts a second", rates), panels
+        panel(f"answered within {DEADLINE_MS} ms, a second (dotted: all of them)", _GOOD, offered, is_log=False),
     )
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from export.charts.lines import Series, chart_file
-from export.charts.plot import Axis
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Recorded, Requests, Workload, even
 from loadtest.benchmarks.runner import Benchmark, parser
@@ -203,14 +201,3 @@ def test_a_simulation_that_fails_says_why() -> None:
     """The command's own sentence comes back."""
     with pytest.raises(BenchError, match="no table of costs"):
         simulator.replay({"models": 3}, [(0.0, 8)], 1.0, {"receive": 1.0})
-
-
-def test_a_chart_is_a_file_of_its_own() -> None:
-    """It carries its style, its title and a key for each line."""
-    axis = Axis.of("ms", [1.0, 10.0])
-    drawn = chart_file("a & b", axis, axis, [Series("one", "blue", [(1, 1), (2, 2)]), Series("two", "grey", [(1, 2)])])
-    assert drawn.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-    assert "a &amp; b" in drawn
-    assert "<style>" in drawn
-    assert drawn.count("<rect") == 3
-    assert drawn.count("<path") == 2

@@ -180,10 +180,10 @@ def test_a_page_shows_how_the_answer_changes(
     for title in ("Cost over the rate", "Cost over the objective", "Cost over the lengths", "Latency of one replica"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("t4 int8") >= 4
-    assert "http" not in page.replace("https://github.com/NVIDIA/", "")
+    assert "://" not in page.replace("https://github.com/NVIDIA/", "")
     assert run(capsys, *words, "--precision", "fp16", "--out", str(svg))[0] == 0
     assert svg.read_text().startswith("<svg")
-    assert svg.read_text().count('class="series') == 2
+    assert svg.read_text().count('class="series"') == 2
     code, _, error = run(capsys, *words, "--out", str(tmp_path / "page.pdf"))
     assert (code, "must end in .html or .svg" in error) == (2, True)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
+from export.pages.tables import as_text
 from loadtest.generator.records import RECORD
 from loadtest.generator.scenario import SCENARIOS
 from loadtest.generator.search import plan, search
@@ -88,7 +89,7 @@ def test_a_server_that_never_holds_has_no_capacity() -> None:
     """The search ends at one request a second, and says so."""
     found = searched(Queue(0.1), 64.0)
     assert found.highest is None
-    assert "none" in found.text()
+    assert "none" in as_text(*found.lines())
     assert found.as_json()["capacity_per_s"] is None
     assert "none of the rates" in capacity_report(found)
 
@@ -126,7 +127,7 @@ def test_an_objective_that_noise_decides_ends_the_search(seed: int) -> None:
     assert not found.is_decided
     assert len(queue.rates) <= 18
     assert found.lowest_missed == 400
-    assert "not decided by the rate" in found.text()
+    assert "not decided by the rate" in as_text(*found.lines())
     assert "not decided by the rate" in capacity_report(found)
 
 
@@ -161,16 +162,14 @@ def test_what_a_search_will_do_is_said_before() -> None:
 def test_the_curve_is_told_with_texts_and_engine() -> None:
     """A line for each rate with its noise, where the curve bends, what was sent and what computed it."""
     found = searched(Queue(333.0, told={"requests": "8 tokens (weight 1)", "engine": "openvino, int8"}), 50.0)
-    said = found.text().splitlines()
-    assert said[:2] == ["texts: 8 tokens (weight 1)", "engine: openvino, int8"]
-    assert [float(line.split("/s")[0]) for line in said[2 : 2 + len(found.rates)]] == pytest.approx(
-        found.rates, abs=0.1
-    )
+    texts, engine, table, *_ = found.lines()
+    assert (texts, engine) == ("texts: 8 tokens (weight 1)", "engine: openvino, int8")
+    assert [float(row[0]) for row in table.rows] == pytest.approx(found.rates, abs=0.1)
     assert found.shape().endswith(f"more than twice that from {found.lowest_missed:.1f}/s on")
 
 
 def test_the_curve_is_drawn() -> None:
     """The page shows latency over rate, and every run with its verdict."""
     html = capacity_report(searched(Queue(333.0), 50.0))
-    assert html.count('<svg class="wide"') == 2
+    assert html.count('aria-label="Latency over rate"') == html.count('aria-label="Goodput over rate"') == 2
     assert "missed" in html

@@ -1,0 +1,63 @@
+"""How far a command is: one line that changes on a terminal, a new line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class ProgressLine:
+    """Use it in a `with` block, at whose end the line is cleared. Where rich is not installed no line changes."""
+
+    _every_s = 10.0
+    """Between lines that do not change."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Nothing is shown yet; `stream` is where."""
+        self.stream = stream
+        self._changes = stream.isatty() and find_spec("rich") is not None
+        self._live: Any = None
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def say(self, words: str, share: float | None = None) -> None:
+        """Shows words; on a terminal with a bar, where the share of the work that is done is known (0 to 1)."""
+        if self._changes:
+            if self._live is None:
+                self._live = _live(self.stream, words)
+            task = self._live.task_ids[0]
+            self._live.update(task, description=words, total=None if share is None else 1.0, completed=share or 0.0)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every_s
+            self.stream.write(f"{words}\n")
+            self.stream.flush()
+
+    def clear(self) -> None:
+        """Takes the line from the terminal, before something else is written."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _live(stream: TextIO, words: str) -> Any:  # noqa: ANN401  of a library that may be missing
+    from rich.console import Console  # noqa: PLC0415  only the extras of commands bring it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    live = Progress(
+        *columns, console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    live.add_task(words, total=None)
+    live.start()
+    return live
