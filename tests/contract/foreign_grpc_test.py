@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from loadtest.generator.frames import prefixed
 from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers
 from tests.support.foreign import CLIENTS, h2load, missing
-from tests.support.http2 import prefixed
 from tests.support.models import NAME
 
 if TYPE_CHECKING:

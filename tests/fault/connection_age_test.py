@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from h2.errors import ErrorCodes
+from hyperframe.frame import GoAwayFrame, PingFrame
 
-from tests.support import http2
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import frame
 from tests.support.clients import HttpConnection
-from tests.support.http2 import RawHttp2, frame
+from tests.support.http2 import RawHttp2
 from tests.support.server import Server
 from tests.support.waiting import wait_for
 
@@ -36,14 +39,14 @@ def test_grpc_connection_that_is_old_enough(server: Server) -> None:
     with RawHttp2(server.grpc) as connection:
         connection.call(1, b"", LIVE)
         assert connection.reply(1).status == 0
-        farewell = connection.await_frame(http2.GOAWAY)
-        ping = connection.await_frame(http2.PING)
-        assert farewell.payload[:8] == ANY_STREAM.to_bytes(4, "big") + bytes(4)
+        farewell = connection.await_frame(GoAwayFrame)
+        ping = connection.await_frame(PingFrame)
+        assert (farewell.last_stream_id, farewell.error_code) == (ANY_STREAM, ErrorCodes.NO_ERROR)
         connection.call(3, b"", LIVE)  # was on its way
         assert connection.reply(3).status == 0
-        connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
-        last = connection.await_frame(http2.GOAWAY)
-        assert last.payload[:8] == (3).to_bytes(4, "big") + bytes(4)
+        connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
+        last = connection.await_frame(GoAwayFrame)
+        assert (last.last_stream_id, last.error_code) == (3, ErrorCodes.NO_ERROR)
         assert list(connection.frames()) == []
 
 

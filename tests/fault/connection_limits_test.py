@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.generator.frames import PREFACE, settings
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, metric
 from tests.support.engines import engine_of, kill_engine
-from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
+from tests.support.http2 import RawHttp2
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import wait_for
 
@@ -70,7 +71,7 @@ def open_files(pid: int) -> int:
         pytest.param("http", b"", marks=pytest.mark.long),
         ("http", ASKED),
         pytest.param("grpc", b"", marks=pytest.mark.long),
-        pytest.param("grpc", PREFACE + frame(SETTINGS, 0, 0), marks=pytest.mark.long),
+        pytest.param("grpc", PREFACE + settings(), marks=pytest.mark.long),
     ],
 )
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:

@@ -6,23 +6,15 @@ import gzip
 from typing import TYPE_CHECKING
 
 import pytest
+from h2.errors import ErrorCodes
+from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.benchmarks.processes import resident_bytes
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
 from tests.support.clients import MODEL_INFER, bytes_tensor, metric
-from tests.support.http2 import (
-    CANCEL,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    RST_STREAM,
-    WINDOW_UPDATE,
-    RawHttp2,
-    frame,
-    prefixed,
-    request_fields,
-)
+from tests.support.http2 import RawHttp2, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
 from tests.support.short_form import in_short
@@ -71,7 +63,7 @@ def tensor(name: str, datatype: str, shape: list[int], **contents: list[int]) ->
 
 
 GOOD = request()
-RESET = CANCEL.to_bytes(4, "big")
+RESET = ErrorCodes.CANCEL.to_bytes(4, "big")
 
 
 class Client(RawHttp2):
@@ -102,8 +94,8 @@ class Client(RawHttp2):
     def _await_window(self) -> None:
         for arrived in self.frames():
             self.replies.take(arrived)
-            if arrived.kind == WINDOW_UPDATE and arrived.stream == self.stream:
-                self.window += arrived.number()
+            if isinstance(arrived, WindowUpdateFrame) and arrived.stream_id == self.stream:
+                self.window += arrived.window_increment
                 return
             if self._is_over():
                 return
@@ -136,7 +128,7 @@ def cancelled(path: str) -> Callable[[Server, int], None]:
     def run(server: Server, count: int) -> None:
         with Client(server.grpc) as client:
             for _ in range(count):
-                client.send(frame(RST_STREAM, 0, begin(server, client, path), RESET))
+                client.send(frame(wire.RST_STREAM, 0, begin(server, client, path), RESET))
                 wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "the call to be forgotten")
 
     return run
@@ -159,7 +151,7 @@ def half(server: Server, count: int) -> None:
     with Client(server.grpc) as client:
         for _ in range(count):
             client.upload(GOOD, flags=0)
-            client.send(frame(RST_STREAM, 0, client.stream, RESET))
+            client.send(reset(client.stream))
 
 
 def several(server: Server, count: int) -> None:

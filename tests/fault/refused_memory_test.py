@@ -18,9 +18,10 @@ from loadtest.benchmarks.hostile.measure import LEFT_MB
 from loadtest.benchmarks.processes import resident_bytes
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.frames import prefixed
 from loadtest.generator.grpc_messages import METHOD, request_bytes
 from loadtest.generator.http1 import post_bytes
-from loadtest.generator.http2 import GrpcWire, prefixed
+from loadtest.generator.http2 import GrpcWire
 from tests.support.clients import RawConnection, metric
 from tests.support.server import FAKE, Server
 from tests.support.short_form import in_short

@@ -7,12 +7,24 @@ import gzip
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import BytesValue
+from h2.errors import ErrorCodes
 from hpack import Encoder
 
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame,
+    prefixed,
+    reset,
+    settings,
+    window_update,
+)
 from serving.settings import Settings
-from tests.support import http2
-from tests.support.grpc_peer import START, Peer, call, talk
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, prefixed, request_fields
+from tests.support.grpc_peer import Peer, call, talk
+from tests.support.http2 import START, request_fields
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -37,11 +49,6 @@ async def connected(start: bytes = START) -> Peer:
     peer = Peer(SETTINGS)
     await peer.say(start)
     return peer
-
-
-def reset(stream: int) -> bytes:
-    """The client gives a call up."""
-    return frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
 
 
 def message(value: bytes) -> bytes:
@@ -100,16 +107,16 @@ def test_replies_that_are_not_read() -> None:
     """Beyond the share their streams are reset; the others come whole once the client takes them."""
 
     async def scenario() -> None:
-        no_window = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
+        no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
         peer, encoder = await connected(no_window), Encoder()
         for stream in STREAMS:
             await peer.say(call(encoder, stream, b"large"))
-        resets = [stream for stream, reply in peer.replies().items() if reply.reset == http2.ENHANCE_YOUR_CALM]
+        resets = [stream for stream, reply in peer.replies().items() if reply.reset == ErrorCodes.ENHANCE_YOUR_CALM]
         assert len(resets) == CALLS - (SHARE // (PART + 8))
         assert {error.reason for error in peer.errors} == {"buffers_full"}
-        await peer.say(frame(http2.WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+        await peer.say(window_update(0, 1 << 30))
         for stream in set(STREAMS) - set(resets):
-            await peer.say(frame(http2.WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
+            await peer.say(window_update(stream, 1 << 20))
         answered = [reply for stream, reply in peer.replies().items() if stream not in resets]
         assert {(reply.status, BytesValue.FromString(reply.message).value) for reply in answered} == {(OK, LARGE)}
         assert peer.connection.share.held == 0
@@ -121,11 +128,11 @@ def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
 
     async def scenario() -> None:
-        no_window = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
+        no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
         peer, sent = await connected(no_window), 4
         await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
         assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
-        await peer.say(frame(http2.WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
+        await peer.say(window_update(1, 1 << 20))
         assert peer.replies()[1].data == message(LARGE) * sent
         assert peer.connection.share.held == 0
         await peer.say(frame(DATA, END_STREAM, 1))

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
+from h2.errors import ErrorCodes
 from hpack import Encoder
+from hyperframe.frame import GoAwayFrame, PingFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, window_update
 from serving.grpc.connection import GrpcConnection
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
-from tests.support import http2
-from tests.support.grpc_peer import START, Peer, Wire, call, talk
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, request_fields
+from tests.support.grpc_peer import Peer, Wire, call, talk
+from tests.support.http2 import START, of_type, request_fields, split
 from tests.support.virtual_time import virtually
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ def test_calls_however_the_bytes_are_cut(asked: list[bytes], cuts: list[int], hu
 def test_any_bytes_at_the_start(data: bytes) -> None:
     """Bytes that are not HTTP/2 close the connection without a word."""
     peer = exchange(data)
-    if not http2.PREFACE.startswith(data[:24]):
+    if not wire.PREFACE.startswith(data[:24]):
         assert peer.wire.closed
         assert peer.wire.written == b""
 
@@ -79,7 +82,7 @@ def test_an_error_of_the_table() -> None:
     assert reply.fields["grpc-message"] == "too much: 100%25 %E2%80%94 %C3%BCnd%0A"
     assert reply.fields["bertserve-reason"] == "overloaded"
     assert reply.fields["retry-after-ms"] == "1500"
-    assert len([arrived for arrived in peer.frames() if arrived.stream == 1]) == 1
+    assert len([arrived for arrived in peer.frames() if arrived.stream_id == 1]) == 1
     assert [error.reason for error in peer.errors] == ["overloaded"]
 
 
@@ -104,8 +107,7 @@ def test_an_answer_is_one_write() -> None:
         return writes
 
     (written,) = asyncio.run(run())
-    found, _ = http2.split(written)
-    assert [arrived.kind for arrived in found] == [HEADERS, DATA, HEADERS]
+    assert [arrived.type for arrived in split(written)] == [HEADERS, DATA, HEADERS]
 
 
 def test_many_calls_at_once_are_begun_a_few_a_turn() -> None:
@@ -201,8 +203,8 @@ def test_a_quiet_bidirectional_call_is_not_taken_for_a_slow_one() -> None:
 
 def heard(peer: Peer) -> bytes:
     """The client's answer to the PING behind the first GOAWAY."""
-    (ping,) = [arrived for arrived in peer.frames() if arrived.kind == http2.PING]
-    return frame(http2.PING, http2.ACK, 0, ping.payload)
+    (ping,) = of_type(PingFrame, peer.frames())
+    return frame(wire.PING, wire.ACK, 0, ping.opaque_data)
 
 
 def test_a_drain_ends_quiet_bidirectional_calls() -> None:
@@ -245,7 +247,7 @@ def test_a_drain_answers_a_client_that_hears_late() -> None:
         return peer
 
     peer = asyncio.run(run())
-    assert [arrived.kind for arrived in peer.frames()].count(http2.GOAWAY) == 2
+    assert len(of_type(GoAwayFrame, peer.frames())) == 2
     assert peer.connection.h2.finished
 
 
@@ -260,10 +262,9 @@ def test_a_drain_refuses_more_calls_after_its_time() -> None:
         peer.connection.drain()
         peer.connection.refuse_more()
         peer.connection.refuse_more()
-        last = [arrived for arrived in peer.frames() if arrived.kind == http2.GOAWAY][-1]
-        assert last.payload[:4] == (3).to_bytes(4, "big")
+        assert of_type(GoAwayFrame, peer.frames())[-1].last_stream_id == 3
         await peer.say(call(encoder, 5, b"three"))
-        assert peer.replies()[5].reset == http2.REFUSED_STREAM
+        assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
         assert not peer.connection.h2.finished
         await peer.say(frame(DATA, END_STREAM, 3, prefixed(BytesValue(value=b"two").SerializeToString())))
         return peer
@@ -305,9 +306,9 @@ def test_a_drain_of_a_connection_that_has_not_begun(seconds: int) -> None:
         return peer
 
     peer = asyncio.run(run())
-    kinds = [arrived.kind for arrived in peer.frames()]
-    assert kinds[0] == http2.SETTINGS
-    assert kinds.count(http2.GOAWAY) == 2
+    kinds = [arrived.type for arrived in peer.frames()]
+    assert kinds[0] == wire.SETTINGS
+    assert kinds.count(wire.GOAWAY) == 2
     assert peer.replies()[1].status == 0
     assert peer.connection.h2.finished
 
@@ -366,7 +367,7 @@ def test_a_reply_that_is_taken_slowly() -> None:
             if peer.replies()[1].reset is not None:
                 return second
             if taken:
-                await peer.say(*(frame(http2.WINDOW_UPDATE, 0, at, taken.to_bytes(4, "big")) for at in (0, 1)))
+                await peer.say(*(window_update(at, taken) for at in (0, 1)))
         assert peer.replies()[1].ended
         return 0
 
@@ -383,7 +384,7 @@ def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
         encoder = Encoder()
         await peer.say(START, frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/talk"))))
         peer.connection.tick(2 * Settings().max_connection_age_s)
-        assert [arrived.kind for arrived in peer.frames()].count(http2.GOAWAY) == 1
+        assert len(of_type(GoAwayFrame, peer.frames())) == 1
         await peer.say(frame(DATA, 0, 1, prefixed(BytesValue(value=b"still here").SerializeToString())))
         assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
         assert not peer.replies()[1].ended
@@ -401,7 +402,7 @@ def test_connections_that_never_grow_old() -> None:
         peer = Peer(Settings(max_connection_age_s=0))
         await peer.say(START)
         peer.connection.tick(1e9)
-        assert http2.GOAWAY not in [arrived.kind for arrived in peer.frames()]
+        assert of_type(GoAwayFrame, peer.frames()) == []
 
     asyncio.run(run())
 
@@ -426,7 +427,7 @@ def test_cancels_leave_a_neighbour_alone() -> None:
             for number in range(3 + 800 * second, 803 + 800 * second, 2):
                 opened = frame(HEADERS, END_HEADERS, number, encoder.encode(request_fields("/echo")))
                 await peer.say(opened + frame(DATA, 0, number, b"\0\0"))
-                await peer.say(frame(http2.RST_STREAM, 0, number, b"\0\0\0\x08"))
+                await peer.say(reset(number))
             peer.connection.tick(1.0)
         await peer.say(frame(DATA, END_STREAM, 1, neighbour))
         return peer

@@ -12,15 +12,16 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from hpack import Encoder
 
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
 from serving.settings import Settings
-from tests.support.grpc_peer import START, Peer, call, talk
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, prefixed, request_fields
+from tests.support.grpc_peer import Peer, call, talk
+from tests.support.http2 import START, request_fields
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-RESET = frame(RST_STREAM, 0, 1, (8).to_bytes(4, "big"))
+RESET = reset(1)
 
 
 def opened(path: str, data: bytes, flags: int = END_STREAM, **changes: str | None) -> bytes:

@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
 from serving.errors import Overloaded
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
 from serving.net.buffers import BufferBudget
 from serving.settings import Settings
-from tests.support import http2
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
+from tests.support.http2 import Replies, Reply, request_fields, split
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hpack import Encoder
+    from hyperframe.frame import Frame
 
     from serving.errors import BertserveError
     from serving.grpc.calls import Call
-
-START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
 
 
 class Wire(asyncio.Transport):
@@ -112,15 +111,13 @@ class Peer:
         await self.say(*parts)
         await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
 
-    def frames(self) -> list[http2.Frame]:
-        found, rest = http2.split(self.wire.written)
-        assert rest == b""
-        return found
+    def frames(self) -> list[Frame]:
+        return split(self.wire.written)
 
     def replies(self) -> dict[int, Reply]:
         replies = Replies()
         for arrived in self.frames():
-            if arrived.stream:
+            if arrived.stream_id:
                 replies.take(arrived)
         return replies.streams
 
