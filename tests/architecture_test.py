@@ -21,7 +21,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "settings", "options", "errors", "records", "lifecycle", "logs", "host", "cgroups"),
-    "unawaited",
+    *("unawaited", "children"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -33,6 +33,7 @@ ARROWS = {
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
+    "children": "",
     "security": "errors",
     "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
@@ -42,17 +43,18 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records host logs scheduling.cost",
+    "engine": "errors unawaited records children host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
+    "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models inference tasks",
     "tei": "errors records settings models inference oip",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
+    "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference"
+    " telemetry",
     # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
     # chooses one, without wires and queues.
     "bulk": "errors records options host settings logs fields tasks models engine inference rollout.engine_choice",
@@ -72,8 +74,8 @@ ARROWS = {
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report draws with its charts.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.models"
-    " serving.engine serving.inference serving.scheduling.cost serving.tasks",
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.children serving.host"
+    " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions of their own (`Load`).
     "loadtest": "export.charts serving.host serving.options serving.tasks",

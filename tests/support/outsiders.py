@@ -230,6 +230,7 @@ OUTSIDERS = {
             "export/cli",
             "serving/models",
             "serving/rollout/model_export.py",
+            "serving/rollout/verb_process.py",
             "serving/settings.py",
         ),
         runs=("export.cli.export", "serving.cli"),
