@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpack import Encoder
 
+from loadtest.benchmarks.hostile.http_attacks import slow
 from loadtest.benchmarks.hostile.lines import call_block, call_fields
 from loadtest.generator import frames
 from loadtest.generator.frames import (
@@ -44,8 +45,6 @@ _BATCH_S = 0.05
 
 _COMPUTED_S = 10.0
 _BURST = 1000
-_SLOW_SOCKETS = 24
-_DRIP_S = 0.2
 
 
 @cache
@@ -133,7 +132,7 @@ def closed_windows(line: H2Line) -> None:
     for count in range(1, _STREAMS + 1):
         line.send(_calls(line, _batch()))
         line.pace.rest(_BATCH_S)
-        line.wait(lambda due=count: len(line.replied) >= due, _COMPUTED_S)
+        line.wait_for_replies(count, _COMPUTED_S)
     line.hold()
 
 
@@ -232,9 +231,14 @@ def _refused_headers(blocks: Callable[[], Sequence[bytes]], first: bytes = b"") 
 
 def _header_frames(number: int, block: bytes) -> bytes:
     first, *others = (block[at : at + frames.FRAME_BYTES] for at in range(0, len(block), frames.FRAME_BYTES))
-    parts = [[HEADERS, END_STREAM, number, first], *([frames.CONTINUATION, 0, number, piece] for piece in others)]
-    parts[-1][1] |= END_HEADERS
-    return b"".join(frame(*part) for part in parts)
+    if not others:
+        return frame(HEADERS, END_HEADERS | END_STREAM, number, first)
+    *middle, last = others
+    return (
+        frame(HEADERS, END_STREAM, number, first)
+        + b"".join(frame(frames.CONTINUATION, 0, number, piece) for piece in middle)
+        + frame(frames.CONTINUATION, END_HEADERS, number, last)
+    )
 
 
 def _repeated(reference: bytes) -> list[bytes]:
@@ -276,7 +280,7 @@ def distinct_headers(line: H2Line) -> None:
         line.send(frame(HEADERS, END_HEADERS, number, block + end) + frame(DATA, END_STREAM, number, prefixed(b"")))
         due = (number >> 1) - _STREAMS // 2
         if line.ended < due:
-            line.wait(lambda due=due: line.ended >= due)
+            line.wait_for_ends(due)
 
 
 def continuations(line: H2Line) -> None:
@@ -294,15 +298,7 @@ def rapid_resets(line: H2Line) -> None:
         line.send(b"".join(_calls(line, _short()) + reset(line.last) for _ in range(100)))
 
 
-def slow_frames(line: H2Line) -> None:
-    """A byte on each of 24 connections, five times a second."""
-    others = line.open_others(_SLOW_SOCKETS)
-    for other in others:
-        other.send(frames.PREFACE + frames.settings() + frame(HEADERS, 0, 1, call_block()) + b"\0\x40\0\x09")
-    while True:
-        line.pace.rest(_DRIP_S)
-        for other in others:
-            other.send(b"\0")
+slow_frames = slow(frames.PREFACE + frames.settings() + frame(HEADERS, 0, 1, call_block()) + b"\0\x40\0\x09", b"\0")
 
 
 def refused_streams(line: H2Line) -> None:

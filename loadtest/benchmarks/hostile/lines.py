@@ -188,6 +188,12 @@ class H2Line(Line):
             at += size
             self.send(frame(frames.DATA, flags if at == len(message) else 0, stream, message[at - size : at]))
 
+    def wait_for_replies(self, count: int, limit_s: float) -> None:
+        self.wait(lambda: len(self.replied) >= count, limit_s)
+
+    def wait_for_ends(self, count: int) -> None:
+        self.wait(lambda: self.ended >= count)
+
     def received(self, data: bytes) -> None:
         """Counts grants and ends; a farewell with a reason is the end."""
         arrived, self._rest = frames.split(self._rest + data)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loadtest.generator.grpc_messages import fields_in
 from loadtest.generator.messages import Target, messages
 from loadtest.generator.open_loop import Generator, Job, Request, main
 
@@ -81,29 +82,8 @@ class AccountingGenerator(Generator):
     def _vector(self, body: bytes) -> NDArray[np.float64]:
         if self._protocol == "http":
             return np.asarray(json.loads(body)[0], np.float64)
-        return np.frombuffer(_field(body, _RAW_OUTPUT), "<f4").astype(np.float64)
-
-
-def _field(message: bytes, wanted: int) -> bytes:
-    """A field of a message of protobuf all of whose fields are strings, bytes or messages."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        size, at = _varint(message, at)
-        if tag >> 3 == wanted:
-            return message[at : at + size]
-        at += size
-    return b""
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:  # noqa: PLR2004  the last of a number has no continuation bit
-            return value, at
+        found = (value for number, value in fields_in(body) if number == _RAW_OUTPUT and isinstance(value, bytes))
+        return np.frombuffer(b"".join(found), "<f4").astype(np.float64)
 
 
 if __name__ == "__main__":
