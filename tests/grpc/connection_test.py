@@ -94,74 +94,60 @@ def test_a_bug_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     assert "a secret" in caplog.text
 
 
-def test_an_answer_is_one_write() -> None:
+@virtually
+async def test_an_answer_is_one_write() -> None:
     """Headers, message and trailers leave together."""
-
-    async def run() -> list[bytes]:
-        peer = Peer()
-        writes: list[bytes] = []
-        await peer.say(START)
-        write: Callable[[bytes], None] = writes.append
-        peer.wire.write = cast("Callable[..., None]", write)  # type: ignore[method-assign]
-        await peer.say(call(Encoder(), 1, b"one"))
-        return writes
-
-    (written,) = asyncio.run(run())
+    peer = Peer()
+    writes: list[bytes] = []
+    await peer.say(START)
+    write: Callable[[bytes], None] = writes.append
+    peer.wire.write = cast("Callable[..., None]", write)  # type: ignore[method-assign]
+    await peer.say(call(Encoder(), 1, b"one"))
+    (written,) = writes
     assert [arrived.type for arrived in split(written)] == [HEADERS, DATA, HEADERS]
 
 
-def test_many_calls_at_once_are_begun_a_few_a_turn() -> None:
+@virtually
+async def test_many_calls_at_once_are_begun_a_few_a_turn() -> None:
     """Those of all connections together, so that a call of another client finds few before it."""
-
-    async def run() -> list[int]:
-        peer = Peer()
-        others = [GrpcConnection(peer.calls) for _ in range(3)]
-        for connection in others:
-            connection.connection_made(Wire())
-        connections, encoder = [peer.connection, *others], Encoder()
-        calls = START + b"".join(call(encoder, number, b"one") for number in range(1, 401, 2))
-        for connection in connections:
-            connection.data_received(calls)
-        begun = []
-        while not begun or begun[-1] < 4 * 400:
-            begun.append(sum(connection.h2.last_stream + 1 for connection in connections))
-            await asyncio.sleep(0)
-        return begun
-
-    begun = asyncio.run(run())
+    peer = Peer()
+    others = [GrpcConnection(peer.calls) for _ in range(3)]
+    for connection in others:
+        connection.connection_made(Wire())
+    connections, encoder = [peer.connection, *others], Encoder()
+    calls = START + b"".join(call(encoder, number, b"one") for number in range(1, 401, 2))
+    for connection in connections:
+        connection.data_received(calls)
+    begun = []
+    while not begun or begun[-1] < 4 * 400:
+        begun.append(sum(connection.h2.last_stream + 1 for connection in connections))
+        await asyncio.sleep(0)
     assert begun[0] <= 4 * 2 * 32
     assert all(later - earlier <= 2 * 32 for earlier, later in itertools.pairwise(begun))
 
 
-def test_a_lost_connection_cancels_its_calls() -> None:
+@virtually
+async def test_a_lost_connection_cancels_its_calls() -> None:
     """Each is counted once."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        peer.connection.data_received(START + call(Encoder(), 1, b"one"))
-        peer.connection.connection_lost(None)
-        await peer.say()
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    peer.connection.data_received(START + call(Encoder(), 1, b"one"))
+    peer.connection.connection_lost(None)
+    await peer.say()
     assert [error.reason for error in peer.errors] == ["client_gone"]
     assert peer.replies() == {}
 
 
-def test_a_bidirectional_call_answers_message_by_message() -> None:
+@virtually
+async def test_a_bidirectional_call_answers_message_by_message() -> None:
     """Each when it is whole, in their order; the call ends when its client has said all."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        first = talk(encoder, 1, b"one", b"two")
-        third = prefixed(BytesValue(value=b"three").SerializeToString())
-        await peer.say(START, first, frame(DATA, 0, 1, third[:4]))
-        assert not peer.replies()[1].ended
-        await peer.say(frame(DATA, END_STREAM, 1, third[4:]))
-        return peer
-
-    reply = asyncio.run(run()).replies()[1]
+    peer = Peer()
+    encoder = Encoder()
+    first = talk(encoder, 1, b"one", b"two")
+    third = prefixed(BytesValue(value=b"three").SerializeToString())
+    await peer.say(START, first, frame(DATA, 0, 1, third[:4]))
+    assert not peer.replies()[1].ended
+    await peer.say(frame(DATA, END_STREAM, 1, third[4:]))
+    reply = peer.replies()[1]
     messages = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two", b"three"))
     assert reply.data == messages
     assert reply.ended
@@ -207,21 +193,17 @@ def heard(peer: Peer) -> bytes:
     return frame(wire.PING, wire.ACK, 0, ping.opaque_data)
 
 
-def test_a_drain_ends_quiet_bidirectional_calls() -> None:
+@virtually
+async def test_a_drain_ends_quiet_bidirectional_calls() -> None:
     """Nobody would else, as client and server wait for one another; what the client sent before it knew is answered."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        await peer.say(START, talk(encoder, 1, b"one"))
-        peer.connection.drain()
-        assert not peer.replies()[1].ended
-        second = frame(DATA, 0, 1, prefixed(BytesValue(value=b"two").SerializeToString()))
-        await peer.say(second, talk(encoder, 3, b"three"))
-        await peer.say(heard(peer))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    encoder = Encoder()
+    await peer.say(START, talk(encoder, 1, b"one"))
+    peer.connection.drain()
+    assert not peer.replies()[1].ended
+    second = frame(DATA, 0, 1, prefixed(BytesValue(value=b"two").SerializeToString()))
+    await peer.say(second, talk(encoder, 3, b"three"))
+    await peer.say(heard(peer))
     replies = peer.replies()
     both = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two"))
     assert (replies[1].data, replies[1].ended) == (both, True)
@@ -230,46 +212,38 @@ def test_a_drain_ends_quiet_bidirectional_calls() -> None:
     assert peer.connection.h2.finished
 
 
-def test_a_drain_answers_a_client_that_hears_late() -> None:
+@virtually
+async def test_a_drain_answers_a_client_that_hears_late() -> None:
     """Behind a network or on a machine that stands still for long: what it sent before it heard is answered."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        peer.calls.ending = True
-        await peer.say(START)
-        peer.connection.drain()
-        for _ in range(600):
-            peer.connection.tick(1.0)
-        await peer.say(call(Encoder(), 1, b"late"))
-        assert BytesValue.FromString(peer.replies()[1].message).value == b"late"
-        assert not peer.connection.h2.finished
-        await peer.say(heard(peer))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    peer.calls.ending = True
+    await peer.say(START)
+    peer.connection.drain()
+    for _ in range(600):
+        peer.connection.tick(1.0)
+    await peer.say(call(Encoder(), 1, b"late"))
+    assert BytesValue.FromString(peer.replies()[1].message).value == b"late"
+    assert not peer.connection.h2.finished
+    await peer.say(heard(peer))
     assert len(of_type(GoAwayFrame, peer.frames())) == 2
     assert peer.connection.h2.finished
 
 
-def test_a_drain_refuses_more_calls_after_its_time() -> None:
+@virtually
+async def test_a_drain_refuses_more_calls_after_its_time() -> None:
     """Of a client that has not answered, the calls that are there are ended or answered, and further ones refused."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        await peer.say(START, talk(encoder, 1, b"one"))
-        await peer.say(frame(HEADERS, END_HEADERS, 3, encoder.encode(request_fields("/echo"))))
-        peer.connection.drain()
-        peer.connection.refuse_more()
-        peer.connection.refuse_more()
-        assert of_type(GoAwayFrame, peer.frames())[-1].last_stream_id == 3
-        await peer.say(call(encoder, 5, b"three"))
-        assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
-        assert not peer.connection.h2.finished
-        await peer.say(frame(DATA, END_STREAM, 3, prefixed(BytesValue(value=b"two").SerializeToString())))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    encoder = Encoder()
+    await peer.say(START, talk(encoder, 1, b"one"))
+    await peer.say(frame(HEADERS, END_HEADERS, 3, encoder.encode(request_fields("/echo"))))
+    peer.connection.drain()
+    peer.connection.refuse_more()
+    peer.connection.refuse_more()
+    assert of_type(GoAwayFrame, peer.frames())[-1].last_stream_id == 3
+    await peer.say(call(encoder, 5, b"three"))
+    assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
+    assert not peer.connection.h2.finished
+    await peer.say(frame(DATA, END_STREAM, 3, prefixed(BytesValue(value=b"two").SerializeToString())))
     replies = peer.replies()
     assert BytesValue.FromString(replies[1].message).value == b"one"
     assert (replies[1].status, replies[3].status) == (14, 0)
@@ -293,19 +267,15 @@ def test_a_connection_too_old_ends_without_its_clients_answer() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 4])
-def test_a_drain_of_a_connection_that_has_not_begun(seconds: int) -> None:
+@virtually
+async def test_a_drain_of_a_connection_that_has_not_begun(seconds: int) -> None:
     """It is welcomed, served and sent away as any other: its client may have begun before it could hear."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        for _ in range(seconds):
-            peer.connection.tick(1.0)
-        peer.connection.drain()
-        await peer.say(START, call(Encoder(), 1, b"one"))
-        await peer.say(heard(peer))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    for _ in range(seconds):
+        peer.connection.tick(1.0)
+    peer.connection.drain()
+    await peer.say(START, call(Encoder(), 1, b"one"))
+    await peer.say(heard(peer))
     kinds = [arrived.type for arrived in peer.frames()]
     assert kinds[0] == wire.SETTINGS
     assert kinds.count(wire.GOAWAY) == 2
@@ -376,35 +346,29 @@ def test_a_reply_that_is_taken_slowly() -> None:
     assert asyncio.run(run(1)) > 0
 
 
-def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
+@virtually
+async def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
     """Its client is told to open another; a call that is there ends with its client, or with the server."""
-
-    async def run() -> None:
-        peer = Peer()
-        encoder = Encoder()
-        await peer.say(START, frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/talk"))))
-        peer.connection.tick(2 * Settings().max_connection_age_s)
-        assert len(of_type(GoAwayFrame, peer.frames())) == 1
-        await peer.say(frame(DATA, 0, 1, prefixed(BytesValue(value=b"still here").SerializeToString())))
-        assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
-        assert not peer.replies()[1].ended
-        peer.connection.drain()
-        await peer.say(heard(peer))
-        assert peer.replies()[1].ended
-
-    asyncio.run(run())
+    peer = Peer()
+    encoder = Encoder()
+    await peer.say(START, frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/talk"))))
+    peer.connection.tick(2 * Settings().max_connection_age_s)
+    assert len(of_type(GoAwayFrame, peer.frames())) == 1
+    await peer.say(frame(DATA, 0, 1, prefixed(BytesValue(value=b"still here").SerializeToString())))
+    assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
+    assert not peer.replies()[1].ended
+    peer.connection.drain()
+    await peer.say(heard(peer))
+    assert peer.replies()[1].ended
 
 
-def test_connections_that_never_grow_old() -> None:
+@virtually
+async def test_connections_that_never_grow_old() -> None:
     """An age of 0 is none."""
-
-    async def run() -> None:
-        peer = Peer(Settings(max_connection_age_s=0))
-        await peer.say(START)
-        peer.connection.tick(1e9)
-        assert of_type(GoAwayFrame, peer.frames()) == []
-
-    asyncio.run(run())
+    peer = Peer(Settings(max_connection_age_s=0))
+    await peer.say(START)
+    peer.connection.tick(1e9)
+    assert of_type(GoAwayFrame, peer.frames()) == []
 
 
 def test_connections_do_not_end_together() -> None:
@@ -414,43 +378,36 @@ def test_connections_do_not_end_together() -> None:
     assert 105 < max(ages) <= 110
 
 
-def test_cancels_leave_a_neighbour_alone() -> None:
+@virtually
+async def test_cancels_leave_a_neighbour_alone() -> None:
     """400 calls a second that are given up, for seconds, and a call beside them is answered."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        neighbour = prefixed(BytesValue(value=b"neighbour").SerializeToString())
-        head = encoder.encode(request_fields("/echo"))
-        await peer.say(START, frame(HEADERS, END_HEADERS, 1, head))
-        for second in range(8):
-            for number in range(3 + 800 * second, 803 + 800 * second, 2):
-                opened = frame(HEADERS, END_HEADERS, number, encoder.encode(request_fields("/echo")))
-                await peer.say(opened + frame(DATA, 0, number, b"\0\0"))
-                await peer.say(reset(number))
-            peer.connection.tick(1.0)
-        await peer.say(frame(DATA, END_STREAM, 1, neighbour))
-        return peer
-
-    peer = asyncio.run(run())
+    peer = Peer()
+    encoder = Encoder()
+    neighbour = prefixed(BytesValue(value=b"neighbour").SerializeToString())
+    head = encoder.encode(request_fields("/echo"))
+    await peer.say(START, frame(HEADERS, END_HEADERS, 1, head))
+    for second in range(8):
+        for number in range(3 + 800 * second, 803 + 800 * second, 2):
+            opened = frame(HEADERS, END_HEADERS, number, encoder.encode(request_fields("/echo")))
+            await peer.say(opened + frame(DATA, 0, number, b"\0\0"))
+            await peer.say(reset(number))
+        peer.connection.tick(1.0)
+    await peer.say(frame(DATA, END_STREAM, 1, neighbour))
     assert BytesValue.FromString(peer.replies()[1].message).value == b"neighbour"
 
 
-def test_many_calls_in_one_read_take_several_turns() -> None:
+@virtually
+async def test_many_calls_in_one_read_take_several_turns() -> None:
     """What comes meanwhile waits behind them, and all are answered."""
-
-    async def run() -> Peer:
-        peer = Peer()
-        encoder = Encoder()
-        calls = [call(encoder, number, b"%d" % number) for number in range(1, 401, 2)]
-        peer.connection.data_received(START + b"".join(calls[:100]))
-        assert len(peer.connection.h2.streams) < 50
-        peer.connection.data_received(b"".join(calls[100:150]))
-        peer.connection.data_received(b"".join(calls[150:]))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        return peer
-
-    replies = asyncio.run(run()).replies()
+    peer = Peer()
+    encoder = Encoder()
+    calls = [call(encoder, number, b"%d" % number) for number in range(1, 401, 2)]
+    peer.connection.data_received(START + b"".join(calls[:100]))
+    assert len(peer.connection.h2.streams) < 50
+    peer.connection.data_received(b"".join(calls[100:150]))
+    peer.connection.data_received(b"".join(calls[150:]))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    replies = peer.replies()
     values = [BytesValue.FromString(replies[number].message).value for number in range(1, 401, 2)]
     assert values == [b"%d" % number for number in range(1, 401, 2)]
