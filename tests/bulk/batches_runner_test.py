@@ -31,9 +31,8 @@ from serving.errors import (
 )
 from serving.settings import Settings
 from tests.support.batches import lines_of, request_line
-from tests.support.engine_processes import asynchronous
 from tests.support.no_room import no_room
-from tests.support.waiting import until
+from tests.support.waiting import asynchronous, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -35,7 +35,6 @@ from tests.support.engine_processes import (
     SIZE,
     TEXT_BY_TEXT,
     Listener,
-    asynchronous,
     batch,
     cancel,
     faulty,
@@ -46,7 +45,7 @@ from tests.support.engine_processes import (
 from tests.support.server import is_running
 from tests.support.specs import model_spec
 from tests.support.stopping import stop
-from tests.support.waiting import wait_for
+from tests.support.waiting import asynchronous, wait_for
 
 
 class Engine:

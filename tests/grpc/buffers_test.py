@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import BytesValue
 from h2.errors import ErrorCodes
@@ -25,10 +23,7 @@ from loadtest.generator.frames import (
 from serving.settings import Settings
 from tests.support.grpc_peer import Peer, call, talk
 from tests.support.http2 import START, request_fields
-from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
+from tests.support.waiting import asynchronous, until
 
 SETTINGS = Settings(body_limit_bytes=1 << 20, buffer_limit_mb=4)
 SHARE = 2 << 20
@@ -37,11 +32,6 @@ LARGE = bytes(PART)
 RESOURCE_EXHAUSTED, OK = 8, 0
 CALLS = 200
 STREAMS = range(1, 2 * CALLS, 2)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Runs a scenario in a loop of its own."""
-    asyncio.run(scenario)
 
 
 async def connected(start: bytes = START) -> Peer:
@@ -62,148 +52,124 @@ async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small"
     return peer.replies()[stream].status
 
 
-def test_messages_that_do_not_end() -> None:
+@asynchronous
+async def test_messages_that_do_not_end() -> None:
     """Those that begin beyond a connection's share are refused; small calls are answered all the while."""
-
-    async def scenario() -> None:
-        peer, encoder = await connected(), Encoder()
-        begun = message(bytes(1 << 19))[:PART]
-        for stream in STREAMS:
-            opened = frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields("/echo")))
-            await peer.say(opened + frame(DATA, 0, stream, begun))
-        replies = peer.replies()
-        refused = [stream for stream, reply in replies.items() if reply.ended]
-        assert {replies[stream].status for stream in refused} == {RESOURCE_EXHAUSTED}
-        assert replies[refused[0]].fields["bertserve-reason"] == "buffers_full"
-        assert SHARE - PART < peer.connection.share.held <= SHARE
-        assert peer.budget.used <= SHARE
-        assert await ask(peer, encoder, 401) == OK
-        for stream in STREAMS:
-            if stream not in refused:
-                await peer.say(reset(stream))
-        assert peer.connection.share.held == peer.budget.used == 0
-        assert await ask(peer, encoder, 403, LARGE) == OK
-
-    run(scenario())
+    peer, encoder = await connected(), Encoder()
+    begun = message(bytes(1 << 19))[:PART]
+    for stream in STREAMS:
+        opened = frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields("/echo")))
+        await peer.say(opened + frame(DATA, 0, stream, begun))
+    replies = peer.replies()
+    refused = [stream for stream, reply in replies.items() if reply.ended]
+    assert {replies[stream].status for stream in refused} == {RESOURCE_EXHAUSTED}
+    assert replies[refused[0]].fields["bertserve-reason"] == "buffers_full"
+    assert SHARE - PART < peer.connection.share.held <= SHARE
+    assert peer.budget.used <= SHARE
+    assert await ask(peer, encoder, 401) == OK
+    for stream in STREAMS:
+        if stream not in refused:
+            await peer.say(reset(stream))
+    assert peer.connection.share.held == peer.budget.used == 0
+    assert await ask(peer, encoder, 403, LARGE) == OK
 
 
-def test_messages_that_are_worked_on() -> None:
+@asynchronous
+async def test_messages_that_are_worked_on() -> None:
     """They count until their calls end, whether answered or given up."""
-
-    async def scenario() -> None:
-        peer, encoder = await connected(), Encoder()
-        for stream in STREAMS:
-            await peer.say(call(encoder, stream, b"wait" + LARGE))
-        refused = [stream for stream, reply in peer.replies().items() if reply.status == RESOURCE_EXHAUSTED]
-        assert len(refused) == CALLS - SHARE // (PART + 13)
-        assert await ask(peer, encoder, 401) == OK
-        await peer.say(*[reset(stream) for stream in STREAMS if stream not in refused])
-        assert peer.connection.share.held == 0
-
-    run(scenario())
+    peer, encoder = await connected(), Encoder()
+    for stream in STREAMS:
+        await peer.say(call(encoder, stream, b"wait" + LARGE))
+    refused = [stream for stream, reply in peer.replies().items() if reply.status == RESOURCE_EXHAUSTED]
+    assert len(refused) == CALLS - SHARE // (PART + 13)
+    assert await ask(peer, encoder, 401) == OK
+    await peer.say(*[reset(stream) for stream in STREAMS if stream not in refused])
+    assert peer.connection.share.held == 0
 
 
-def test_replies_that_are_not_read() -> None:
+@asynchronous
+async def test_replies_that_are_not_read() -> None:
     """Beyond the share their streams are reset; the others come whole once the client takes them."""
-
-    async def scenario() -> None:
-        no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
-        peer, encoder = await connected(no_window), Encoder()
-        for stream in STREAMS:
-            await peer.say(call(encoder, stream, b"large"))
-        resets = [stream for stream, reply in peer.replies().items() if reply.reset == ErrorCodes.ENHANCE_YOUR_CALM]
-        assert len(resets) == CALLS - (SHARE // (PART + 8))
-        assert {error.reason for error in peer.errors} == {"buffers_full"}
-        await peer.say(window_update(0, 1 << 30))
-        for stream in set(STREAMS) - set(resets):
-            await peer.say(window_update(stream, 1 << 20))
-        answered = [reply for stream, reply in peer.replies().items() if stream not in resets]
-        assert {(reply.status, BytesValue.FromString(reply.message).value) for reply in answered} == {(OK, LARGE)}
-        assert peer.connection.share.held == 0
-
-    run(scenario())
+    no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
+    peer, encoder = await connected(no_window), Encoder()
+    for stream in STREAMS:
+        await peer.say(call(encoder, stream, b"large"))
+    resets = [stream for stream, reply in peer.replies().items() if reply.reset == ErrorCodes.ENHANCE_YOUR_CALM]
+    assert len(resets) == CALLS - (SHARE // (PART + 8))
+    assert {error.reason for error in peer.errors} == {"buffers_full"}
+    await peer.say(window_update(0, 1 << 30))
+    for stream in set(STREAMS) - set(resets):
+        await peer.say(window_update(stream, 1 << 20))
+    answered = [reply for stream, reply in peer.replies().items() if stream not in resets]
+    assert {(reply.status, BytesValue.FromString(reply.message).value) for reply in answered} == {(OK, LARGE)}
+    assert peer.connection.share.held == 0
 
 
-def test_a_stream_whose_answers_are_not_read() -> None:
+@asynchronous
+async def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
-
-    async def scenario() -> None:
-        no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
-        peer, sent = await connected(no_window), 4
-        await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
-        assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
-        await peer.say(window_update(1, 1 << 20))
-        assert peer.replies()[1].data == message(LARGE) * sent
-        assert peer.connection.share.held == 0
-        await peer.say(frame(DATA, END_STREAM, 1))
-        assert peer.replies()[1].status == OK
-
-    run(scenario())
+    no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
+    peer, sent = await connected(no_window), 4
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
+    assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
+    await peer.say(window_update(1, 1 << 20))
+    assert peer.replies()[1].data == message(LARGE) * sent
+    assert peer.connection.share.held == 0
+    await peer.say(frame(DATA, END_STREAM, 1))
+    assert peer.replies()[1].status == OK
 
 
-def test_answers_that_are_there_at_once() -> None:
+@asynchronous
+async def test_answers_that_are_there_at_once() -> None:
     """Answers larger than their messages, ready in one turn, count right beside a message in work."""
-
-    async def scenario() -> None:
-        peer, waiting = await connected(), message(b"wait" + LARGE)
-        await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[message(b"large")] * 3, waiting)])
-        assert peer.replies()[1].data == message(LARGE) * 3
-        assert PART <= peer.connection.share.held <= len(waiting)
-        await peer.say(reset(1))
-        assert peer.connection.share.held == 0
-
-    run(scenario())
+    peer, waiting = await connected(), message(b"wait" + LARGE)
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[message(b"large")] * 3, waiting)])
+    assert peer.replies()[1].data == message(LARGE) * 3
+    assert PART <= peer.connection.share.held <= len(waiting)
+    await peer.say(reset(1))
+    assert peer.connection.share.held == 0
 
 
-def test_messages_that_grow_when_they_are_inflated() -> None:
+@asynchronous
+async def test_messages_that_grow_when_they_are_inflated() -> None:
     """A message of a few bytes counts with what it becomes, of one call and of streams."""
+    peer, encoder = await connected(), Encoder()
+    message = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
+    bomb = gzip.compress(message)
+    grown = range(len(message), len(message) + len(bomb) + 1)
+    for stream, path in ((1, "/echo"), (3, "/talk"), (5, "/echo"), (7, "/talk")):
+        fields = encoder.encode(request_fields(path, grpc_encoding="gzip"))
+        data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
+        held = peer.connection.share.held
+        await peer.say(frame(HEADERS, END_HEADERS, stream, fields), data)
 
-    async def scenario() -> None:
-        peer, encoder = await connected(), Encoder()
-        message = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
-        bomb = gzip.compress(message)
-        grown = range(len(message), len(message) + len(bomb) + 1)
-        for stream, path in ((1, "/echo"), (3, "/talk"), (5, "/echo"), (7, "/talk")):
-            fields = encoder.encode(request_fields(path, grpc_encoding="gzip"))
-            data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
-            held = peer.connection.share.held
-            await peer.say(frame(HEADERS, END_HEADERS, stream, fields), data)
+        def counts(stream: int = stream, held: int = held) -> bool:
+            # While it is inflated, it counts with as much as it may become.
+            return stream in peer.replies() or peer.connection.share.held - held in grown
 
-            def counts(stream: int = stream, held: int = held) -> bool:
-                # While it is inflated, it counts with as much as it may become.
-                return stream in peer.replies() or peer.connection.share.held - held in grown
+        await until(counts, "the message to count")
+    assert {stream: reply.status for stream, reply in peer.replies().items()} == {5: 8, 7: 8}
+    await peer.say(reset(1), reset(3))
+    assert peer.connection.share.held == 0
 
-            await until(counts, "the message to count")
-        assert {stream: reply.status for stream, reply in peer.replies().items()} == {5: 8, 7: 8}
-        await peer.say(reset(1), reset(3))
+
+@asynchronous
+async def test_what_the_network_does_not_take() -> None:
+    """It counts while writing is paused; beyond the share the connection ends."""
+    peer = await connected()
+    for size, closed in ((SHARE, False), (SHARE + 1, True)):
+        peer.wire.buffered = size
+        peer.connection.pause_writing()
+        assert (peer.connection.share.held, peer.wire.closed) == (0 if closed else size, closed)
+        peer.connection.resume_writing()
         assert peer.connection.share.held == 0
 
-    run(scenario())
 
-
-def test_what_the_network_does_not_take() -> None:
-    """It counts while writing is paused; beyond the share the connection ends."""
-
-    async def scenario() -> None:
-        peer = await connected()
-        for size, closed in ((SHARE, False), (SHARE + 1, True)):
-            peer.wire.buffered = size
-            peer.connection.pause_writing()
-            assert (peer.connection.share.held, peer.wire.closed) == (0 if closed else size, closed)
-            peer.connection.resume_writing()
-            assert peer.connection.share.held == 0
-
-    run(scenario())
-
-
-def test_a_connection_that_ends_gives_all_back() -> None:
+@asynchronous
+async def test_a_connection_that_ends_gives_all_back() -> None:
     """Whatever it held."""
-
-    async def scenario() -> None:
-        peer = await connected()
-        await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, message(b"wait" + LARGE))] * 4)
-        assert peer.connection.share.held > 4 * PART
-        peer.connection.connection_lost(None)
-        assert peer.budget.used == peer.connection.share.held == 0
-
-    run(scenario())
+    peer = await connected()
+    await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, message(b"wait" + LARGE))] * 4)
+    assert peer.connection.share.held > 4 * PART
+    peer.connection.connection_lost(None)
+    assert peer.budget.used == peer.connection.share.held == 0

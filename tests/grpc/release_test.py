@@ -16,7 +16,7 @@ from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fr
 from serving.settings import Settings
 from tests.support.grpc_peer import Peer, call, talk
 from tests.support.http2 import START, request_fields
-from tests.support.waiting import until
+from tests.support.waiting import asynchronous, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -124,29 +124,23 @@ def garbage() -> Iterator[Callable[[], list[object]]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_leaves_nothing(way: str, garbage: Callable[[], list[object]]) -> None:
+@asynchronous
+async def test_a_call_leaves_nothing(way: str, garbage: Callable[[], list[object]]) -> None:
     """Neither message nor call nor error waits for a collection, which hardly ever comes."""
-
-    async def run() -> None:
-        peer = Peer(Settings(max_connection_age_s=0))
-        await peer.say(START)
-        await WAYS[way](peer)
-        peer.connection.connection_lost(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert garbage() == []
-
-    asyncio.run(run())
+    peer = Peer(Settings(max_connection_age_s=0))
+    await peer.say(START)
+    await WAYS[way](peer)
+    peer.connection.connection_lost(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert garbage() == []
 
 
-def test_an_idle_connection_keeps_no_message(garbage: Callable[[], list[object]]) -> None:
+@asynchronous
+async def test_an_idle_connection_keeps_no_message(garbage: Callable[[], list[object]]) -> None:
     """Neither the bytes that were read last nor what they held."""
-
-    async def run() -> None:
-        peer = Peer()
-        await peer.say(START, call(Encoder(), 1, b"one"))
-        held = [thing for thing in gc.get_objects() if type(thing) is BytesValue]
-        assert held == []
-        assert garbage() == []
-
-    asyncio.run(run())
+    peer = Peer()
+    await peer.say(START, call(Encoder(), 1, b"one"))
+    held = [thing for thing in gc.get_objects() if type(thing) is BytesValue]
+    assert held == []
+    assert garbage() == []

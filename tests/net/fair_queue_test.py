@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from serving.net.fair_queue import FairQueue
+from tests.support.waiting import asynchronous
 
 
 class Clock:
@@ -104,16 +105,13 @@ def test_work_that_fails_keeps_nobody_waiting() -> None:
     assert said == ["other"]
 
 
-def test_who_waits_for_a_turn_may_leave() -> None:
+@asynchronous
+async def test_who_waits_for_a_turn_may_leave() -> None:
     """The turn goes to the next."""
-
-    async def run() -> None:
-        queue = FairQueue()
-        first, second = (asyncio.ensure_future(queue.wait(0.001)) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        async with asyncio.timeout(10):
-            await second
-        assert first.cancelled()
-
-    asyncio.run(run())
+    queue = FairQueue()
+    first, second = (asyncio.ensure_future(queue.wait(0.001)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(10):
+        await second
+    assert first.cancelled()

@@ -10,36 +10,31 @@ import pytest
 
 from serving.errors import BodyTooLarge, BuffersFull
 from serving.net.requests import inflate, inflated
+from tests.support.waiting import asynchronous
 
 
-def test_a_turn_ends_with_its_thread() -> None:
+@asynchronous
+async def test_a_turn_ends_with_its_thread() -> None:
     """A client that leaves while its body grows does not let another one begin beside it."""
-
-    async def scenario() -> None:
-        turn, held = asyncio.Lock(), []
-        body = zlib.compress(bytes(64 << 20))
-        task = asyncio.create_task(inflate(turn, lambda size: not held.append(size), body, zlib.MAX_WBITS, 64 << 20))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-        assert turn.locked()
-        async with asyncio.timeout(30), turn:
-            assert held == [64 << 20]
-
-    asyncio.run(scenario())
+    turn, held = asyncio.Lock(), []
+    body = zlib.compress(bytes(64 << 20))
+    task = asyncio.create_task(inflate(turn, lambda size: not held.append(size), body, zlib.MAX_WBITS, 64 << 20))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert turn.locked()
+    async with asyncio.timeout(30), turn:
+        assert held == [64 << 20]
 
 
-def test_what_finds_no_room_gives_its_turn_back() -> None:
+@asynchronous
+async def test_what_finds_no_room_gives_its_turn_back() -> None:
     """And is not touched."""
-
-    async def scenario() -> None:
-        turn = asyncio.Lock()
-        with pytest.raises(BuffersFull):
-            await inflate(turn, lambda _: False, b"", zlib.MAX_WBITS, 1)
-        assert not turn.locked()
-
-    asyncio.run(scenario())
+    turn = asyncio.Lock()
+    with pytest.raises(BuffersFull):
+        await inflate(turn, lambda _: False, b"", zlib.MAX_WBITS, 1)
+    assert not turn.locked()
 
 
 def test_no_more_than_the_limit_is_decompressed() -> None:

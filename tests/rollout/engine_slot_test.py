@@ -23,9 +23,8 @@ from serving.scheduling.batcher import Policy
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
-from tests.support.engine_processes import asynchronous
 from tests.support.tasks import tiny_model, write_bundle
-from tests.support.waiting import until
+from tests.support.waiting import asynchronous, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

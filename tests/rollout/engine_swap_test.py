@@ -23,11 +23,11 @@ from serving.records import ModelIndex
 from serving.rollout.idle_priority import PERIOD_S, IdlePriority
 from tests.support.costs import constant, model_costs
 from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, run_request, text
-from tests.support.engine_processes import LOAD, SIZE, Listener, asynchronous, cancel, right, soon, submit
+from tests.support.engine_processes import LOAD, SIZE, Listener, cancel, right, soon, submit
 from tests.support.specs import model_spec
 from tests.support.stopping import is_stopped
 from tests.support.virtual_time import virtually
-from tests.support.waiting import until, wait_for
+from tests.support.waiting import asynchronous, until, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

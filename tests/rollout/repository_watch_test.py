@@ -11,7 +11,7 @@ import pytest
 
 from serving.errors import EngineLost, VersionRefused
 from serving.rollout.repository_watch import RepositoryWatch
-from tests.support.engine_processes import asynchronous
+from tests.support.waiting import asynchronous
 
 if TYPE_CHECKING:
     from pathlib import Path

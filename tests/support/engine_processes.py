@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +14,11 @@ from serving.records import Batch, BatchOutput, EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from serving.engine.process.remote_engine import RemoteEngine
     from serving.errors import BertserveError
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 SIZE = 8
@@ -38,14 +36,6 @@ def faulty(faults: Mapping[int, str]) -> dict[str, float | str]:
 
 
 LOAD = Load("fake", [BATCHED], threads=1, options=faulty(FAULTS))
-
-
-def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @wraps(test)
-    def run(*args: P.args, **keywords: P.kwargs) -> None:
-        asyncio.run(test(*args, **keywords))
-
-    return run
 
 
 async def soon(awaited: Awaitable[T]) -> T:

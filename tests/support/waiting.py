@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.05
 _SHARE = 0.1
 """Of the time waited so far, each pause: a look costs some milliseconds of CPU here and in the server."""
+
+
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test; see `virtually` for one that waits for timers alone."""
+
+    @wraps(test)
+    def run(*args: P.args, **keywords: P.kwargs) -> None:
+        asyncio.run(test(*args, **keywords))
+
+    return run
 
 
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 10.0) -> T:
