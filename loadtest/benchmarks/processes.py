@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -47,14 +50,23 @@ def proportional_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
-class PeakMemory:
-    """Watches the resident memory of a process and of everything that it started, within a `with` block."""
+def tree_bytes(pid: int) -> int:
+    """Resident memory of a process and of everything that it started."""
+    return sum(map(resident_bytes, [pid, *descendants(pid)]))
 
-    def __init__(self, pid: int, every_s: float) -> None:
-        self._pid, self._every_s = pid, every_s
+
+class Peaks:
+    """Looks at figures every so often, in seconds, within a `with` block.
+
+    Attributes:
+        seen: The largest value of each.
+    """
+
+    def __init__(self, every_s: float, **figures: Callable[[], float]) -> None:
+        self._every_s, self._figures = every_s, figures
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak_bytes = 0
+        self.seen = dict.fromkeys(figures, 0.0)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -66,8 +78,8 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._ended.wait(self._every_s):
-            pids = [self._pid, *descendants(self._pid)]
-            self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, pids)))
+            for name, figure in self._figures.items():
+                self.seen[name] = max(self.seen[name], figure())
 
 
 def machine_cpu_s() -> tuple[float, float]:

@@ -26,7 +26,7 @@ import msgspec
 from export.checkpoint.source import DEMO, find
 from export.errors import ExportError
 from export.recipe import FORMS, WAIVABLE
-from loadtest.benchmarks.processes import PeakMemory
+from loadtest.benchmarks.processes import Peaks, tree_bytes
 from loadtest.benchmarks.runner import Benchmark, Option, Page, Part
 from loadtest.benchmarks.show import figure, table
 from loadtest.errors import BenchError
@@ -109,7 +109,7 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
     stages, started, computed = [], time.perf_counter(), _children_cpu_s()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *options], **pipes) as child:
-        with PeakMemory(child.pid, _SAMPLE_S) as memory:
+        with Peaks(_SAMPLE_S, memory=partial(tree_bytes, child.pid)) as peaks:
             for line in child.stdout or ():
                 sys.stdout.write(line)
                 if stage := _STAGE.fullmatch(line):
@@ -134,7 +134,7 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
         ],
         "seconds": seconds,
         "cpu_seconds": _children_cpu_s() - computed,
-        "peak_bytes": memory.peak_bytes,
+        "peak_bytes": int(peaks.seen["memory"]),
         "stages": stages,
     }
 
