@@ -21,7 +21,7 @@ from loadtest.generator.frames import (
     window_update,
 )
 from serving.settings import Settings
-from tests.support.grpc_peer import Peer, call, talk
+from tests.support.grpc_peer import Peer, call, said, talk
 from tests.support.http2 import START, request_fields
 from tests.support.waiting import asynchronous, until
 
@@ -41,11 +41,6 @@ async def connected(start: bytes = START) -> Peer:
     return peer
 
 
-def message(value: bytes) -> bytes:
-    """What a call sends."""
-    return prefixed(BytesValue(value=value).SerializeToString())
-
-
 async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small") -> int:
     """A whole call, and its status."""
     await peer.say(call(encoder, stream, value))
@@ -56,7 +51,7 @@ async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small"
 async def test_messages_that_do_not_end() -> None:
     """Those that begin beyond a connection's share are refused; small calls are answered all the while."""
     peer, encoder = await connected(), Encoder()
-    begun = message(bytes(1 << 19))[:PART]
+    begun = said(bytes(1 << 19))[:PART]
     for stream in STREAMS:
         opened = frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields("/echo")))
         await peer.say(opened + frame(DATA, 0, stream, begun))
@@ -110,10 +105,10 @@ async def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
     no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
     peer, sent = await connected(no_window), 4
-    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, said(LARGE))] * sent)
     assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
     await peer.say(window_update(1, 1 << 20))
-    assert peer.replies()[1].data == message(LARGE) * sent
+    assert peer.replies()[1].data == said(LARGE) * sent
     assert peer.connection.share.held == 0
     await peer.say(frame(DATA, END_STREAM, 1))
     assert peer.replies()[1].status == OK
@@ -122,9 +117,9 @@ async def test_a_stream_whose_answers_are_not_read() -> None:
 @asynchronous
 async def test_answers_that_are_there_at_once() -> None:
     """Answers larger than their messages, ready in one turn, count right beside a message in work."""
-    peer, waiting = await connected(), message(b"wait" + LARGE)
-    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[message(b"large")] * 3, waiting)])
-    assert peer.replies()[1].data == message(LARGE) * 3
+    peer, waiting = await connected(), said(b"wait" + LARGE)
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[said(b"large")] * 3, waiting)])
+    assert peer.replies()[1].data == said(LARGE) * 3
     assert PART <= peer.connection.share.held <= len(waiting)
     await peer.say(reset(1))
     assert peer.connection.share.held == 0
@@ -169,7 +164,7 @@ async def test_what_the_network_does_not_take() -> None:
 async def test_a_connection_that_ends_gives_all_back() -> None:
     """Whatever it held."""
     peer = await connected()
-    await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, message(b"wait" + LARGE))] * 4)
+    await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, said(b"wait" + LARGE))] * 4)
     assert peer.connection.share.held > 4 * PART
     peer.connection.connection_lost(None)
     assert peer.budget.used == peer.connection.share.held == 0

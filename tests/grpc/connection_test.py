@@ -19,7 +19,7 @@ from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fr
 from serving.grpc.connection import GrpcConnection
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
-from tests.support.grpc_peer import Peer, Wire, call, talk
+from tests.support.grpc_peer import Peer, Wire, call, said, talk
 from tests.support.http2 import START, of_type, request_fields, split
 from tests.support.virtual_time import virtually
 
@@ -143,12 +143,12 @@ async def test_a_bidirectional_call_answers_message_by_message() -> None:
     peer = Peer()
     encoder = Encoder()
     first = talk(encoder, 1, b"one", b"two")
-    third = prefixed(BytesValue(value=b"three").SerializeToString())
+    third = said(b"three")
     await peer.say(START, first, frame(DATA, 0, 1, third[:4]))
     assert not peer.replies()[1].ended
     await peer.say(frame(DATA, END_STREAM, 1, third[4:]))
     reply = peer.replies()[1]
-    messages = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two", b"three"))
+    messages = b"".join(said(value) for value in (b"one", b"two", b"three"))
     assert reply.data == messages
     assert reply.ended
 
@@ -158,7 +158,7 @@ def test_an_error_ends_a_bidirectional_call() -> None:
     encoder = Encoder()
     peer = exchange(START, talk(encoder, 1, b"one", b"refuse", b"three", flags=END_STREAM))
     reply = peer.replies()[1]
-    assert reply.data == prefixed(BytesValue(value=b"one").SerializeToString())
+    assert reply.data == said(b"one")
     assert reply.ended
     assert [error.reason for error in peer.errors] == ["overloaded"]
 
@@ -201,11 +201,11 @@ async def test_a_drain_ends_quiet_bidirectional_calls() -> None:
     await peer.say(START, talk(encoder, 1, b"one"))
     peer.connection.drain()
     assert not peer.replies()[1].ended
-    second = frame(DATA, 0, 1, prefixed(BytesValue(value=b"two").SerializeToString()))
+    second = frame(DATA, 0, 1, said(b"two"))
     await peer.say(second, talk(encoder, 3, b"three"))
     await peer.say(heard(peer))
     replies = peer.replies()
-    both = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in (b"one", b"two"))
+    both = b"".join(said(value) for value in (b"one", b"two"))
     assert (replies[1].data, replies[1].ended) == (both, True)
     assert (BytesValue.FromString(replies[3].message).value, replies[3].ended) == (b"three", True)
     assert [error.reason for error in peer.errors] == ["not_ready", "not_ready"]
@@ -243,7 +243,7 @@ async def test_a_drain_refuses_more_calls_after_its_time() -> None:
     await peer.say(call(encoder, 5, b"three"))
     assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
     assert not peer.connection.h2.finished
-    await peer.say(frame(DATA, END_STREAM, 3, prefixed(BytesValue(value=b"two").SerializeToString())))
+    await peer.say(frame(DATA, END_STREAM, 3, said(b"two")))
     replies = peer.replies()
     assert BytesValue.FromString(replies[1].message).value == b"one"
     assert (replies[1].status, replies[3].status) == (14, 0)
@@ -330,7 +330,7 @@ def test_a_reply_that_is_taken_slowly() -> None:
 
     async def run(taken: int) -> int:
         peer = Peer()
-        message = prefixed(BytesValue(value=bytes(15_000)).SerializeToString())
+        message = said(bytes(15_000))
         await peer.say(START, talk(Encoder(), 1), *[frame(DATA, 0, 1, message)] * 8, frame(DATA, END_STREAM, 1))
         for second in range(200):
             peer.connection.tick(1.0)
@@ -354,7 +354,7 @@ async def test_a_connection_too_old_lets_bidirectional_calls_go_on() -> None:
     await peer.say(START, frame(HEADERS, END_HEADERS, 1, encoder.encode(request_fields("/talk"))))
     peer.connection.tick(2 * Settings().max_connection_age_s)
     assert len(of_type(GoAwayFrame, peer.frames())) == 1
-    await peer.say(frame(DATA, 0, 1, prefixed(BytesValue(value=b"still here").SerializeToString())))
+    await peer.say(frame(DATA, 0, 1, said(b"still here")))
     assert BytesValue.FromString(peer.replies()[1].message).value == b"still here"
     assert not peer.replies()[1].ended
     peer.connection.drain()
@@ -383,7 +383,7 @@ async def test_cancels_leave_a_neighbour_alone() -> None:
     """400 calls a second that are given up, for seconds, and a call beside them is answered."""
     peer = Peer()
     encoder = Encoder()
-    neighbour = prefixed(BytesValue(value=b"neighbour").SerializeToString())
+    neighbour = said(b"neighbour")
     head = encoder.encode(request_fields("/echo"))
     await peer.say(START, frame(HEADERS, END_HEADERS, 1, head))
     for second in range(8):

@@ -14,7 +14,7 @@ from hpack import Encoder
 
 from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
 from serving.settings import Settings
-from tests.support.grpc_peer import Peer, call, talk
+from tests.support.grpc_peer import Peer, call, said, talk
 from tests.support.http2 import START, request_fields
 from tests.support.waiting import asynchronous, until
 
@@ -50,7 +50,7 @@ async def miss_a_deadline(peer: Peer) -> None:
 
 async def take_nothing(peer: Peer) -> None:
     """Asks for more than the window takes, and never takes it."""
-    message = prefixed(BytesValue(value=bytes(15_000)).SerializeToString())
+    message = said(bytes(15_000))
     await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message)] * 6)
     for _ in range(20):
         peer.connection.tick(1.0)

@@ -20,7 +20,7 @@ from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
-from tests.support.grpc_peer import Wire
+from tests.support.grpc_peer import Wire, said
 from tests.support.http2 import Reply, hear, request_fields
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Client:
         stream = self._h2.get_next_available_stream_id()
         mine = [("x-request-id", f"r{stream}"), ("endpoint-load-metrics-format", "BIN")]
         self._h2.send_headers(stream, [*request_fields(case.path), *mine, *case.fields])
-        data = prefixed(BytesValue(value=case.wanted.encode()).SerializeToString()) if case.data is None else case.data
+        data = said(case.wanted.encode()) if case.data is None else case.data
         self._h2.send_data(stream, data, end_stream=True)
         replies: dict[int, Reply] = {}
         for _ in range(100):
@@ -172,7 +172,7 @@ def test_what_cannot_even_be_refused_is_reset(
         monkeypatch.setattr("serving.grpc.calls.error_trailers", fail)
         stream = client._h2.get_next_available_stream_id()
         client._h2.send_headers(stream, request_fields("/one"))
-        client._h2.send_data(stream, prefixed(BytesValue(value=b"refuse").SerializeToString()), end_stream=True)
+        client._h2.send_data(stream, said(b"refuse"), end_stream=True)
         client._connection.data_received(client._h2.data_to_send())
         for _ in range(5):
             await asyncio.sleep(0)

@@ -122,14 +122,19 @@ class Peer:
         return replies.streams
 
 
+def said(value: bytes) -> bytes:
+    """A message of a method, as it is framed."""
+    return prefixed(BytesValue(value=value).SerializeToString())
+
+
 def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
     """A call of `echo`."""
     fields = encoder.encode(request_fields("/echo", **changes))
-    data = prefixed(BytesValue(value=value).SerializeToString())
+    data = said(value)
     return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
 
 
 def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
     fields = encoder.encode(request_fields("/talk"))
-    data = b"".join(prefixed(BytesValue(value=value).SerializeToString()) for value in values)
+    data = b"".join(said(value) for value in values)
     return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)
