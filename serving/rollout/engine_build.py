@@ -67,11 +67,11 @@ class EngineBuilder:
         """Ends the build under way and allows no more."""
         if self._end_by is None:  # once: a second signal would interrupt its clearing up
             self._end_by = time.monotonic() + _END_S
-            if self._process is not None:
-                self._process.terminate()
+            if (process := self._process) is not None:
+                process.terminate()
 
     def close(self) -> None:
         """Stops, and waits up to `_END_S` until the build has removed what it wrote."""
         self.stop()
-        if self._process is not None and self._end_by is not None:
-            self._process.kill_after(max(0.0, self._end_by - time.monotonic()))
+        if (process := self._process) is not None and self._end_by is not None:
+            process.kill_after(max(0.0, self._end_by - time.monotonic()))
