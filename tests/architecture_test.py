@@ -21,7 +21,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "settings", "options", "errors", "records", "lifecycle", "logs", "host", "cgroups"),
-    *("unawaited", "progress"),
+    *("unawaited", "progress", "children"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -34,6 +34,7 @@ ARROWS = {
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
+    "children": "",
     "security": "errors",
     "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
@@ -43,17 +44,18 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records host logs scheduling.cost",
+    "engine": "errors unawaited records children host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
+    "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     "tei": "errors records settings models engine.specs inference oip tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference telemetry",
+    "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference"
+    " telemetry",
     # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
     # chooses one, without wires and queues.
     "bulk": "errors records options host progress settings logs fields tasks models engine inference"
@@ -74,7 +76,8 @@ ARROWS = {
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.progress"
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.children serving.host"
+    " serving.progress"
     " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).

@@ -6,7 +6,6 @@ import hashlib
 import json
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.checkpoint.other_kinds import instead_of_weights
 from export.errors import ExportError, NoRoomError
+from serving.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,9 +138,8 @@ def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, A
         ExportError: It is no such file.
     """
     where = f"checkpoint {file.parent}: {file.name}"
-    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
-    command = [sys.executable, "-P", "-m", "export.checkpoint.unpickle", str(file.absolute()), str(target)]
-    command += ["training"] if training else []
+    words = [str(file.absolute()), str(target), *(["training"] if training else [])]
+    command = module_command("export.checkpoint.unpickle", *words)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == -signal.SIGKILL:
         raise NoRoomError(f"{where} could not be read: the system ended its reader, most likely for want of memory")

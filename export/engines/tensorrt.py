@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import msgspec
 from export.engines import free_space
 from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
 from export.errors import ExportError, NoRoomError
+from serving.children import module_command
 from serving.engine.specs import DATA_SUFFIX, EngineBuild, ShapeProfile
 from serving.host import available_cpus
 from serving.models.manifest import GPUS, Artifact
@@ -152,8 +152,7 @@ def target_of(compute_capability: str) -> Target:
 
 
 def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
-    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
-    command = [sys.executable, "-P", "-m", "export.engines.tensorrt_builder", msgspec.json.encode(order).decode()]
+    command = module_command("export.engines.tensorrt_builder", msgspec.json.encode(order).decode())
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             answer = _last_answer(process, count)

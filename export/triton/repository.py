@@ -11,7 +11,6 @@ The text model takes and answers on Triton what the server does under the same n
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from export.errors import ExportError
 from serving.models.manifest import TOKENIZER
-from serving.models.staging_dir import StagingDir
+from serving.models.staging_dir import StagingDir, sync
 from serving.models.verified_dir import digest
 from serving.records import POSITIONS
 from serving.scheduling.cost import bucket_for
@@ -315,8 +314,7 @@ def _staging(out: Path) -> StagingDir:
 def _publish(staged: Path, out: Path, names: Sequence[str]) -> None:
     """Moves the models into place: in one step where `out` is new, else one by one in their order."""
     for path in (path for path in staged.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
     if not out.exists():
         staged.rename(out)
         return

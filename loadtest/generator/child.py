@@ -32,19 +32,19 @@ def module_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def module_process(module: str, *, text: bool = False) -> subprocess.Popen[Any]:
+    """`python -m module`, asked through its standard input and answering on its standard output."""
+    command, pipe = [sys.executable, "-m", module], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=text, env=module_environment())
+
+
 class Child:
     """The asking end. Leaving its `with` block ends the process."""
 
     def __init__(self, module: str) -> None:
         """Starts `python -m module`, which must call `answer`."""
         self._module = module
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=module_environment(),
-        )
+        self._process = module_process(module, text=True)
 
     def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  whatever JSON holds
         """Asks one thing and waits for the answer.

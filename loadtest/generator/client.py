@@ -11,9 +11,10 @@ from loadtest.errors import BenchError
 from loadtest.generator.child import answer
 from loadtest.generator.closed_loop import Lane, connect, measure
 from loadtest.generator.forms import FORMS
+from loadtest.generator.frames import prefixed
 from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
 from loadtest.generator.http1 import HttpWire, post_bytes
-from loadtest.generator.http2 import GrpcWire, prefixed
+from loadtest.generator.http2 import GrpcWire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.frames import prefixed
 from loadtest.generator.grpc_messages import METHOD, fields_in, string_message
 from loadtest.generator.http1 import get_bytes, post_bytes
-from loadtest.generator.http2 import prefixed
 from loadtest.generator.routes import OUTPUTS
 
 if TYPE_CHECKING:

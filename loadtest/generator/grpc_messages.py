@@ -26,7 +26,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _field(number: int, data: bytes) -> bytes:
+def bytes_field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | _BYTES_FIELD) + _varint(len(data)) + data
 
 
@@ -47,14 +47,17 @@ def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str 
         identity: The request's id; empty: none.
         timeout_us: The deadline, in microseconds; 0: none.
     """
-    named = _field(1, model.encode()) + (_field(3, identity.encode()) if identity else b"")
+    named = bytes_field(1, model.encode()) + (bytes_field(3, identity.encode()) if identity else b"")
     if timeout_us:
-        named += _field(4, _field(1, b"timeout") + _field(2, _INT64_PARAMETER + _varint(timeout_us)))
+        named += bytes_field(4, bytes_field(1, b"timeout") + bytes_field(2, _INT64_PARAMETER + _varint(timeout_us)))
     inputs = [
-        _field(5, _field(1, name.encode()) + _field(2, b"BYTES") + _field(3, _varint(len(texts)) + _varint(1)))
+        bytes_field(
+            5,
+            bytes_field(1, name.encode()) + bytes_field(2, b"BYTES") + bytes_field(3, _varint(len(texts)) + _varint(1)),
+        )
         for name, texts in tensors.items()
     ]
-    return b"".join((named, *inputs, *(_field(7, bytes_tensor(texts)) for texts in tensors.values())))
+    return b"".join((named, *inputs, *(bytes_field(7, bytes_tensor(texts)) for texts in tensors.values())))
 
 
 def bytes_tensor(texts: Sequence[str]) -> bytes:
@@ -65,7 +68,7 @@ def bytes_tensor(texts: Sequence[str]) -> bytes:
 
 def string_message(**fields: str) -> bytes:
     """A message of texts alone, each called after its number: `string_message(f1="minilm")`."""
-    return b"".join(_field(int(name[1:]), value.encode()) for name, value in fields.items())
+    return b"".join(bytes_field(int(name[1:]), value.encode()) for name, value in fields.items())
 
 
 def fields_in(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -124,7 +127,7 @@ class ReplyCheck:
     def __init__(self, hidden_size: int) -> None:
         """Expects vectors of so many numbers."""
         self._format = struct.Struct(f"<{hidden_size}f")
-        self._start = _field(6, bytes(self._format.size))[: -self._format.size]
+        self._start = bytes_field(6, bytes(self._format.size))[: -self._format.size]
         self._tail = len(self._start) + self._format.size
         self._size = 0
 

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 from loadtest.errors import BenchError
 from loadtest.generator.forms import v2_request
+from loadtest.generator.frames import prefixed
 from loadtest.generator.grpc_messages import METHOD, infer_bytes
 from loadtest.generator.http1 import HttpWire, post_bytes
-from loadtest.generator.http2 import GrpcWire, prefixed
+from loadtest.generator.http2 import GrpcWire
 from loadtest.generator.routes import OUTPUTS, PLAIN, route
 from loadtest.generator.texts import fields_of
 from loadtest.generator.tls import Tls

@@ -10,18 +10,13 @@ import contextlib
 import re
 import select
 import socket
-import struct
 import sys
 
-from loadtest.generator.http2 import header_block, prefixed
+from loadtest.generator import frames
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, frame, header_block, prefixed
 
 _NUMBERS = 384
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_FRAME = struct.Struct(">HBBBI")
-_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
-_END_STREAM = _ACK = 1
-_END_HEADERS = 4
-_PREFACE_BYTES = 24
 _READ_BYTES = 1 << 16
 
 
@@ -33,22 +28,14 @@ def _http_reply() -> bytes:
 
 
 _HTTP_REPLY = _http_reply()
-_HEAD = header_block([(":status", "200"), ("content-type", "application/grpc")])
-_TAIL = header_block(
+_HEADER_BLOCK = header_block([(":status", "200"), ("content-type", "application/grpc")])
+_TRAILERS = header_block(
     [("grpc-status", "0"), *((f"bertserve-{stage}-us", "0") for stage in ("tokenize", "queue", "compute", "total"))]
 )
 _VECTOR = b"\x32\x80\x0c"
 """Field 6 of a `ModelInferResponse`, `raw_output_contents`, of 1536 bytes."""
 
 _MESSAGE = prefixed(_VECTOR + bytes(4 * _NUMBERS))
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
-
-
-_WIDE_WINDOW = _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 2**16))
-"""Room for more than a client sends while it is measured: 2 GB."""
 
 
 class _Peer:
@@ -68,8 +55,8 @@ class _Peer:
         if self._is_http2 is None:
             self._is_http2 = self._data.startswith(b"PRI ")
             if self._is_http2:
-                self._data = self._data[_PREFACE_BYTES:]
-                self.connection.sendall(_frame(_SETTINGS, 0, 0, b"") + _WIDE_WINDOW)
+                self._data = self._data[len(PREFACE) :]
+                self.connection.sendall(frames.settings() + frames.window_update(0, frames.LARGEST - frames.WINDOW))
         if replies := self._http2() if self._is_http2 else self._http1():
             self.connection.sendall(replies)
         return True
@@ -86,22 +73,17 @@ class _Peer:
         return replies
 
     def _http2(self) -> bytes:
-        replies, at, end = b"", 0, len(self._data)
-        while end - at >= _FRAME.size:
-            high, low, kind, flags, stream = _FRAME.unpack_from(self._data, at)
-            stop = at + _FRAME.size + (high << 8 | low)
-            if stop > end:
-                break
-            if kind == _DATA and flags & _END_STREAM:
+        replies = b""
+        found, self._data = frames.split(self._data)
+        for kind, flags, stream, payload in found:
+            if kind == DATA and flags & END_STREAM:
                 replies += (
-                    _frame(_HEADERS, _END_HEADERS, stream, _HEAD)
-                    + _frame(_DATA, 0, stream, _MESSAGE)
-                    + _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _TAIL)
+                    frame(HEADERS, END_HEADERS, stream, _HEADER_BLOCK)
+                    + frame(DATA, 0, stream, _MESSAGE)
+                    + frame(HEADERS, END_HEADERS | END_STREAM, stream, _TRAILERS)
                 )
-            elif kind in {_SETTINGS, _PING} and not flags & _ACK:
-                replies += _frame(kind, _ACK, 0, self._data[at + _FRAME.size : stop] if kind == _PING else b"")
-            at = stop
-        self._data = self._data[at:]
+            elif kind in {frames.SETTINGS, frames.PING} and not flags & frames.ACK:
+                replies += frame(kind, frames.ACK, 0, payload if kind == frames.PING else b"")
         return replies
 
 

@@ -9,19 +9,18 @@ import math
 import os
 import select
 import selectors
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from loadtest.errors import BenchError
-from loadtest.generator.child import module_environment
+from loadtest.generator.child import module_process
 from loadtest.generator.records import READY, ChunkReader
 from loadtest.generator.scenario import Phase
 from loadtest.report.result import Result
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Sequence
 
     from loadtest.generator.messages import Target
@@ -114,7 +113,7 @@ def run(
     readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        processes = [stack.enter_context(_process(module)) for _ in range(count)]
+        processes = [stack.enter_context(module_process(module)) for _ in range(count)]
         for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, index))
@@ -150,10 +149,7 @@ def measure_generator(target: Target, load: Load, result: Result) -> None:
         BenchError: A generator failed.
     """
     peak = dataclasses.replace(load.scenario, phases=(Phase(_NULL_S, 1, 1),))
-    command = [sys.executable, "-m", "loadtest.generator.null_server"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=module_environment()
-    ) as server:
+    with module_process("loadtest.generator.null_server", text=True) as server:
         try:
             port = int(server.stdout.readline()) if server.stdout else 0
             empty = dataclasses.replace(target, host="127.0.0.1", port=port, tls=None)
@@ -163,11 +159,6 @@ def measure_generator(target: Target, load: Load, result: Result) -> None:
             server.kill()
     result.generator.null = found.latency
     result.generator.null_late = found.generator.late
-
-
-def _process(module: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", module]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=module_environment())
 
 
 def _job(target: Target, load: Load, index: int) -> dict[str, object]:

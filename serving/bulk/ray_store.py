@@ -30,6 +30,7 @@ from serving.bulk.answers import plain
 from serving.bulk.errors import BatchError
 from serving.bulk.files import lock, move
 from serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
+from serving.models.staging_dir import sync
 from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
@@ -156,10 +157,8 @@ class RayJobStore:
     def _write(self, path: Path, data: bytes) -> None:
         staged = self._staging / uuid.uuid4().hex
         try:
-            with staged.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            staged.write_bytes(data)
+            sync(staged)
             move(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)

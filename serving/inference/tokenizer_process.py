@@ -7,7 +7,6 @@ own request. The process of the server never compiles such a rule.
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import weakref
 from array import array
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from serving.children import module_command
 from serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
 from serving.inference.requests import Token
 from serving.records import AlignedText, EncodedChunk, EncodedText
@@ -125,9 +125,8 @@ class TokenizerProcess:
     def _start(self) -> Connection:
         pipe, theirs = Pipe()
         with theirs:
-            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "serving.inference.tokenizer_worker", str(theirs.fileno())],
+                module_command("serving.inference.tokenizer_worker", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -8,21 +8,18 @@ What the process is made of meets here: of all the engine room only this file kn
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
+
+from serving.children import end_with_parent
 
 STARTED = bytes((0, 0, 0, 0, 9, *bytes(11)))
 """The frame STARTED of `wire`, written out because importing `wire` takes too long here."""
 
-PR_SET_PDEATHSIG = 1
-"""Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
-
 
 def main(descriptors: list[int]) -> None:
     """Becomes the worker; does not return. `descriptors` are those of `worker.main`."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     try:
         os.write(descriptors[0], STARTED)
     except OSError:  # the server has ended meanwhile

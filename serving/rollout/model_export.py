@@ -1,13 +1,11 @@
 """`bertserve serve --model-id`: exports a model into the cache where it is not there yet, by `bertserve export`.
 
-That runs in a process of its own, so that the server never holds PyTorch, and ends with the server: `python -m
-serving.rollout.model_export PID ARGUMENTS` becomes it. Its `--if-changed` finds what is there, and of several starts at
-once lets one do the work.
+That runs in a process of its own, so that the server never holds PyTorch. Its `--if-changed` finds what is there, and
+of several starts at once lets one do the work.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from serving import host
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
-from serving.rollout.engine_build import end_with
+from serving.rollout.verb_process import VerbProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,25 +67,20 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
     home, started = home_of(settings), time.monotonic()
     options = ["--out", str(home.models), "--if-changed", *_options(settings), "--", settings.model_id]
     log.info("the model %s: looking for its export in %s", settings.model_id, home.models)
-    as_json = settings.log_format == "json"
-    with subprocess.Popen(
-        # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-        [sys.executable, "-P", "-m", __name__, str(os.getpid()), *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if as_json else None,
-        text=True,
-        errors="replace",
-        env={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
-        # Ctrl-C at a terminal would reach it a second time.
-        start_new_session=True,
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                if line.strip():
-                    log.info("%s", " ".join(line.split()))
-            status = process.wait()
-        finally:
-            _end(process)
+    process = VerbProcess(
+        *("export", *options),
+        environment={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
+        stdout=subprocess.PIPE if settings.log_format == "json" else None,
+    )
+    try:
+        for line in process.lines():
+            log.info("%s", line)
+        status = process.wait()
+    finally:
+        if process.runs:
+            process.terminate()
+            process.kill_after(_END_S)
+            process.wait()
     if status < 0:
         killed = f"its export was killed by {signal.Signals(-status).name}"
         advice = "; it may need more memory" if status == -signal.SIGKILL else ""
@@ -118,25 +111,3 @@ def _graph(settings: Settings) -> list[str]:
     if not settings.build_engine:
         return []
     return ["--tensorrt", "graph", *(["--tensorrt-precision", "int8"] if settings.precision == "int8" else [])]
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends an export that is still under way, with time to remove what it has written."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def become(parent: str, *arguments: str) -> None:
-    """Turns this process, a child of `parent`, into `bertserve export`; does not return."""
-    end_with(parent)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "bertserve", "export", *arguments])  # noqa: S606  wants no shell
-
-
-if __name__ == "__main__":
-    become(*sys.argv[1:])

@@ -12,13 +12,13 @@ import json
 import logging
 import re
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from serving import host
+from serving.children import module_command
 from serving.engine.kinds import engine_for
 from serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
 
@@ -122,8 +122,7 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
     """Whether artifacts may be served and what was found, by file; else why not."""
     if not host.installed("safetensors"):
         return {}, host.installing("verify")
-    # `-P` keeps the working directory off the module path: a folder named `export` must not be run.
-    command = [sys.executable, "-P", "-m", "export.proof.sample", str(bundle), str(threads), *files]
+    command = module_command("export.proof.sample", str(bundle), str(threads), *files)
     try:
         done = subprocess.run(
             command,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from loadtest.generator.frames import prefixed
 from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers
 from tests.support.foreign import CLIENTS, h2load, missing
-from tests.support.http2 import prefixed
 from tests.support.models import NAME
 from tests.support.server import FAKE
 from tests.support.skips import SHARED, needs_shared

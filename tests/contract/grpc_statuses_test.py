@@ -16,8 +16,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
+from h2.errors import ErrorCodes
 
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PROTOCOL_ERROR, RawHttp2, frame, request_fields
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from tests.support.http2 import RawHttp2, request_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +172,7 @@ def ask(address: str, row: Row, connection: RawHttp2 | None = None, stream: int 
     frames += [frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part) for part in parts]
     connection.send(b"".join(frames))
     reply = connection.reply(stream)
-    if reply.reset == PROTOCOL_ERROR and not reply.fields:
+    if reply.reset == ErrorCodes.PROTOCOL_ERROR and not reply.fields:
         return RESET, 0, {}
     return reply.status, int(reply.fields.get(":status", 0)), reply.fields
 

@@ -13,8 +13,11 @@ import openai
 import pytest
 import tritonclient.utils
 from google.protobuf import descriptor_pb2
+from h2.errors import ErrorCodes
+from hyperframe.frame import HeadersFrame
 
 import serving
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
 from serving.grpc.services import reflection_pb2
 from serving.security.keys import ApiKeys
 from serving.security.watch import FileWatch
@@ -31,17 +34,7 @@ from tests.support.clients import (
     post_json,
 )
 from tests.support.credentials import FIRST, SECOND, THIRD, WRONG, bearer, write_keys
-from tests.support.http2 import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PROTOCOL_ERROR,
-    RawHttp2,
-    frame,
-    prefixed,
-    request_fields,
-)
+from tests.support.http2 import RawHttp2, request_fields
 from tests.support.models import NAME
 from tests.support.server import Server
 from tests.support.tables import Tables
@@ -98,7 +91,7 @@ def grpc_code(address: str, call: str, key: str | None) -> str:
         block = frame(HEADERS, END_HEADERS, 1, connection.block(fields))
         connection.send(block + frame(DATA, END_STREAM, 1, prefixed(b"")))
         if call in ENDLESS_CALLS:
-            arrived = connection.replies.take(connection.await_frame(HEADERS))
+            arrived = connection.replies.take(connection.await_frame(HeadersFrame))
             return "OK" if arrived.status < 0 else grpc.StatusCode(_code(arrived.status)).name
         return _code(connection.reply(1).status)[1].upper().replace(" ", "_")
 
@@ -258,7 +251,7 @@ def test_row_34_how_a_key_is_sent(server: Server, value: str, status: int) -> No
         connection.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, connection.block(raw)))
         reply = connection.reply(1)
         if value != value.strip():
-            assert reply.reset == PROTOCOL_ERROR
+            assert reply.reset == ErrorCodes.PROTOCOL_ERROR
         else:
             assert reply.status == (0 if status == 200 else UNAUTHENTICATED)
 

@@ -18,16 +18,19 @@ import grpc
 import h11
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from h2.errors import ErrorCodes
+from hyperframe.frame import GoAwayFrame, PingFrame
 
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import PREFACE, frame, settings
 from serving.net.lingering_close import LingeringClose
-from tests.support import http2
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, http_call, metric, metrics
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.engines import engine_of, kill_engine
 from tests.support.grpc_peer import Wire
-from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
+from tests.support.http2 import RawHttp2
 from tests.support.server import FAKE, START_LIMIT_S, Server, refused_start
 from tests.support.waiting import until, wait_for
 
@@ -52,14 +55,14 @@ def test_grpc_connection_that_is_old_enough(aging_server: Server) -> None:
     with RawHttp2(aging_server.grpc) as connection:
         connection.call(1, b"", LIVE)
         assert connection.reply(1).status == 0
-        farewell = connection.await_frame(http2.GOAWAY)
-        ping = connection.await_frame(http2.PING)
-        assert farewell.payload[:8] == ANY_STREAM.to_bytes(4, "big") + bytes(4)
+        farewell = connection.await_frame(GoAwayFrame)
+        ping = connection.await_frame(PingFrame)
+        assert (farewell.last_stream_id, farewell.error_code) == (ANY_STREAM, ErrorCodes.NO_ERROR)
         connection.call(3, b"", LIVE)  # was on its way
         assert connection.reply(3).status == 0
-        connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
-        last = connection.await_frame(http2.GOAWAY)
-        assert last.payload[:8] == (3).to_bytes(4, "big") + bytes(4)
+        connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
+        last = connection.await_frame(GoAwayFrame)
+        assert (last.last_stream_id, last.error_code) == (3, ErrorCodes.NO_ERROR)
         assert list(connection.frames()) == []
 
 
@@ -136,7 +139,7 @@ def open_files(pid: int) -> int:
         pytest.param("http", b"", marks=pytest.mark.long),
         ("http", ASKED),
         pytest.param("grpc", b"", marks=pytest.mark.long),
-        pytest.param("grpc", PREFACE + frame(SETTINGS, 0, 0), marks=pytest.mark.long),
+        pytest.param("grpc", PREFACE + settings(), marks=pytest.mark.long),
     ],
 )
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:

@@ -14,14 +14,25 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from h2.errors import ErrorCodes
+from hyperframe.frame import (
+    DataFrame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support import http2
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, settings
 from tests.support.certificates import open_channel
 from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor, metric
 from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawHttp2, frame, prefixed, request_fields
+from tests.support.http2 import BREACHES, RawHttp2, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, elapsed
 from tests.support.waiting import wait_for
@@ -92,8 +103,7 @@ def test_a_call(connection: RawHttp2, models: Path) -> None:
 
 def test_the_server_says_what_it_takes(connection: RawHttp2) -> None:
     """SETTINGS: streams at a time, and the size of headers."""
-    payload = connection.await_frame(http2.SETTINGS).payload
-    assert dict(struct.iter_unpack(">HI", payload)) == {3: 256, 6: 16_384}
+    assert connection.await_frame(SettingsFrame).settings == {3: 256, 6: 16_384}
 
 
 def test_many_calls_on_one_connection(connection: RawHttp2) -> None:
@@ -123,19 +133,19 @@ def test_large_calls_side_by_side(fake_server: Server) -> None:
 
 def padded(connection: RawHttp2) -> Iterator[bytes]:
     """Padding and priority are no part of what is said."""
-    flags = END_HEADERS | http2.PADDED | http2.PRIORITISED
+    flags = END_HEADERS | wire.PADDED | wire.PRIORITISED
     yield frame(HEADERS, flags, 1, b"\x07\0\0\0\0\x10" + connection.block() + b"\0" * 7)
     message = prefixed(infer(["padded " * 20]))
     for at in range(0, len(message), 10):
-        yield frame(DATA, http2.PADDED, 1, b"\xff" + message[at : at + 10] + b"\0" * 255)
-    yield frame(DATA, END_STREAM | http2.PADDED, 1, b"\x02\0\0")
+        yield frame(DATA, wire.PADDED, 1, b"\xff" + message[at : at + 10] + b"\0" * 255)
+    yield frame(DATA, END_STREAM | wire.PADDED, 1, b"\x02\0\0")
 
 
 def headers_in_pieces(connection: RawHttp2) -> Iterator[bytes]:
     """A header block may go on in CONTINUATION frames."""
     block = connection.block()
-    yield frame(HEADERS, 0, 1, block[:5]) + frame(http2.CONTINUATION, 0, 1, block[5:6])
-    yield frame(http2.CONTINUATION, END_HEADERS, 1, block[6:]) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
+    yield frame(HEADERS, 0, 1, block[:5]) + frame(wire.CONTINUATION, 0, 1, block[5:6])
+    yield frame(wire.CONTINUATION, END_HEADERS, 1, block[6:]) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
 
 
 def trailers(connection: RawHttp2) -> Iterator[bytes]:
@@ -146,8 +156,8 @@ def trailers(connection: RawHttp2) -> Iterator[bytes]:
 
 def unknown_frames(connection: RawHttp2) -> Iterator[bytes]:
     """Unknown types, PRIORITY, unknown settings and a GOAWAY of the client's are ignored."""
-    yield frame(0xFA, 0xFF, 77, b"grease") + frame(http2.PRIORITY, 0, 5, b"\0\0\0\0\x10")
-    yield http2.setting(0xFABA, 7) + frame(http2.GOAWAY, 0, 0, b"\0" * 8)
+    yield frame(0xFA, 0xFF, 77, b"grease") + frame(wire.PRIORITY, 0, 5, b"\0\0\0\0\x10")
+    yield settings((0xFABA, 7)) + frame(wire.GOAWAY, 0, 0, b"\0" * 8)
     yield headers(connection, 1) + frame(DATA, END_STREAM, 1, prefixed(infer(["x"])))
 
 
@@ -166,8 +176,9 @@ def test_ways_to_send_a_call(connection: RawHttp2, sent: Callable[[RawHttp2], It
 
 
 def test_a_ping_is_answered(connection: RawHttp2) -> None:
-    connection.send(frame(http2.PING, 0, 0, b"12345678"))
-    assert connection.await_frame(http2.PING) == (http2.PING, http2.ACK, 0, b"12345678")
+    connection.send(frame(wire.PING, 0, 0, b"12345678"))
+    answer = connection.await_frame(PingFrame)
+    assert (set(answer.flags), answer.opaque_data) == ({"ACK"}, b"12345678")
 
 
 # Flow control.
@@ -175,13 +186,13 @@ def test_a_ping_is_answered(connection: RawHttp2) -> None:
 
 def test_a_window_of_zero_that_opens(fake_server: Server, models: Path) -> None:
     """The reply waits for its window and comes in pieces of it; its headers do not wait."""
-    with RawHttp2(fake_server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 0)) as connection:
+    with RawHttp2(fake_server.grpc, first=settings((wire.INITIAL_WINDOW_SIZE, 0))) as connection:
         connection.call(1, infer(["patient"]))
-        connection.await_frame(HEADERS)
+        connection.await_frame(HeadersFrame)
         for size in (1, 100, 1000):
-            connection.send(frame(http2.WINDOW_UPDATE, 0, 1, size.to_bytes(4, "big")))
-            assert len(connection.await_frame(DATA).payload) == size
-        connection.send(http2.setting(http2.INITIAL_WINDOW_SIZE, 1 << 20))
+            connection.send(wire.window_update(1, size))
+            assert len(connection.await_frame(DataFrame).data) == size
+        connection.send(settings((wire.INITIAL_WINDOW_SIZE, 1 << 20)))
         reply = connection.reply(1)
     assert reply.status == 0
     np.testing.assert_allclose(vectors(reply.message), fake_answers(models, ["patient"]), atol=1e-5)
@@ -194,12 +205,12 @@ def test_a_reply_larger_than_the_window(fake_server: Server, models: Path) -> No
         connection.call(1, infer(texts))
         received = 0
         while received < WINDOW:
-            size = len(connection.await_frame(DATA).payload)
+            size = len(connection.await_frame(DataFrame).data)
             assert size <= 16_384
             received += size
         assert received == WINDOW
         update = (1 << 20).to_bytes(4, "big")
-        connection.send(frame(http2.WINDOW_UPDATE, 0, 1, update) + frame(http2.WINDOW_UPDATE, 0, 0, update))
+        connection.send(frame(wire.WINDOW_UPDATE, 0, 1, update) + frame(wire.WINDOW_UPDATE, 0, 0, update))
         reply = connection.reply(1)
     np.testing.assert_allclose(vectors(reply.message), fake_answers(models, texts), atol=1e-5)
 
@@ -207,10 +218,10 @@ def test_a_reply_larger_than_the_window(fake_server: Server, models: Path) -> No
 def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
     """A client that never opens its window loses the call after `body_timeout_s`, not the connection."""
     started = time.monotonic()
-    with RawHttp2(impatient_server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 10)) as connection:
+    with RawHttp2(impatient_server.grpc, first=settings((wire.INITIAL_WINDOW_SIZE, 10))) as connection:
         connection.call(1, infer(["x"]))
-        assert connection.reply(1).reset == http2.CANCEL
-        connection.send(http2.setting(http2.INITIAL_WINDOW_SIZE, WINDOW))
+        assert connection.reply(1).reset == ErrorCodes.CANCEL
+        connection.send(settings((wire.INITIAL_WINDOW_SIZE, WINDOW)))
         connection.call(3, infer(["x"]))
         assert connection.reply(3).status == 0
     assert elapsed(started) < 8
@@ -221,14 +232,14 @@ def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
     """Once the buffers are full it is not read either, and is cut off after `body_timeout_s`."""
     server = serve(*FAKE, "--body-timeout-s", "1")
     message = infer(["x"] * 128)
-    with RawHttp2(server.grpc, first=http2.setting(http2.INITIAL_WINDOW_SIZE, 2**31 - 1)) as connection:
+    with RawHttp2(server.grpc, first=settings((wire.INITIAL_WINDOW_SIZE, 2**31 - 1))) as connection:
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for number in range(1, 2 * 200, 2):
             connection.call(number, message)
 
         def cut_off() -> bool:
             try:
-                connection.socket.sendall(frame(http2.PING, 0, 0, b"12345678"))
+                connection.socket.sendall(frame(wire.PING, 0, 0, b"12345678"))
             except (ConnectionError, ssl.SSLError):
                 return True
             return False
@@ -242,13 +253,13 @@ def test_a_message_needs_no_more_than_its_grant(connection: RawHttp2) -> None:
     """A stream may send 64 KiB; a larger message is granted exactly what it lacks."""
     message = prefixed(infer(["x"]) + b"\x7a\xa0\x8d\x06" + b"\0" * 100_000)  # an unknown field of 100,000 bytes
     connection.send(headers(connection, 1) + frame(DATA, 0, 1, message[:10_000]))
-    connection.send(frame(http2.PING, 0, 0, b"........"))
+    connection.send(frame(wire.PING, 0, 0, b"........"))
     updates = []
     for arrived in connection.frames():
-        updates += [arrived] if arrived.kind == http2.WINDOW_UPDATE and arrived.stream else []
-        if arrived.kind == http2.PING:
+        updates += [arrived] if isinstance(arrived, WindowUpdateFrame) and arrived.stream_id else []
+        if isinstance(arrived, PingFrame):
             break
-    assert [(update.stream, update.number()) for update in updates] == [(1, len(message) - WINDOW)]
+    assert [(update.stream_id, update.window_increment) for update in updates] == [(1, len(message) - WINDOW)]
     for at in range(10_000, len(message), 16_384):
         part = message[at : at + 16_384]
         connection.send(frame(DATA, END_STREAM if at + len(part) == len(message) else 0, 1, part))
@@ -258,8 +269,8 @@ def test_a_message_needs_no_more_than_its_grant(connection: RawHttp2) -> None:
 def test_data_beyond_the_window(connection: RawHttp2) -> None:
     """What the window does not allow resets the stream."""
     connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 100)[:3]))
-    connection.send(frame(DATA, http2.PADDED, 1, b"\xff" + b"\0" * 255) * 300)
-    assert connection.reply(1).reset == http2.FLOW_CONTROL_ERROR
+    connection.send(frame(DATA, wire.PADDED, 1, b"\xff" + b"\0" * 255) * 300)
+    assert connection.reply(1).reset == ErrorCodes.FLOW_CONTROL_ERROR
 
 
 # Calls that gRPC refuses.
@@ -290,8 +301,8 @@ def test_row_05_a_message_too_large_is_refused_before_it_is_sent(connection: Raw
     """Its length is enough: no window is granted, and the client is told to stop."""
     connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, BODY_LIMIT + 1) + b"\0" * 1000))
     assert connection.reply(1).status == RESOURCE_EXHAUSTED
-    stop = connection.await_frame(http2.RST_STREAM)
-    assert (stop.stream, stop.number()) == (1, http2.NO_ERROR)
+    stop = connection.await_frame(RstStreamFrame)
+    assert (stop.stream_id, stop.error_code) == (1, ErrorCodes.NO_ERROR)
     connection.send(frame(DATA, 0, 1, b"\0" * 1000) * 5)  # what was on its way
     assert_lives(connection)
 
@@ -305,7 +316,7 @@ def test_row_08_a_message_that_does_not_arrive(hurried: RawHttp2) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("said", [b"", http2.PREFACE[:10], http2.PREFACE], ids=["nothing", "half", "preface"])
+@pytest.mark.parametrize("said", [b"", wire.PREFACE[:10], wire.PREFACE], ids=["nothing", "half", "preface"])
 def test_row_08_a_connection_that_does_not_begin(impatient_server: Server, said: bytes) -> None:
     """Silence in place of the preface or SETTINGS is closed."""
     with RawConnection(impatient_server.grpc) as connection:
@@ -316,7 +327,7 @@ def test_row_08_a_connection_that_does_not_begin(impatient_server: Server, said:
 def test_row_08_a_frame_that_does_not_end(hurried: RawHttp2) -> None:
     """Half a frame and then silence ends the connection; an idle connection stays."""
     hurried.send(headers(hurried, 1)[:-3])
-    assert hurried.goaway() == http2.PROTOCOL_ERROR
+    assert hurried.goaway() == ErrorCodes.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -341,7 +352,7 @@ def test_headers_that_are_refused(
     others = {name: value for name, value in changes.items() if name != "path"}  # the table is another test's as well
     block = connection.block(request_fields(path, **others))
     parts = [block[at : at + 16_384] for at in range(0, len(block), 16_384)]
-    kinds = [HEADERS, *[http2.CONTINUATION] * (len(parts) - 1)]
+    kinds = [HEADERS, *[wire.CONTINUATION] * (len(parts) - 1)]
     for kind, part in zip(kinds, parts, strict=True):
         connection.send(frame(kind, END_HEADERS if part is parts[-1] else 0, 1, part))
     reply = connection.reply(1)
@@ -379,44 +390,14 @@ def test_a_deadline_in_the_headers(connection: RawHttp2) -> None:
 def test_malformed_headers(connection: RawHttp2, fields: list[tuple[str, str]]) -> None:
     """What RFC 9113 calls malformed resets the stream; the connection lives on."""
     connection.send(frame(HEADERS, END_HEADERS, 1, connection.block(fields)))
-    assert connection.reply(1).reset == http2.PROTOCOL_ERROR
+    assert connection.reply(1).reset == ErrorCodes.PROTOCOL_ERROR
     assert_lives(connection)
 
 
 # Connections that break the rules.
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (frame(DATA, 0, 1, b"early"), http2.PROTOCOL_ERROR),
-        (frame(DATA, 0, 0, b"none"), http2.PROTOCOL_ERROR),
-        (frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x08"), http2.PROTOCOL_ERROR),
-        (frame(http2.RST_STREAM, 0, 1, b"\0"), http2.FRAME_SIZE_ERROR),
-        (frame(http2.WINDOW_UPDATE, 0, 1, b"\0\0\0\x08"), http2.PROTOCOL_ERROR),
-        (frame(http2.WINDOW_UPDATE, 0, 0, b"\0\0\0\0"), http2.PROTOCOL_ERROR),
-        (frame(http2.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), http2.FLOW_CONTROL_ERROR),
-        (frame(http2.PING, 0, 0, b"short"), http2.FRAME_SIZE_ERROR),
-        (frame(http2.PING, 0, 1, b"12345678"), http2.PROTOCOL_ERROR),
-        (frame(http2.SETTINGS, 0, 1, b""), http2.PROTOCOL_ERROR),
-        (frame(http2.SETTINGS, 0, 0, b"12345"), http2.FRAME_SIZE_ERROR),
-        (frame(http2.SETTINGS, http2.ACK, 0, b"123456"), http2.FRAME_SIZE_ERROR),
-        (http2.setting(http2.INITIAL_WINDOW_SIZE, 2**31), http2.FLOW_CONTROL_ERROR),
-        (http2.setting(2, 2), http2.PROTOCOL_ERROR),
-        (http2.setting(5, 100), http2.PROTOCOL_ERROR),
-        (frame(http2.PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\x02"), http2.PROTOCOL_ERROR),
-        (frame(http2.CONTINUATION, END_HEADERS, 1), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, 0, 1) + frame(http2.PING, 0, 0, b"12345678"), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, 0, 1) + frame(http2.CONTINUATION, 0, 3), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS, 2), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS, 0), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS | http2.PADDED, 1, b"\x09abc"), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS | http2.PADDED, 1), http2.PROTOCOL_ERROR),
-        (frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff\xff"), http2.COMPRESSION_ERROR),
-        (frame(DATA, 0, 1, b"x" * 16_385), http2.FRAME_SIZE_ERROR),
-        (b"\xff\xff\xff" + frame(DATA, 0, 1)[3:], http2.FRAME_SIZE_ERROR),
-    ],
-)
+@pytest.mark.parametrize(("data", "code"), BREACHES)
 def test_frames_that_end_the_connection(fake_server: Server, connection: RawHttp2, data: bytes, code: int) -> None:
     """Each with GOAWAY and the code that RFC 9113 gives it; other connections do not notice."""
     connection.send(data)
@@ -426,15 +407,15 @@ def test_frames_that_end_the_connection(fake_server: Server, connection: RawHttp
 
 def test_a_first_frame_that_is_not_settings(fake_server: Server) -> None:
     """The preface is followed by SETTINGS or by the end."""
-    with RawHttp2(fake_server.grpc, first=frame(http2.PING, 0, 0, b"12345678")) as connection:
-        assert connection.goaway() == http2.PROTOCOL_ERROR
+    with RawHttp2(fake_server.grpc, first=frame(wire.PING, 0, 0, b"12345678")) as connection:
+        assert connection.goaway() == ErrorCodes.PROTOCOL_ERROR
 
 
 def test_a_stream_number_that_goes_backwards(connection: RawHttp2) -> None:
     connection.call(5, b"", LIVE)
     connection.reply(5)
     connection.call(3, b"", LIVE)
-    assert connection.goaway() == http2.PROTOCOL_ERROR
+    assert connection.goaway() == ErrorCodes.PROTOCOL_ERROR
 
 
 def test_data_on_a_closed_stream(connection: RawHttp2) -> None:
@@ -442,8 +423,8 @@ def test_data_on_a_closed_stream(connection: RawHttp2) -> None:
     connection.call(1, b"", LIVE)
     assert connection.reply(1).status == 0
     connection.send(frame(DATA, 0, 1, b"late"))
-    reset = connection.await_frame(http2.RST_STREAM)
-    assert (reset.stream, reset.number()) == (1, http2.STREAM_CLOSED)
+    reset = connection.await_frame(RstStreamFrame)
+    assert (reset.stream_id, reset.error_code) == (1, ErrorCodes.STREAM_CLOSED)
     assert_lives(connection)
 
 
@@ -460,12 +441,12 @@ def flood(connection: RawHttp2, data: bytes, times: int) -> int:
 @pytest.mark.parametrize(
     "data",
     [
-        frame(http2.PING, 0, 0, b"12345678"),
-        http2.setting(http2.INITIAL_WINDOW_SIZE, WINDOW),
-        frame(http2.GOAWAY, 0, 0, b"\0" * 8),
-        frame(http2.WINDOW_UPDATE, 0, 0, b"\0\0\0\1"),
-        frame(http2.PRIORITY, 0, 1, b"\0\0\0\0\x10"),
-        frame(http2.SETTINGS, http2.ACK, 0),
+        frame(wire.PING, 0, 0, b"12345678"),
+        settings((wire.INITIAL_WINDOW_SIZE, WINDOW)),
+        frame(wire.GOAWAY, 0, 0, b"\0" * 8),
+        frame(wire.WINDOW_UPDATE, 0, 0, b"\0\0\0\1"),
+        frame(wire.PRIORITY, 0, 1, b"\0\0\0\0\x10"),
+        frame(wire.SETTINGS, wire.ACK, 0),
         frame(0xFA, 0, 0, b"grease"),
         frame(DATA, 0, 1),
         frame(DATA, 0, 1, b"\0"),
@@ -475,7 +456,7 @@ def flood(connection: RawHttp2, data: bytes, times: int) -> int:
 def test_row_12_flood(fake_server: Server, connection: RawHttp2, data: bytes) -> None:
     """Frames that ask for work and bring none, or next to no data, end the connection."""
     connection.send(headers(connection, 1) + frame(DATA, 0, 1, struct.pack(">BI", 0, 300_000)))
-    assert flood(connection, data, 200_000) == http2.ENHANCE_YOUR_CALM
+    assert flood(connection, data, 200_000) == ErrorCodes.ENHANCE_YOUR_CALM
     assert serves(fake_server)
 
 
@@ -485,9 +466,9 @@ def test_row_12_who_floods_and_comes_back_waits(serve: Callable[..., Server]) ->
     with contextlib.ExitStack() as opened:
         honest, *hostile = (opened.enter_context(RawHttp2(server.grpc)) for _ in range(13))
         # A flood in one frame: it uses all credit up, and on no host does so much time pass that the debt is forgotten.
-        flooding = frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, WINDOW) * 2_000)
+        flooding = frame(wire.SETTINGS, 0, 0, struct.pack(">HI", wire.INITIAL_WINDOW_SIZE, WINDOW) * 2_000)
         for connection in hostile:
-            assert flood(connection, flooding, 1) == http2.ENHANCE_YOUR_CALM
+            assert flood(connection, flooding, 1) == ErrorCodes.ENHANCE_YOUR_CALM
         honest.call(1, b"", LIVE)
         assert honest.reply(1).status == 0
         begun = time.monotonic()
@@ -500,7 +481,7 @@ def test_row_12_who_floods_and_comes_back_waits(serve: Callable[..., Server]) ->
 def test_row_12_pings_beside_calls(connection: RawHttp2) -> None:
     """A client that measures its round trip with a ping for each call, as gRPC's own do, is no flood."""
     for number in range(1, 3000, 2):
-        connection.send(frame(http2.PING, 0, 0, b"12345678"))
+        connection.send(frame(wire.PING, 0, 0, b"12345678"))
         connection.call(number, b"", LIVE)
         assert connection.reply(number).status == 0
 
@@ -509,10 +490,10 @@ def test_row_12_pings_beside_calls(connection: RawHttp2) -> None:
 def test_row_04_continuation_flood(fake_server: Server, connection: RawHttp2, size: int) -> None:
     """A header block that goes on and on is cut off, not collected."""
     connection.send(frame(HEADERS, 0, 1))
-    piece = frame(http2.CONTINUATION, 0, 1, b"\0" * size)
+    piece = frame(wire.CONTINUATION, 0, 1, b"\0" * size)
     for _ in range(1000):
         connection.send(piece)
-    assert connection.goaway() == http2.ENHANCE_YOUR_CALM
+    assert connection.goaway() == ErrorCodes.ENHANCE_YOUR_CALM
     assert serves(fake_server)
 
 
@@ -520,7 +501,7 @@ def test_row_04_header_bomb(fake_server: Server, connection: RawHttp2) -> None:
     """A small block that decodes to a huge list (one entry of the table, many times) is not decoded to its end."""
     entry = b"\x40" + b"\x01x" + b"\x7f\x91\x1e" + b"y" * 4000
     connection.send(frame(HEADERS, END_HEADERS, 1, entry + b"\xbe" * 10_000))
-    assert connection.goaway() == http2.ENHANCE_YOUR_CALM
+    assert connection.goaway() == ErrorCodes.ENHANCE_YOUR_CALM
     assert serves(fake_server)
 
 
@@ -535,9 +516,9 @@ def test_row_11_rapid_reset(fake_server: Server) -> None:
             connection.send(
                 frame(HEADERS, END_HEADERS, number, block)
                 + frame(DATA, END_STREAM, number, prefixed(message))
-                + frame(http2.RST_STREAM, 0, number, b"\0\0\0\x08")
+                + reset(number)
             )
-        assert connection.goaway() == http2.ENHANCE_YOUR_CALM
+        assert connection.goaway() == ErrorCodes.ENHANCE_YOUR_CALM
     wait_for(lambda: metric(fake_server, "bertserve_admitted_tokens") == 0, "every permit to be free")
     assert metric(fake_server, "bertserve_queue_texts") == 0
     assert serves(fake_server)
@@ -548,7 +529,7 @@ def test_row_11_streams_at_a_time(connection: RawHttp2) -> None:
     for number in range(1, 2 * 256, 2):
         connection.send(headers(connection, number, path=LIVE))
     connection.call(2 * 256 + 1, b"", LIVE)
-    assert connection.reply(2 * 256 + 1).reset == http2.REFUSED_STREAM
+    assert connection.reply(2 * 256 + 1).reset == ErrorCodes.REFUSED_STREAM
     connection.send(frame(DATA, END_STREAM, 1, prefixed(b"")))
     assert connection.reply(1).status == 0
     connection.call(2 * 256 + 3, b"", LIVE)
@@ -561,7 +542,7 @@ def test_row_13_a_reset_in_mid_call(serve: Callable[..., Server]) -> None:
     with stopped_engine(server), RawHttp2(server.grpc) as connection:
         connection.call(1, infer(["cancelled"]))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
-        connection.send(frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x08"))
+        connection.send(reset(1))
         wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "its permit to be free")
         assert metric(server, "bertserve_requests_total", reason="client_gone") == 1
         connection.call(3, b"", LIVE)
@@ -580,15 +561,15 @@ def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
             connection.call(1, infer(["under way"]))
             wait_for(lambda: metric(server, "bertserve_admitted_tokens") > 0, "the call to be admitted")
             server.signal(2)
-            first = connection.await_frame(http2.GOAWAY)
-            assert struct.unpack(">II", first.payload) == (2**31 - 1, http2.NO_ERROR)
-            ping = connection.await_frame(http2.PING)
+            first = connection.await_frame(GoAwayFrame)
+            assert (first.last_stream_id, first.error_code) == (2**31 - 1, ErrorCodes.NO_ERROR)
+            ping = connection.await_frame(PingFrame)
             connection.call(3, infer(["on its way"]))
-            connection.send(frame(http2.PING, http2.ACK, 0, ping.payload))
-            second = connection.await_frame(http2.GOAWAY)
-            assert struct.unpack(">II", second.payload) == (3, http2.NO_ERROR)
+            connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
+            second = connection.await_frame(GoAwayFrame)
+            assert (second.last_stream_id, second.error_code) == (3, ErrorCodes.NO_ERROR)
             connection.call(5, infer(["too late"]))
-            assert connection.reply(5).reset == http2.REFUSED_STREAM
+            assert connection.reply(5).reset == ErrorCodes.REFUSED_STREAM
         assert connection.reply(3).status == 0
         assert connection.reply(1).status == 0
     assert server.wait(5) == 0

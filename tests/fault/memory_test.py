@@ -10,30 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from h2.errors import ErrorCodes
+from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.benchmarks.hostile.measure import LEFT_MB
 from loadtest.benchmarks.processes import resident_bytes
 from loadtest.errors import BenchError
+from loadtest.generator import frames as wire
 from loadtest.generator.closed_loop import Lane, connect
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
 from loadtest.generator.grpc_messages import METHOD, request_bytes
 from loadtest.generator.http1 import post_bytes
 from loadtest.generator.http2 import GrpcWire
 from tests.support.canary import sing
 from tests.support.clients import MODEL_INFER, RawConnection, bytes_tensor, metric, post_json
-from tests.support.http2 import (
-    CANCEL,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    RST_STREAM,
-    WINDOW_UPDATE,
-    RawHttp2,
-    frame,
-    prefixed,
-    request_fields,
-)
+from tests.support.http2 import RawHttp2, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
 from tests.support.short_form import in_short
@@ -360,7 +352,7 @@ def tensor(name: str, datatype: str, shape: list[int], **contents: list[int]) ->
 
 
 GOOD = request()
-RESET = CANCEL.to_bytes(4, "big")
+RESET = ErrorCodes.CANCEL.to_bytes(4, "big")
 
 
 class Client(RawHttp2):
@@ -391,8 +383,8 @@ class Client(RawHttp2):
     def _await_window(self) -> None:
         for arrived in self.frames():
             self.replies.take(arrived)
-            if arrived.kind == WINDOW_UPDATE and arrived.stream == self.stream:
-                self.window += arrived.number()
+            if isinstance(arrived, WindowUpdateFrame) and arrived.stream_id == self.stream:
+                self.window += arrived.window_increment
                 return
             if self._is_over():
                 return
@@ -425,7 +417,7 @@ def cancelled(path: str) -> Callable[[Server, int], None]:
     def run(slow_server: Server, count: int) -> None:
         with Client(slow_server.grpc) as client:
             for _ in range(count):
-                client.send(frame(RST_STREAM, 0, begin(slow_server, client, path), RESET))
+                client.send(frame(wire.RST_STREAM, 0, begin(slow_server, client, path), RESET))
                 wait_for(lambda: metric(slow_server, "bertserve_admitted_tokens") == 0, "the call to be forgotten")
 
     return run
@@ -448,7 +440,7 @@ def half(slow_server: Server, count: int) -> None:
     with Client(slow_server.grpc) as client:
         for _ in range(count):
             client.upload(GOOD, flags=0)
-            client.send(frame(RST_STREAM, 0, client.stream, RESET))
+            client.send(reset(client.stream))
 
 
 def several(slow_server: Server, count: int) -> None:

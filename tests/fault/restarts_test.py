@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from h2.errors import ErrorCodes
+from hyperframe.frame import GoAwayFrame
 
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, Grpc, HttpConnection, RawConnection
 from tests.support.delaying_proxy import DelayingProxy
-from tests.support.http2 import GOAWAY, RawHttp2
+from tests.support.http2 import RawHttp2
 from tests.support.server import FAKE, Server, listening
 from tests.support.stopping import stop
 from tests.support.waiting import wait_for
@@ -154,9 +156,10 @@ def test_row_57_a_client_that_does_not_answer_the_ping(models: Path) -> None:
         connection.call(1, b"", SERVER_LIVE)
         assert connection.reply(1).status == 0
         server.signal(signal.SIGTERM)
-        connection.await_frame(GOAWAY)
+        connection.await_frame(GoAwayFrame)
         connection.call(3, b"", SERVER_LIVE)
         assert connection.reply(3).status == 0
-        assert connection.await_frame(GOAWAY).payload[:8] == (3).to_bytes(4, "big") + bytes(4)
+        last = connection.await_frame(GoAwayFrame)
+        assert (last.last_stream_id, last.error_code) == (3, ErrorCodes.NO_ERROR)
         assert list(connection.frames()) == []
         assert server.wait() == 0

@@ -16,6 +16,7 @@ import openai
 import pytest
 import trustme
 
+from loadtest.generator.frames import PREFACE, settings
 from tests.support.certificates import Certificates
 from tests.support.clients import (
     TRANSPORTS,
@@ -26,7 +27,7 @@ from tests.support.clients import (
     metric,
     post_json,
 )
-from tests.support.http2 import PREFACE, SETTINGS, RawHttp2, frame
+from tests.support.http2 import RawHttp2
 from tests.support.models import NAME
 from tests.support.server import Server, elapsed
 from tests.support.triton_clients import FLAVOURS, TritonClient
@@ -87,7 +88,7 @@ def refuses(address: str, context: ssl.SSLContext, session: ssl.SSLSession | Non
     try:
         with handshake(address, context, session) as connection:
             http2 = connection.selected_alpn_protocol() == "h2"
-            connection.sendall(PREFACE + frame(SETTINGS, 0, 0) if http2 else LIVEZ)
+            connection.sendall(PREFACE + settings() if http2 else LIVEZ)
             return not connection.recv(1)
     except (ssl.SSLError, ConnectionError):
         return True
@@ -156,7 +157,7 @@ def test_what_is_spoken_is_agreed_on(server: Server, certificates: Certificates,
 def test_grpc_without_h2_is_closed(server: Server, certificates: Certificates, offered: tuple[str, ...]) -> None:
     """HTTP/2 over TLS is agreed on or not spoken."""
     with handshake(server.grpc, certificates.context(*offered)) as connection:
-        connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        connection.sendall(PREFACE + settings())
         assert connection.recv(1) == b""
 
 
@@ -219,7 +220,7 @@ def test_row_08_a_handshake_that_does_not_end(server: Server, port: str, said: b
 
 @pytest.mark.parametrize(
     "data",
-    [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", PREFACE + frame(SETTINGS, 0, 0), b"\x00" * 100, b"\x16\x03\x01\xff"],
+    [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", PREFACE + settings(), b"\x00" * 100, b"\x16\x03\x01\xff"],
 )
 @pytest.mark.parametrize("port", ["http", "grpc"])
 def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes) -> None:

@@ -11,7 +11,6 @@ import re
 import socket
 import struct
 import zlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import h2.config
@@ -19,30 +18,17 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import pytest
-from hpack import Decoder
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame
 from tritonclient.grpc import service_pb2 as pb
 
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import HEADERS, PREFACE, frame
 from tests.support.clients import MODEL_INFER, RawConnection
 from tests.support.grpc_sequences import STREAM_INFER, UNFINISHED, chunks, legal, mutated
-from tests.support.http2 import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    Frame,
-    frame,
-    split,
-)
+from tests.support.http2 import Replies, Reply, hear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tests.support.grpc_sequences import PlannedCall
     from tests.support.server import Server
@@ -52,32 +38,11 @@ _MARK = b"that all"
 _STATUSES = {0, 3, 4, 5, 8, 9, 12, 13}
 
 
-@dataclass
-class Answer:
-    fields: dict[str, str] = field(default_factory=dict)
-    data: bytes = b""
-    ended: bool = False
-    reset: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.ended or self.reset
-
-    def messages(self) -> list[bytes]:
-        found, rest = [], self.data
-        while rest:
-            size = int.from_bytes(rest[1:5], "big")
-            assert rest[0] == 0, "a compressed flag"
-            assert len(rest) >= 5 + size, "a message that is cut off"
-            found.append(rest[5 : 5 + size])
-            rest = rest[5 + size :]
-        return found
-
-    def ids(self, path: str) -> list[str]:
-        """Of its messages, the ids of the requests that they answer."""
-        if path == STREAM_INFER:
-            return [str(pb.ModelStreamInferResponse.FromString(one).infer_response.id) for one in self.messages()]
-        return [str(pb.ModelInferResponse.FromString(one).id) for one in self.messages()] if path == MODEL_INFER else []
+def ids_in(reply: Reply, path: str) -> list[str]:
+    """Of the messages of a reply, the ids of the requests that they answer."""
+    if path == STREAM_INFER:
+        return [str(pb.ModelStreamInferResponse.FromString(one).infer_response.id) for one in reply.messages()]
+    return [str(pb.ModelInferResponse.FromString(one).id) for one in reply.messages()] if path == MODEL_INFER else []
 
 
 class Client:
@@ -85,28 +50,19 @@ class Client:
 
     def __init__(self, connection: h2.connection.H2Connection) -> None:
         self.h2 = connection
-        self.answers: dict[int, Answer] = {}
+        self.replies: dict[int, Reply] = {}
         self.closed = self.marked = False
 
     def take(self, data: bytes) -> bytes:
-        for event in self.h2.receive_data(data):
-            number = getattr(event, "stream_id", None)
-            answer = self.answers.setdefault(number, Answer()) if number else Answer()
-            if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                answer.fields |= {name.decode(): value.decode() for name, value in event.headers}
-            elif isinstance(event, h2.events.DataReceived):
-                answer.data += event.data
-                if event.flow_controlled_length:
-                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            elif isinstance(event, h2.events.StreamEnded):
-                answer.ended = True
-            elif isinstance(event, h2.events.StreamReset):
-                answer.reset = True
-            elif isinstance(event, h2.events.ConnectionTerminated):
-                self.closed = True
-            elif isinstance(event, h2.events.PingAckReceived):
-                self.marked |= event.ping_data == _MARK
+        """Reads; returns what is to be sent for it."""
+        for event in hear(self.h2, data, self.replies):
+            self.closed |= isinstance(event, h2.events.ConnectionTerminated)
+            self.marked |= isinstance(event, h2.events.PingAckReceived) and event.ping_data == _MARK
         return self.h2.data_to_send()
+
+
+def are_over(replies: dict[int, Reply], streams: Iterable[int]) -> bool:
+    return all(stream in replies and replies[stream].over for stream in streams)
 
 
 def talk(
@@ -147,26 +103,26 @@ def check_legal(address: str, seed: int) -> None:
     calls = {stream: call for stream, call in sequence.calls.items() if call.status is not UNFINISHED}
 
     def done() -> bool:
-        return client.marked and all(stream in client.answers and client.answers[stream].over for stream in calls)
+        return client.marked and are_over(client.replies, calls)
 
     talk(address, chunks(seed, sequence.data + client.h2.data_to_send()), client.take, done)
     assert not client.closed, "GOAWAY"
     assert done(), "closed before all was answered"
     for stream, call in calls.items():
-        check_answer(call, client.answers[stream])
-    for stream, answer in client.answers.items():
+        check_answer(call, client.replies[stream])
+    for stream, answer in client.replies.items():
         if stream not in calls and answer.fields.get("grpc-status") == "0":
-            assert set(answer.ids(sequence.calls[stream].path)) <= set(sequence.calls[stream].ids)
+            assert set(ids_in(answer, sequence.calls[stream].path)) <= set(sequence.calls[stream].ids)
 
 
-def check_answer(call: PlannedCall, answer: Answer) -> None:
+def check_answer(call: PlannedCall, answer: Reply) -> None:
     """The status of one call, and whose messages came."""
     status = int(answer.fields["grpc-status"])
     assert status == call.status, (call, answer.fields)
-    assert answer.ids(call.path) == ([] if status else call.ids), call
+    assert ids_in(answer, call.path) == ([] if status else call.ids), call
     if status == 0:
         assert answer.fields["content-type"] == "application/grpc"
-        assert not answer.reset or answer.ended
+        assert answer.ended
     else:
         assert answer.fields["grpc-message"]
         assert answer.fields["bertserve-reason"]
@@ -196,9 +152,9 @@ class Judge:
         self._server.initiate_connection()
         try:
             self._take(data[: len(PREFACE)])
-            frames, rest = split(data[len(PREFACE) :])
+            frames, rest = wire.split(data[len(PREFACE) :])
             for place, one in enumerate(frames):
-                self.broken = self.broken or self._unseen(one, first=place == 0)
+                self.broken = self.broken or self._unseen(*one, first=place == 0)
                 self._take(frame(*one))
             self._take(rest)
         except h2.exceptions.ProtocolError as error:
@@ -206,20 +162,21 @@ class Judge:
         buffer = self._server.incoming_buffer
         self.unfinished = bool(getattr(buffer, "_data", b"") or getattr(buffer, "_headers_buffer", []))
 
-    def _unseen(self, one: Frame, *, first: bool) -> str:
+    def _unseen(self, kind: int, flags: int, stream: int, payload: bytes, *, first: bool) -> str:
         """A rule of RFC 9113 that a frame breaks and that the library does not look at."""
-        if first and (one.kind != SETTINGS or one.flags & ACK):
+        is_settings = kind == wire.SETTINGS and not flags & wire.ACK
+        if first and not is_settings:
             return "3.4: the first frame is not SETTINGS"
-        stream = one.stream & (2**31 - 1)
-        if one.kind == RST_STREAM and stream not in self.requests:
+        stream &= wire.LARGEST
+        if kind == wire.RST_STREAM and stream not in self.requests:
             return "6.4: RST_STREAM of an idle stream"
-        if one.kind == HEADERS and stream in self.whole | self.given_up:
+        if kind == HEADERS and stream in self.whole | self.given_up:
             return "5.1: HEADERS of a closed stream"
-        if one.kind == CONTINUATION and stream in self.whole | self.given_up:
+        if kind == wire.CONTINUATION and stream in self.whole | self.given_up:
             return "6.10: CONTINUATION of a closed stream"  # to the library a stream that was reset excuses it
-        settings = struct.iter_unpack(">HI", one.payload[: len(one.payload) // 6 * 6])
+        settings = struct.iter_unpack(">HI", payload[: len(payload) // 6 * 6])
         sizes = [value for number, value in settings if number == _MAX_FRAME_SIZE]
-        if one.kind == SETTINGS and not one.flags & ACK and any(not 2**14 <= size < 2**24 for size in sizes):
+        if is_settings and any(not 2**14 <= size < 2**24 for size in sizes):
             return "6.5.2: a MAX_FRAME_SIZE out of range, before another"  # the library looks at the last
         return ""
 
@@ -253,30 +210,22 @@ def ids_of(data: bytes) -> set[str]:
     return found
 
 
-class Reader:
-    def __init__(self) -> None:
-        self.answers: dict[int, Answer] = {}
-        self.goaway = self.marked = False
-        self.rest = b""
-        self._decoder = Decoder()
+class Reader(Replies):
+    """Frames of the server's, read by their form alone."""
 
-    def take(self, data: bytes) -> bytes:
-        frames, self.rest = split(self.rest + data)
-        for one in frames:
-            assert len(one.payload) <= 16_384
-            answer = self.answers.setdefault(one.stream, Answer()) if one.stream else Answer()
-            self.goaway |= one.kind == GOAWAY
-            self.marked |= one.kind == PING and one.payload == _MARK
-            if one.kind in {HEADERS, DATA}:
-                assert not answer.over, "a frame behind the end of its stream"
-                assert one.kind == HEADERS or ":status" in answer.fields, "DATA before HEADERS"
-            if one.kind == HEADERS:
-                assert one.flags & END_HEADERS
-                answer.fields |= dict(self._decoder.decode(one.payload))
-            elif one.kind == DATA:
-                answer.data += one.payload
-            answer.ended |= one.kind in {HEADERS, DATA} and bool(one.flags & END_STREAM)
-            answer.reset |= one.kind == RST_STREAM
+    goaway = marked = False
+
+    def hear(self, data: bytes) -> bytes:
+        """Reads; returns nothing to be sent."""
+        for one in self.frames(data):
+            self.goaway |= isinstance(one, GoAwayFrame)
+            self.marked |= isinstance(one, PingFrame) and one.opaque_data == _MARK
+            before = self.streams.get(one.stream_id, Reply())
+            if isinstance(one, HeadersFrame | DataFrame):
+                assert not before.over, "a frame behind the end of its stream"
+                assert isinstance(one, HeadersFrame) or ":status" in before.fields, "DATA before HEADERS"
+            if one.stream_id:
+                self.take(one)
         return b""
 
 
@@ -287,29 +236,30 @@ def check_mutated(address: str, seed: int) -> str:
     reader = Reader()
     expected = judge.whole - judge.given_up
 
-    def answered() -> bool:
-        return all(stream in reader.answers and reader.answers[stream].over for stream in expected)
-
     ends = judge.unfinished or bool(judge.broken)
-    sent = chunks(seed, data + frame(PING, 0, 0, _MARK))
-    whole = talk(address, sent, reader.take, lambda: not ends and reader.marked and answered(), ends=ends)
+    sent = chunks(seed, data + frame(wire.PING, 0, 0, _MARK))
+
+    def done() -> bool:
+        return not ends and reader.marked and are_over(reader.streams, expected)
+
+    whole = talk(address, sent, reader.hear, done, ends=ends)
     if not ends:
         assert not reader.goaway, "GOAWAY where the library finds nothing wrong"
         assert reader.marked, "no answer to a PING"
-        assert answered(), f"not all of {expected} are answered"
+        assert are_over(reader.streams, expected), f"not all of {expected} are answered"
     assert not (whole and reader.rest), "a frame that is cut off"
-    for stream, answer in reader.answers.items():
+    for stream, answer in reader.streams.items():
         if answer.ended:
             assert int(answer.fields["grpc-status"]) in _STATUSES, answer.fields
             check_owner(judge, stream, answer, data)
     return judge.broken or "well"
 
 
-def check_owner(judge: Judge, stream: int, answer: Answer, data: bytes) -> None:
+def check_owner(judge: Judge, stream: int, answer: Reply, data: bytes) -> None:
     """The messages of an answer are those of its own stream; what came behind a broken rule the judge has not read."""
     if answer.fields["grpc-status"] == "0" and stream in judge.requests:
         path, body = judge.requests[stream]
-        others = set(answer.ids(path)) - ids_of(bytes(body))
+        others = set(ids_in(answer, path)) - ids_of(bytes(body))
         if judge.broken:
             others = {one for one in others if sent_elsewhere(one, stream, data)}
         assert not others, "another stream's answer"
@@ -317,8 +267,8 @@ def check_owner(judge: Judge, stream: int, answer: Answer, data: bytes) -> None:
 
 def sent_elsewhere(identity: str, stream: int, data: bytes) -> bool:
     """Whether an id stands in the data of other streams and not in that of this one."""
-    frames, _ = split(data[len(PREFACE) :])
-    bodies = {number: b"".join(one.payload for one in frames if one.stream == number) for number in range(1, 20, 2)}
+    frames, _ = wire.split(data[len(PREFACE) :])
+    bodies = {number: b"".join(payload for *_, at, payload in frames if at == number) for number in range(1, 20, 2)}
     found = {number for number, body in bodies.items() if identity.encode() in body}
     return bool(found) and stream not in found
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 import gzip
 
 from google.protobuf.wrappers_pb2 import BytesValue
+from h2.errors import ErrorCodes
 from hpack import Encoder
 
+from loadtest.generator import frames as wire
+from loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame,
+    prefixed,
+    reset,
+    settings,
+    window_update,
+)
 from serving.settings import Settings
-from tests.support import http2
-from tests.support.grpc_peer import START, Peer, call, message, opened, talk, value
-from tests.support.http2 import DATA, END_STREAM, RST_STREAM, WINDOW_UPDATE, frame, prefixed
+from tests.support.grpc_peer import Peer, call, said, talk
+from tests.support.http2 import START, request_fields
 from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
 
@@ -18,7 +30,6 @@ SETTINGS = Settings(body_limit_bytes=1 << 20, buffer_limit_mb=4)
 SHARE = 2 << 20
 PART = 15_000
 LARGE = bytes(PART)
-NO_WINDOW = http2.PREFACE + http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
 RESOURCE_EXHAUSTED, OK = 8, 0
 CALLS = 200
 STREAMS = range(1, 2 * CALLS, 2)
@@ -31,11 +42,8 @@ async def connected(start: bytes = START) -> Peer:
     return peer
 
 
-def reset(stream: int) -> bytes:
-    return frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big"))
-
-
 async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small") -> int:
+    """A whole call, and its status."""
     await peer.say(call(encoder, stream, value))
     return peer.replies()[stream].status
 
@@ -44,9 +52,10 @@ async def ask(peer: Peer, encoder: Encoder, stream: int, value: bytes = b"small"
 async def test_messages_that_do_not_end() -> None:
     """Those that begin beyond a connection's share are refused; small calls are answered all the while."""
     peer, encoder = await connected(), Encoder()
-    begun = message(bytes(1 << 19))[:PART]
+    begun = said(bytes(1 << 19))[:PART]
     for stream in STREAMS:
-        await peer.say(opened(encoder, stream, "/echo") + frame(DATA, 0, stream, begun))
+        opened = frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields("/echo")))
+        await peer.say(opened + frame(DATA, 0, stream, begun))
     replies = peer.replies()
     refused = [stream for stream, reply in replies.items() if reply.ended]
     assert {replies[stream].status for stream in refused} == {RESOURCE_EXHAUSTED}
@@ -77,28 +86,30 @@ async def test_messages_that_are_worked_on() -> None:
 @asynchronous
 async def test_replies_that_are_not_read() -> None:
     """Beyond the share their streams are reset; the others come whole once the client takes them."""
-    peer, encoder = await connected(NO_WINDOW), Encoder()
+    no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
+    peer, encoder = await connected(no_window), Encoder()
     for stream in STREAMS:
         await peer.say(call(encoder, stream, b"large"))
-    resets = [stream for stream, reply in peer.replies().items() if reply.reset == http2.ENHANCE_YOUR_CALM]
+    resets = [stream for stream, reply in peer.replies().items() if reply.reset == ErrorCodes.ENHANCE_YOUR_CALM]
     assert len(resets) == CALLS - (SHARE // (PART + 8))
-    assert set(peer.reasons) == {"buffers_full"}
-    await peer.say(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+    assert {error.reason for error in peer.errors} == {"buffers_full"}
+    await peer.say(window_update(0, 1 << 30))
     for stream in set(STREAMS) - set(resets):
-        await peer.say(frame(WINDOW_UPDATE, 0, stream, (1 << 20).to_bytes(4, "big")))
+        await peer.say(window_update(stream, 1 << 20))
     answered = [reply for stream, reply in peer.replies().items() if stream not in resets]
-    assert {(reply.status, value(reply)) for reply in answered} == {(OK, LARGE)}
+    assert {(reply.status, BytesValue.FromString(reply.message).value) for reply in answered} == {(OK, LARGE)}
     assert peer.connection.share.held == 0
 
 
 @asynchronous
 async def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
-    peer, sent = await connected(NO_WINDOW), 4
-    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(LARGE))] * sent)
+    no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
+    peer, sent = await connected(no_window), 4
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, said(LARGE))] * sent)
     assert sent * PART <= peer.connection.share.held < (sent + 1) * PART
-    await peer.say(frame(WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
-    assert peer.replies()[1].data == message(LARGE) * sent
+    await peer.say(window_update(1, 1 << 20))
+    assert peer.replies()[1].data == said(LARGE) * sent
     assert peer.connection.share.held == 0
     await peer.say(frame(DATA, END_STREAM, 1))
     assert peer.replies()[1].status == OK
@@ -107,9 +118,9 @@ async def test_a_stream_whose_answers_are_not_read() -> None:
 @asynchronous
 async def test_answers_that_are_there_at_once() -> None:
     """Answers larger than their messages, ready in one turn, count right beside a message in work."""
-    peer, waiting = await connected(), message(b"wait" + LARGE)
-    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[message(b"large")] * 3, waiting)])
-    assert peer.replies()[1].data == message(LARGE) * 3
+    peer, waiting = await connected(), said(b"wait" + LARGE)
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, part) for part in (*[said(b"large")] * 3, waiting)])
+    assert peer.replies()[1].data == said(LARGE) * 3
     assert PART <= peer.connection.share.held <= len(waiting)
     await peer.say(reset(1))
     assert peer.connection.share.held == 0
@@ -119,13 +130,14 @@ async def test_answers_that_are_there_at_once() -> None:
 async def test_messages_that_grow_when_they_are_inflated() -> None:
     """A message of a few bytes counts with what it becomes, of one call and of streams."""
     peer, encoder = await connected(), Encoder()
-    large = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
-    bomb = gzip.compress(large)
-    grown = range(len(large), len(large) + len(bomb) + 1)
+    message = BytesValue(value=b"wait" + bytes(900_000)).SerializeToString()
+    bomb = gzip.compress(message)
+    grown = range(len(message), len(message) + len(bomb) + 1)
     for stream, path in ((1, "/echo"), (3, "/talk"), (5, "/echo"), (7, "/talk")):
-        held = peer.connection.share.held
+        fields = encoder.encode(request_fields(path, grpc_encoding="gzip"))
         data = frame(DATA, END_STREAM, stream, prefixed(bomb, compressed=True))
-        await peer.say(opened(encoder, stream, path, grpc_encoding="gzip"), data)
+        held = peer.connection.share.held
+        await peer.say(frame(HEADERS, END_HEADERS, stream, fields), data)
 
         def counts(stream: int = stream, held: int = held) -> bool:
             # While it is inflated, it counts with as much as it may become.
@@ -153,7 +165,7 @@ async def test_what_the_network_does_not_take() -> None:
 async def test_a_connection_that_ends_gives_all_back() -> None:
     """Whatever it held."""
     peer = await connected()
-    await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, message(b"wait" + LARGE))] * 4)
+    await peer.say(talk(Encoder(), 1, b"wait"), *[frame(DATA, 0, 1, said(b"wait" + LARGE))] * 4)
     assert peer.connection.share.held > 4 * PART
     peer.connection.connection_lost(None)
     assert peer.budget.used == peer.connection.share.held == 0

@@ -12,41 +12,49 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from hpack import Encoder
 
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
 from serving.settings import Settings
-from tests.support.grpc_peer import START, Peer, call, message, opened, talk
-from tests.support.http2 import DATA, END_STREAM, RST_STREAM, frame, prefixed
+from tests.support.grpc_peer import Peer, call, said, talk
+from tests.support.http2 import START, request_fields
 from tests.support.virtual_time import asynchronous
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-RESET = frame(RST_STREAM, 0, 1, (8).to_bytes(4, "big"))
+RESET = reset(1)
 
 
-def with_data(path: str, data: bytes, flags: int = END_STREAM, **changes: str | None) -> bytes:
-    return opened(Encoder(), 1, path, **changes) + frame(DATA, flags, 1, data)
+def opened(path: str, data: bytes, flags: int = END_STREAM, **changes: str | None) -> bytes:
+    """A call of a path with these bytes."""
+    fields = Encoder().encode(request_fields(path, **changes))
+    return frame(HEADERS, END_HEADERS, 1, fields) + frame(DATA, flags, 1, data)
 
 
 def unary(value: bytes, **changes: str | None) -> bytes:
+    """A whole call of `echo`."""
     return call(Encoder(), 1, value, **changes)
 
 
 async def wait_and_leave(peer: Peer, first: bytes) -> None:
+    """Lets a method begin, and gives its call up."""
     await peer.say(first)
     assert not peer.replies().get(1)
     await peer.say(RESET)
 
 
 async def miss_a_deadline(peer: Peer) -> None:
-    await peer.say(with_data("/watch", prefixed(b""), grpc_timeout="1m"))
+    """Asks for replies without an end, for a millisecond."""
+    await peer.say(opened("/watch", prefixed(b""), grpc_timeout="1m"))
     await until(lambda: peer.replies()[1].ended, "the deadline")
 
 
 async def take_nothing(peer: Peer) -> None:
     """Asks for more than the window takes, and never takes it."""
-    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message(bytes(15_000)))] * 6)
-    peer.wait(20)
+    message = said(bytes(15_000))
+    await peer.say(talk(Encoder(), 1), *[frame(DATA, 0, 1, message)] * 6)
+    for _ in range(20):
+        peer.connection.tick(1.0)
 
 
 async def drain(peer: Peer) -> None:
@@ -60,32 +68,32 @@ WAYS: dict[str, Callable[[Peer], Awaitable[None]]] = {
     "answered": lambda peer: peer.say(unary(b"one")),
     "refused by the method": lambda peer: peer.say(unary(b"refuse")),
     "failed by a bug": lambda peer: peer.say(unary(b"fail")),
-    "no message": lambda peer: peer.say(with_data("/echo", prefixed(b"\xff" * 100))),
-    "half a message": lambda peer: peer.say(with_data("/echo", prefixed(b"abc")[:-1])),
-    "two messages": lambda peer: peer.say(with_data("/echo", prefixed(b"") * 2)),
-    "too large": lambda peer: peer.say(with_data("/echo", b"\0\xff\xff\xff\xff")),
-    "no such method": lambda peer: peer.say(with_data("/nothing", b"")),
+    "no message": lambda peer: peer.say(opened("/echo", prefixed(b"\xff" * 100))),
+    "half a message": lambda peer: peer.say(opened("/echo", prefixed(b"abc")[:-1])),
+    "two messages": lambda peer: peer.say(opened("/echo", prefixed(b"") * 2)),
+    "too large": lambda peer: peer.say(opened("/echo", b"\0\xff\xff\xff\xff")),
+    "no such method": lambda peer: peer.say(opened("/nothing", b"")),
     "too late": lambda peer: peer.say(unary(b"one", grpc_timeout="0n")),
     "not compressed as it says": lambda peer: peer.inflated(
-        with_data("/echo", prefixed(b"abc", compressed=True), grpc_encoding="gzip")
+        opened("/echo", prefixed(b"abc", compressed=True), grpc_encoding="gzip")
     ),
     "compressed, too large": lambda peer: peer.inflated(
-        with_data("/echo", prefixed(gzip.compress(bytes(5 << 20)), compressed=True), grpc_encoding="gzip")
+        opened("/echo", prefixed(gzip.compress(bytes(5 << 20)), compressed=True), grpc_encoding="gzip")
     ),
     "unknown compression": lambda peer: peer.say(
-        with_data("/echo", prefixed(b"abc", compressed=True), grpc_encoding="br")
+        opened("/echo", prefixed(b"abc", compressed=True), grpc_encoding="br")
     ),
-    "cancelled before it is whole": lambda peer: peer.say(with_data("/echo", prefixed(b"abc")[:-1], 0), RESET),
+    "cancelled before it is whole": lambda peer: peer.say(opened("/echo", prefixed(b"abc")[:-1], 0), RESET),
     "cancelled before it begins": lambda peer: peer.say(unary(b"wait") + RESET),
     "cancelled while it waits": lambda peer: wait_and_leave(peer, unary(b"wait")),
-    "cancelled in several replies": lambda peer: peer.say(with_data("/watch", prefixed(b"")), RESET),
+    "cancelled in several replies": lambda peer: peer.say(opened("/watch", prefixed(b"")), RESET),
     "late in several replies": miss_a_deadline,
     "lost while it waits": lambda peer: peer.say(unary(b"wait")),
     "stream, answered": lambda peer: peer.say(talk(Encoder(), 1, b"one", b"two", flags=END_STREAM)),
     "stream, refused": lambda peer: peer.say(talk(Encoder(), 1, b"one", b"refuse", b"three")),
     "stream, failed by a bug": lambda peer: peer.say(talk(Encoder(), 1, b"fail", b"two")),
-    "stream, no message": lambda peer: peer.say(with_data("/talk", prefixed(b"\xff" * 100), 0)),
-    "stream, too large": lambda peer: peer.say(with_data("/talk", prefixed(b"") + b"\0\xff\xff\xff\xff", 0)),
+    "stream, no message": lambda peer: peer.say(opened("/talk", prefixed(b"\xff" * 100), 0)),
+    "stream, too large": lambda peer: peer.say(opened("/talk", prefixed(b"") + b"\0\xff\xff\xff\xff", 0)),
     "stream, cancelled": lambda peer: wait_and_leave(peer, talk(Encoder(), 1, b"wait", b"wait", b"two")),
     "stream, lost": lambda peer: peer.say(talk(Encoder(), 1, b"wait", b"one")),
     "stream, its answers not taken": take_nothing,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import h2.config
 import h2.connection
-import h2.events
 from google.protobuf.wrappers_pb2 import BytesValue
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from loadtest.generator.frames import prefixed
 from serving.errors import InvalidRequest
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
@@ -21,8 +20,8 @@ from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
-from tests.support.grpc_peer import Wire
-from tests.support.http2 import prefixed
+from tests.support.grpc_peer import Wire, said
+from tests.support.http2 import Reply, hear, request_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,6 +37,7 @@ NAMES = {number: name for name, number in STATUS.items()}
 
 
 async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValue:
+    """As many bytes as it is asked for, or what goes wrong."""
     wanted = request.value.decode()
     if wanted == "refuse":
         raise InvalidRequest("wrong")
@@ -51,6 +51,7 @@ async def answer(request: BytesValue, call: Call, _: object = None) -> BytesValu
 
 
 async def several(request: BytesValue, call: Call) -> AsyncIterator[BytesValue]:
+    """Three times the same."""
     for _ in range(3):
         yield await answer(request, call)
 
@@ -63,6 +64,8 @@ METHODS = {
 
 
 class Case(NamedTuple):
+    """A call, and the status that it ends with."""
+
     path: str
     wanted: str
     status: str
@@ -84,11 +87,6 @@ REFUSED = st.sampled_from(
 )
 
 
-class Reply(NamedTuple):
-    fields: dict[str, str]
-    data: bytes
-
-
 class Client:
     """`h2` on the other side of a connection of ours."""
 
@@ -104,7 +102,7 @@ class Client:
         self._connection = GrpcConnection(self._dispatch)
         self._wire = Wire()
         self._connection.connection_made(self._wire)
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._h2 = h2.connection.H2Connection()
         self._h2.initiate_connection()
 
     def _record(self, error: BertserveError, *_: str) -> None:
@@ -113,34 +111,21 @@ class Client:
     async def call(self, case: Case) -> Reply:
         """One call, whose reply must be well-formed to the library."""
         stream = self._h2.get_next_available_stream_id()
-        head = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", case.path),
-            (":authority", "test"),
-            ("te", "trailers"),
-        ]
         mine = [("x-request-id", f"r{stream}"), ("endpoint-load-metrics-format", "BIN")]
-        self._h2.send_headers(stream, [*head, ("content-type", "application/grpc"), *mine, *case.fields])
-        data = prefixed(BytesValue(value=case.wanted.encode()).SerializeToString()) if case.data is None else case.data
+        self._h2.send_headers(stream, [*request_fields(case.path), *mine, *case.fields])
+        data = said(case.wanted.encode()) if case.data is None else case.data
         self._h2.send_data(stream, data, end_stream=True)
-        fields: dict[str, str] = {}
-        received = b""
+        replies: dict[int, Reply] = {}
         for _ in range(100):
             if out := self._h2.data_to_send():
                 self._connection.data_received(out)
             await asyncio.sleep(0)
             written, self._wire.written = self._wire.written, b""
-            for event in self._h2.receive_data(written):
-                if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                    fields |= {str(name): str(value) for name, value in event.headers or ()}
-                elif isinstance(event, h2.events.DataReceived):
-                    received += event.data or b""
-                    self._h2.acknowledge_received_data(event.flow_controlled_length or 0, stream)
-                elif isinstance(event, h2.events.StreamEnded):
-                    await asyncio.sleep(0)
-                    return Reply(fields, received)
-                assert not isinstance(event, h2.events.StreamReset)
+            hear(self._h2, written, replies)
+            assert all(reply.reset is None for reply in replies.values())
+            if stream in replies and replies[stream].ended:
+                await asyncio.sleep(0)
+                return replies[stream]
         raise AssertionError(f"the call of {case} has no end")
 
 
@@ -154,7 +139,8 @@ def test_replies_are_what_is_recorded_of_them(cases: list[Case]) -> None:
         for case in cases:
             client.traces.clear()
             client.errors.clear()
-            fields, data = await client.call(case)
+            reply = await client.call(case)
+            fields, data = reply.fields, reply.data
             assert NAMES[int(fields["grpc-status"])] == case.status
             assert fields["endpoint-load-metrics-bin"]
             (trace,) = client.traces
@@ -185,9 +171,8 @@ def test_what_cannot_even_be_refused_is_reset(
         client = Client()
         monkeypatch.setattr("serving.grpc.calls.error_trailers", fail)
         stream = client._h2.get_next_available_stream_id()
-        head = [(":method", "POST"), (":scheme", "http"), (":path", "/one"), (":authority", "t"), ("te", "trailers")]
-        client._h2.send_headers(stream, [*head, ("content-type", "application/grpc")])
-        client._h2.send_data(stream, prefixed(BytesValue(value=b"refuse").SerializeToString()), end_stream=True)
+        client._h2.send_headers(stream, request_fields("/one"))
+        client._h2.send_data(stream, said(b"refuse"), end_stream=True)
         client._connection.data_received(client._h2.data_to_send())
         for _ in range(5):
             await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serving.children import module_command
 from serving.errors import EngineFailed
 from serving.rollout.engine_build import EngineBuilder
 from tests.support.waiting import wait_for
@@ -105,10 +106,10 @@ signal.pause()
             build.result(LIMIT_S)
 
 
-@pytest.mark.parametrize("module", ["engine_build", "model_export"])
-def test_a_server_that_has_ended_already_starts_none(module: str) -> None:
+@pytest.mark.parametrize("verb", ["build", "export"])
+def test_a_server_that_has_ended_already_starts_none(verb: str) -> None:
     """A process that its server did not live to see begin would go on for minutes, and keep what it makes."""
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    command = [sys.executable, "-P", "-m", f"serving.rollout.{module}", gone.stdout.decode().strip(), "--help"]
+    command = module_command("serving.rollout.verb_process", gone.stdout.decode().strip(), verb, "--help")
     begun = subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S)
     assert (begun.returncode, begun.stdout) == (os.EX_TEMPFAIL, b"")

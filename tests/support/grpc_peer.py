@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
 from serving.errors import Overloaded
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
 from serving.net.buffers import BufferBudget
 from serving.settings import Settings
-from tests.support import http2
-from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Replies, Reply, frame, prefixed, request_fields
+from tests.support.http2 import Replies, Reply, request_fields, split
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from hpack import Encoder
+    from hyperframe.frame import Frame
 
     from serving.errors import BertserveError
     from serving.grpc.calls import Call
-
-START = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
 
 
 class Wire(asyncio.Transport):
@@ -63,6 +62,7 @@ class Wire(asyncio.Transport):
 
 
 async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
+    """Answers what it is asked, with the deadline behind it."""
     remaining_s = call.time_remaining()
     call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
     if request.value == b"refuse":
@@ -77,6 +77,7 @@ async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
 
 
 async def watch(request: BytesValue, _: Call) -> AsyncIterator[BytesValue]:
+    """Answers what it is asked, and never ends."""
     yield request
     await asyncio.get_running_loop().create_future()
 
@@ -106,53 +107,34 @@ class Peer:
             await asyncio.sleep(0)
 
     async def inflated(self, *parts: bytes) -> None:
+        """The same where a thread has to work."""
         await self.say(*parts)
         await until(lambda: b"grpc-status" in self.wire.written, "the end of the call")
 
-    def wait(self, seconds: int, until: Callable[[], bool] = lambda: False) -> int:
-        """Lets so many seconds pass, or fewer until something is so; how many it were."""
-        for second in range(seconds):
-            if until():
-                return second
-            self.connection.tick(1.0)
-        return seconds
-
-    @property
-    def reasons(self) -> list[str]:
-        return [error.reason for error in self.errors]
-
-    def kinds(self) -> list[int]:
-        return [arrived.kind for arrived in self.frames()]
-
-    def frames(self) -> list[http2.Frame]:
-        found, rest = http2.split(self.wire.written)
-        assert rest == b""
-        return found
+    def frames(self) -> list[Frame]:
+        return split(self.wire.written)
 
     def replies(self) -> dict[int, Reply]:
         replies = Replies()
         for arrived in self.frames():
-            if arrived.stream:
+            if arrived.stream_id:
                 replies.take(arrived)
         return replies.streams
 
 
-def message(value: bytes) -> bytes:
-    """A message as it is sent, behind its length."""
+def said(value: bytes) -> bytes:
+    """A message of a method, as it is framed."""
     return prefixed(BytesValue(value=value).SerializeToString())
 
 
-def value(reply: Reply) -> bytes:
-    return bytes(BytesValue.FromString(reply.message).value)
-
-
-def opened(encoder: Encoder, stream: int, path: str, **changes: str | None) -> bytes:
-    return frame(HEADERS, END_HEADERS, stream, encoder.encode(request_fields(path, **changes)))
-
-
 def call(encoder: Encoder, stream: int, value: bytes, **changes: str | None) -> bytes:
-    return opened(encoder, stream, "/echo", **changes) + frame(DATA, END_STREAM, stream, message(value))
+    """A call of `echo`."""
+    fields = encoder.encode(request_fields("/echo", **changes))
+    data = said(value)
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
 
 
 def talk(encoder: Encoder, stream: int, *values: bytes, flags: int = 0) -> bytes:
-    return opened(encoder, stream, "/talk") + frame(DATA, flags, stream, b"".join(map(message, values)))
+    fields = encoder.encode(request_fields("/talk"))
+    data = b"".join(said(value) for value in values)
+    return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, flags, stream, data)

@@ -14,8 +14,9 @@ import h2.config
 import h2.connection
 import h2.settings
 
+from loadtest.generator.frames import CONTINUATION, DATA, HEADERS, PREFACE, frame, prefixed, split
 from tests.support.clients import MODEL_INFER, infer_request
-from tests.support.http2 import CONTINUATION, DATA, HEADERS, PREFACE, frame, prefixed, request_fields, split
+from tests.support.http2 import request_fields
 from tests.support.models import NAME
 
 if TYPE_CHECKING:

@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def victim_of(server: Server) -> Victim:
-    http, grpc = (int(address.rpartition(":")[2]) for address in (server.http, server.grpc))
-    return Victim.of(server.pid, http, grpc, lambda: server.log.count("\n"))
+    ports = {wire: int(getattr(server, wire).rpartition(":")[2]) for wire in ("http", "grpc")}
+    return Victim(server.pid, ports, lambda: server.log.count("\n"))

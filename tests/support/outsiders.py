@@ -201,7 +201,10 @@ OUTSIDERS = {
             " tests/contract/model_id_test.py::test_logs_of_an_export_are_json_too"
         ),
         # An export in a process of its own; what it makes is tested without a server.
-        paths="bertserve.py export/cli serving/models serving/rollout/model_export.py serving/settings.py",
+        paths=(
+            "bertserve.py export/cli serving/models serving/rollout/model_export.py serving/rollout/verb_process.py"
+            " serving/settings.py"
+        ),
         runs="export.cli.export serving.cli",
         beside="export serving",
     ),

@@ -50,7 +50,7 @@ class HostileBenchmark(Benchmark):
         options = ("--engine", "fake", "--default-timeout-ms", "10000")
         server = BertServer(self.options.models, self.options.precision, available_cpus(), *options)
         with few_descriptors(), server:
-            victim = Victim.of(server.pids()[0], server.http_port, server.grpc_port, server.log_lines)
+            victim = Victim(server.pids()[0], {"http": server.http_port, "grpc": server.grpc_port}, server.log_lines)
             with Polite(victim, self.bundle.model, PER_S) as polite:
                 return trial(
                     victim, polite, attacker, name, Plan(_BEFORE_S, self.options.seconds, _CONTROL_S, _SETTLE_S)

@@ -12,7 +12,11 @@ from loadtest.benchmarks.hostile.lines import HOST
 from loadtest.generator.http1 import post_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from loadtest.benchmarks.hostile.lines import Line
+
+    Attack = Callable[[Line], None]
 
 BODY_LIMIT = 4 << 20
 _LEAVING_BYTES = 1_900_000
@@ -22,7 +26,6 @@ _IDLE_SOCKETS = 150
 _DRIP_S = 0.2
 
 
-@cache
 def _post(path: str, body: bytes, headers: str = "") -> bytes:
     return post_bytes(HOST, path, body, headers=headers)
 
@@ -32,10 +35,17 @@ def _padded(message: bytes, size: int) -> bytes:
     return message[:-1] + b" " * (size - len(message)) + message[-1:]
 
 
-def _again(line: Line, request: bytes) -> None:
-    """Sends one request again and again, as long as the server lets the connection live."""
-    while True:
-        line.send(request)
+def _repeated(make: Callable[[], Sequence[bytes]], rest_s: float = 0.0, *, reads: bool = True) -> Attack:
+    """Sends the same requests again and again, as long as the server lets the connection live."""
+    made = cache(make)
+
+    def attack(line: Line) -> None:
+        line.reads = reads
+        for request in itertools.cycle(made()):
+            line.send(request)
+            line.pace.rest(rest_s)
+
+    return attack
 
 
 @cache
@@ -43,47 +53,8 @@ def _refused_body() -> bytes:
     return _padded(b'{"inputs": 7}', BODY_LIMIT - 16)
 
 
-def refused_bodies(line: Line) -> None:
-    _again(line, _post("/embed", _refused_body()))
-
-
-@cache
-def _bomb() -> bytes:
-    return gzip.compress(_refused_body(), 9)
-
-
-def gzip_bombs(line: Line) -> None:
-    """One at a time, at most 200 a second of all connections: the smallest are 4 KB."""
-    while True:
-        line.send(_post("/embed", _bomb(), _GZIP))
-        line.pace.rest(0.04)
-
-
-def leaving(line: Line) -> None:
-    """Sends a good request of 1.9 MB and does not wait for the answer."""
-    line.send(_post("/embed", _padded(b'{"inputs": "leaving"}', _LEAVING_BYTES)))
-    line.pace.rest(0.0005)
-
-
-def half_bodies(line: Line) -> None:
-    request = _post("/embed", _refused_body())
-    line.send(request[: len(request) - 64])
-    line.hold()
-
-
-@cache
-def _many_texts() -> bytes:
-    return _post("/embed", json.dumps({"inputs": ["a"] * 32}).encode())
-
-
-def unread_replies(line: Line) -> None:
-    """Sends ahead what is answered 600 times its size, and never reads."""
-    line.reads = False
-    _again(line, _many_texts() * 64)
-
-
-@cache
-def _large_bodies() -> list[bytes]:
+def _large() -> list[bytes]:
+    """Bodies that are refused only when half a million values are decoded."""
     many = b"[1]," * 480_000 + b"[1]"
     tensor = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [%b]}]}'
     return [
@@ -94,10 +65,44 @@ def _large_bodies() -> list[bytes]:
     ]
 
 
-def large_bodies(line: Line) -> None:
-    """Bodies that are refused only when half a million values are decoded."""
-    for request in itertools.cycle(_large_bodies()):
-        line.send(request)
+def _tiny() -> list[bytes]:
+    """A body in chunks of one byte."""
+    head = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return [head + b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n"]
+
+
+def _many_lines() -> list[bytes]:
+    """95 header lines of 130 bytes before a request that is refused."""
+    lines = "".join(f"X-Header-{number}: {'v' * 120}\r\n" for number in range(95))
+    return [_post("/embed", b'{"inputs": 7}', lines)]
+
+
+refused_bodies = _repeated(lambda: [_post("/embed", _refused_body())])
+# One at a time, at most 200 a second of all connections: the smallest are 4 KB.
+gzip_bombs = _repeated(lambda: [_post("/embed", gzip.compress(_refused_body(), 9), _GZIP)], 0.04)
+# What is answered 600 times its size, sent ahead.
+unread_replies = _repeated(lambda: [_post("/embed", json.dumps({"inputs": ["a"] * 32}).encode()) * 64], reads=False)
+large_bodies = _repeated(_large)
+tiny_chunks = _repeated(_tiny)
+many_headers = _repeated(_many_lines)
+# The smallest requests that are refused, hundreds in one segment.
+refused_ahead = _repeated(lambda: [b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n" * 1000])
+
+
+@cache
+def _good_body() -> bytes:
+    return _post("/embed", _padded(b'{"inputs": "leaving"}', _LEAVING_BYTES))
+
+
+def leaving(line: Line) -> None:
+    """Sends a good request of 1.9 MB and does not wait for the answer."""
+    line.send(_good_body())
+    line.pace.rest(0.0005)
+
+
+def half_bodies(line: Line) -> None:
+    line.send(_post("/embed", _refused_body())[:-64])
+    line.hold()
 
 
 def idle_connections(line: Line) -> None:
@@ -107,47 +112,20 @@ def idle_connections(line: Line) -> None:
     line.hold()
 
 
-def _drip(line: Line, opening: bytes, drops: bytes) -> None:
-    others = line.open_others(_SLOW_SOCKETS)
-    for other in others:
-        other.send(opening)
-    for drop in itertools.cycle(drops):
-        line.pace.rest(_DRIP_S)
-        for other in others:
-            other.send(bytes([drop]))
-
-
-def slow_headers(line: Line) -> None:
+def slow(opening: bytes, drop: bytes) -> Attack:
     """A byte on each of 24 connections, five times a second."""
-    _drip(line, b"POST /embed HTTP/1.1\r\nHost: test\r\nX-Slow: ", b"x")
+
+    def attack(line: Line) -> None:
+        others = line.open_others(_SLOW_SOCKETS)
+        for other in others:
+            other.send(opening)
+        while True:
+            line.pace.rest(_DRIP_S)
+            for other in others:
+                other.send(drop)
+
+    return attack
 
 
-def slow_bodies(line: Line) -> None:
-    _drip(line, b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n{", b" ")
-
-
-@cache
-def _tiny_chunks() -> bytes:
-    head = b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + b"1\r\n \r\n" * 60_000 + b"0\r\n\r\n"
-
-
-def tiny_chunks(line: Line) -> None:
-    """Bodies in chunks of one byte."""
-    _again(line, _tiny_chunks())
-
-
-@cache
-def _many_headers() -> bytes:
-    lines = "".join(f"X-Header-{number}: {'v' * 120}\r\n" for number in range(95))
-    return _post("/embed", b'{"inputs": 7}', lines)
-
-
-def many_headers(line: Line) -> None:
-    """95 header lines of 130 bytes before a request that is refused."""
-    _again(line, _many_headers())
-
-
-def refused_ahead(line: Line) -> None:
-    """The smallest requests that are refused, hundreds in one segment."""
-    _again(line, b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n" * 1000)
+slow_headers = slow(b"POST /embed HTTP/1.1\r\nHost: test\r\nX-Slow: ", b"x")
+slow_bodies = slow(b"POST /embed HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n{", b" ")

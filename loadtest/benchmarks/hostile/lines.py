@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
+from loadtest.generator import frames
+from loadtest.generator.frames import END_HEADERS, END_STREAM, HEADERS, LARGEST, WINDOW, frame
 from loadtest.generator.grpc_messages import METHOD
-from loadtest.generator.http2 import header_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
+Field = tuple[str, str]
 _CHUNK_BYTES = 32_768
 _READ_BYTES = 1 << 18
 _CONNECT_S = 5.0
 _PATIENCE_S = 0.05
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, _, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-UNKNOWN = 0xBB
-ACK = END_STREAM = 0x1
-END_HEADERS = 0x4
-CANCEL = 8
-INITIAL_WINDOW_SIZE = 4
-FRAME_BYTES = 16_384
-WINDOW = 65_535
-LARGEST = 2**31 - 1
-_HEAD = struct.Struct(">HBBBI")
-"""A frame's head: length as 16 + 8 bits, kind, flags, stream."""
 
 
 class Over(Exception):
@@ -154,20 +143,6 @@ class Line:
         return made
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2 (RFC 9113, 4.1)."""
-    size = len(payload)
-    return _HEAD.pack(size >> 8, size & 255, kind, flags, stream) + payload
-
-
-def window_update(stream: int, size: int) -> bytes:
-    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
-
-
-def settings(*values: tuple[int, int]) -> bytes:
-    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *value) for value in values))
-
-
 class H2Line(Line):
     """The same to the gRPC port.
 
@@ -175,6 +150,7 @@ class H2Line(Line):
         windows: What the server lets each stream send.
         replied: Streams on which a reply has begun, or which were reset.
         ended: Streams that the server has ended or reset.
+        last: The number of the newest stream.
     """
 
     def __init__(self, port: int, pace: Pace) -> None:
@@ -183,60 +159,62 @@ class H2Line(Line):
         self.windows: dict[int, int] = defaultdict(lambda: WINDOW)
         self.replied: set[int] = set()
         self.ended = 0
-        self._next = 1
+        self.last = -1
         self._rest = b""
 
     def begin(self, *values: tuple[int, int], window: int = LARGEST - WINDOW) -> None:
         """The preface, settings, and by how much the connection's window is wider than the first one."""
-        self.send(PREFACE + settings(*values) + (window_update(0, window) if window else b""))
+        self.send(frames.PREFACE + frames.settings(*values) + (frames.window_update(0, window) if window else b""))
 
     def stream(self) -> int:
         """The number of the next stream."""
-        number = self._next
-        self._next += 2
-        return number
+        self.last += 2
+        return self.last
 
-    def headers(self, flags: int = 0, path: str = METHOD, more: Sequence[tuple[str, str]] = ()) -> tuple[int, bytes]:
-        """A new stream, and the frame that opens it as a call."""
-        number = self.stream()
-        return number, frame(HEADERS, END_HEADERS | flags, number, call_block(path, more))
+    def open(self, path: str = METHOD, *more: Field) -> int:
+        """Begins a call on a new stream; returns its number."""
+        self.send(frame(HEADERS, END_HEADERS, self.stream(), call_block(path, *more)))
+        return self.last
 
     def message(self, stream: int, message: bytes, flags: int = END_STREAM) -> None:
         """Sends a message in frames, as the stream's window allows; a grant that does not come ends the connection."""
         at = 0
         while at < len(message):
             self.wait(lambda: self.windows[stream] > 0, 5.0)
-            size = min(FRAME_BYTES, len(message) - at, self.windows[stream])
+            size = min(frames.FRAME_BYTES, len(message) - at, self.windows[stream])
             if size <= 0:
                 raise ConnectionAbortedError
             self.windows[stream] -= size
             at += size
-            self.send(frame(DATA, flags if at == len(message) else 0, stream, message[at - size : at]))
+            self.send(frame(frames.DATA, flags if at == len(message) else 0, stream, message[at - size : at]))
+
+    def wait_for_replies(self, count: int, limit_s: float) -> None:
+        self.wait(lambda: len(self.replied) >= count, limit_s)
+
+    def wait_for_ends(self, count: int) -> None:
+        self.wait(lambda: self.ended >= count)
 
     def received(self, data: bytes) -> None:
         """Counts grants and ends; a farewell with a reason is the end."""
-        data = self._rest + data
-        at = 0
-        while len(data) - at >= _HEAD.size:
-            high, low, kind, flags, number = _HEAD.unpack_from(data, at)
-            stop = at + _HEAD.size + (high << 8 | low)
-            if stop > len(data):
-                break
-            payload = data[at + _HEAD.size : stop]
-            at = stop
-            if kind in {HEADERS, RST_STREAM}:
+        arrived, self._rest = frames.split(self._rest + data)
+        for kind, flags, number, payload in arrived:
+            if kind in {HEADERS, frames.RST_STREAM}:
                 self.replied.add(number)
-            if kind == WINDOW_UPDATE:
+            if kind == frames.WINDOW_UPDATE:
                 self.windows[number] += int.from_bytes(payload, "big")
-            elif kind == RST_STREAM or (kind in {DATA, HEADERS} and flags & END_STREAM):
+            elif kind == frames.RST_STREAM or (kind <= HEADERS and flags & END_STREAM):
                 self.ended += 1
                 self.windows.pop(number, None)
-            elif kind == GOAWAY and any(payload[4:8]):
+            elif kind == frames.GOAWAY and any(payload[4:8]):
                 raise ConnectionResetError
-        self._rest = data[at:]
 
 
-def call_block(path: str = METHOD, more: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The header block of a call, as literals that nobody indexes."""
+def call_fields(path: str = METHOD) -> list[Field]:
     pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", HOST)]
-    return header_block([*pseudo, ("te", "trailers"), ("content-type", "application/grpc"), *more])
+    return [*pseudo, ("te", "trailers"), ("content-type", "application/grpc")]
+
+
+@cache
+def call_block(path: str = METHOD, *more: Field) -> bytes:
+    """The header block of a call, as literals that nobody indexes."""
+    return frames.header_block([*call_fields(path), *more])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.hostile.attacks import ATTACKS
 from loadtest.benchmarks.hostile.polite import latencies
+from loadtest.benchmarks.processes import Peaks
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from loadtest.benchmarks.hostile.polite import Polite
     from loadtest.benchmarks.hostile.victim import Victim
     from loadtest.generator.child import Child
@@ -49,32 +47,6 @@ class Plan:
     hurries: bool = False
 
 
-class Watch:
-    """Looks at a server all the time in a `with` block, and keeps the most memory and descriptors that it saw."""
-
-    def __init__(self, victim: Victim) -> None:
-        self.memory_mb = 0.0
-        self.descriptors = 0
-        self._victim = victim
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._end.wait(_LOOK_S):
-            self.memory_mb = max(self.memory_mb, self._victim.memory_mb())
-            self.descriptors = max(self.descriptors, self._victim.descriptors())
-
-
 def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> dict[str, Any]:
     """Attacks once; returns what JSON holds."""
     attack = ATTACKS[name]
@@ -84,7 +56,7 @@ def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     time.sleep(plan.before_s + _MARGIN_S)
     memory, descriptors, lines = victim.memory_mb(), victim.descriptors(), victim.log_lines()
     attacked = time.monotonic()
-    with Watch(victim) as watch:
+    with Peaks(_LOOK_S, memory=victim.memory_mb, descriptors=victim.descriptors) as peaks:
         sent = attacker.ask("attack", name=name, port=victim.ports[wire], seconds=plan.attack_s, rate=rate)
         over = time.monotonic()
         settled_s = _settle(victim, memory + LEFT_MB, descriptors + FEW_DESCRIPTORS, plan.settle_s)
@@ -98,8 +70,8 @@ def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
             "after": _figures(polite, settled, settled + plan.before_s),
         },
         "faults": polite.faults(begin, settled + plan.before_s),
-        "memory_mb": {"before": memory, "most": watch.memory_mb, "after": victim.memory_mb()},
-        "descriptors": {"before": descriptors, "most": watch.descriptors, "after": victim.descriptors()},
+        "memory_mb": {"before": memory, "most": peaks.seen["memory"], "after": victim.memory_mb()},
+        "descriptors": {"before": descriptors, "most": int(peaks.seen["descriptors"]), "after": victim.descriptors()},
         "settled_s": settled_s,
         "log_lines": victim.log_lines() - lines,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from loadtest.benchmarks.processes import resident_bytes
 
@@ -28,11 +28,6 @@ class Victim:
     pid: int
     ports: dict[str, int]
     log_lines: Callable[[], int]
-
-    @classmethod
-    def of(cls, pid: int, http: int, grpc: int, log_lines: Callable[[], int]) -> Self:
-        """With the ports of both wires."""
-        return cls(pid, {"http": http, "grpc": grpc}, log_lines)
 
     def cpu_s(self) -> float:
         """CPU time used so far, to the nanosecond (of Linux the clock that `clock_getcpuclockid` names)."""

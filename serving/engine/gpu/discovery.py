@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from serving.children import module_command
 from serving.engine.gpu import cuda_driver, tensorrt_library
 from serving.engine.specs import Gpu  # noqa: TC001  read when an answer is decoded
 from serving.host import installing
@@ -92,8 +93,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 def look(limit_s: float = LIMIT_S) -> Machine:
     """What this machine has; never fails, and takes at most `limit_s`."""
-    # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-    command = [sys.executable, "-P", "-m", "serving.engine.gpu.discovery"]
+    command = module_command("serving.engine.gpu.discovery")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         answer, _ = process.communicate(timeout=limit_s)

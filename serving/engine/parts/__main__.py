@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -10,14 +9,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from serving.children import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.engine.parts.chain import Part
     from serving.engine.parts.exchange import Arena
-
-PR_SET_PDEATHSIG = 1
-"""Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
 
 
 def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[int]) -> None:
@@ -29,7 +27,7 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
         arenas: Descriptors of shared memory.
         descriptors: Of sockets: for each graph of a part, or for the rank, where batches come from and where they go.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     # Two ways may end in the same socket, which must have one owner.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 
+from serving.children import module_command
 from serving.engine.parts import chain  # noqa: TC001  read at run time by msgspec
 from serving.engine.parts.exchange import pair, receive
 from serving.engine.specs import ModelSpec  # noqa: TC001  read at run time by msgspec
@@ -88,9 +88,10 @@ def start(
     with theirs:
         groups = [[theirs.fileno()], arenas, *([end.fileno() for end in way] for way in ways)]
         words = [kind, *(",".join(map(str, group)) for group in groups)]
-        command = [sys.executable, "-P", "-m", "serving.engine.parts", *words]
         inherited = {descriptor for group in groups for descriptor in group}
-        process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            module_command("serving.engine.parts", *words), pass_fds=inherited, stdin=subprocess.DEVNULL
+        )
     threading.Thread(target=_watch, args=(name, process), daemon=True).start()
     return control
 

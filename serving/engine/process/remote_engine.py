@@ -8,13 +8,13 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
+from serving.children import module_command
 from serving.engine.base import Engine, LaneKind, Load, lanes_for
 from serving.engine.kinds import ENGINES
 from serving.engine.process.wire import FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
@@ -146,8 +146,7 @@ class RemoteEngine:
                 ends.append(ours)
                 theirs.append(other.fileno())
             # That module knows bundles, which this room does not.
-            # `-P` keeps the working directory off the module path: a folder named `serving` must not be run.
-            command = [sys.executable, "-P", "-m", "serving.rollout.engine_process", *map(str, theirs)]
+            command = module_command("serving.rollout.engine_process", *map(str, theirs))
             process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.grpc.h2 import Limits, encode_fields, encode_status
 from serving.grpc.h2.frames import ConnectionFault, ErrorCode
 from serving.grpc.h2.headers import HeaderDecoder, decode_huffman
-from tests.grpc.h2.wire import REQUEST
+from tests.support.http2 import REQUEST
 
 names = st.text(string.ascii_lowercase, min_size=1, max_size=10).map("x-{}".format)
 texts = st.text(string.printable.replace("\n", "").replace("\r", ""), max_size=200).map(lambda text: text.strip(" \t"))

@@ -21,7 +21,7 @@ from serving.grpc.h2 import (
     encode_fields,
     encode_status,
 )
-from tests.grpc.h2.wire import REQUEST
+from tests.support.http2 import REQUEST, Reply, hear
 
 REPLY = encode_status(200) + encode_fields([("content-type", "text/plain")])
 WINDOW = 65_535
@@ -82,16 +82,12 @@ class Client:
         self.server = server
         self.chunks = chunks
         self.unsent: dict[int, bytes] = {}
-        self.fields: dict[int, dict[str, str]] = {}
-        self.bodies: dict[int, bytes] = {}
-        self.ended: set[int] = set()
+        self.replies: dict[int, Reply] = {}
         self.events: list[h2.events.Event] = []
 
     def request(self, stream: int, body: bytes) -> None:
         self.h2.send_headers(stream, REQUEST)
         self.unsent[stream] = body
-        self.bodies[stream] = b""
-        self.fields[stream] = {}
 
     def talk(self) -> None:
         """Exchanges bytes until both sides have said all they can."""
@@ -99,8 +95,7 @@ class Client:
         while outgoing := self.h2.data_to_send():
             replies = b"".join(map(self.server.receive, self._cut(outgoing)))
             for piece in self._cut(replies):
-                for event in self.h2.receive_data(piece):
-                    self._take(event)
+                self.events += hear(self.h2, piece, self.replies)
             self._send()
 
     def _cut(self, data: bytes) -> list[bytes]:
@@ -121,18 +116,6 @@ class Client:
                 self.h2.send_data(stream, body[:size], pad_length=min(9, size - 1) if size < 200 else None)
                 self.unsent[stream] = body[size:]
 
-    def _take(self, event: h2.events.Event) -> None:
-        self.events.append(event)
-        if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-            self.fields[event.stream_id] |= {
-                bytes(name).decode(): bytes(value).decode() for name, value in event.headers
-            }
-        elif isinstance(event, h2.events.DataReceived):
-            self.bodies[event.stream_id] += event.data
-            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, h2.events.StreamEnded):
-            self.ended.add(event.stream_id)
-
 
 @given(st.lists(sizes, min_size=1, max_size=5), cuts, settings, st.sampled_from([3, 50, 1000]))
 def test_requests_and_replies_of_any_size(
@@ -150,9 +133,8 @@ def test_requests_and_replies_of_any_size(
             if body:
                 client.h2.increment_flow_control_window(1 << 20, stream)
         client.talk()
-    assert client.ended == bodies.keys()
-    assert client.bodies == bodies
-    assert all(client.fields[stream]["x-number"] == str(stream) for stream in bodies)
+    assert {stream: reply.data for stream, reply in client.replies.items() if reply.ended} == bodies
+    assert all(client.replies[stream].fields["x-number"] == str(stream) for stream in bodies)
     assert client.server.h2.streams == []
 
 
@@ -180,7 +162,7 @@ def test_pings_settings_and_resets_between_requests(chunks: list[int], steps: li
     assert pongs == [number.to_bytes(8, "big") for number, step in enumerate(steps) if step == "ping"]
     assert len(acknowledged) == (steps.count("settings") + 1 if steps else 0)
     assert client.server.resets == given_up
-    assert client.ended == set(asked)
+    assert {stream for stream, reply in client.replies.items() if reply.ended} == set(asked)
 
 
 def test_headers_larger_than_a_frame() -> None:

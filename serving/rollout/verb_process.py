@@ -1,0 +1,96 @@
+"""`bertserve build` and `bertserve export` in processes that end with the server and log as it does.
+
+`python -m serving.rollout.verb_process PID VERB ARGUMENTS` becomes one. A build has idle priority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.children import end_with_parent, module_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_LEAST_NICE = 19
+_FIRST_TO_KILL = "1000"
+"""If memory runs out, the build is killed, not the server (`oom_score_adj` of proc(5))."""
+
+
+class VerbProcess:
+    """A verb that is running, in a session of its own: a terminal's Ctrl-C passes it by.
+
+    What it has started, such as TensorRT's builder, is of that session too.
+    """
+
+    def __init__(
+        self,
+        *words: str,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = subprocess.PIPE,
+        stderr: int | None = None,
+    ) -> None:
+        self._process = subprocess.Popen(
+            module_command(__name__, str(os.getpid()), *words),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
+
+    def lines(self) -> Iterator[str]:
+        """What it says until it has ended, where it says that to a pipe."""
+        for line in self._process.stdout or ():
+            if line.strip():
+                yield " ".join(line.split())
+
+    def wait(self) -> int:
+        """Waits for its end; returns its exit status, negative for a signal."""
+        with self._process as process:  # which closes the pipe
+            return process.wait()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Asks it to end, and to remove what it has written."""
+        self._signal(signal.SIGTERM)
+
+    def kill_after(self, limit_s: float) -> None:
+        """Waits for its end, and kills what is left of its session then or after so long."""
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+        finally:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Also where the first of them has been killed: what it had started holds the pipe, and so the reader.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def become(parent: str, verb: str, *arguments: str) -> None:
+    """Turns this process, a child of `parent`, into a verb of bertserve; does not return."""
+    end_with_parent(signal.SIGTERM, int(parent))
+    if verb == "build":
+        os.nice(_LEAST_NICE)
+        with contextlib.suppress(OSError):  # not every sandbox has the file
+            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
+        with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  wants no shell
+
+
+if __name__ == "__main__":
+    become(*sys.argv[1:])
