@@ -33,8 +33,8 @@ from export.split import flow, layers, ranks
 from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
+from serving.models.artifact_selection import few_agree
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
-from serving.models.forms import few_agree
 from serving.models.manifest import (
     ENGINE_GRAPHS,
     REPORT,

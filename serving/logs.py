@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json"]
 
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """Maximum lines that wait to be written; further ones are lost."""
 
 _PAUSE_S = 0.01
@@ -45,7 +45,7 @@ _PAUSE_S = 0.01
 
 _BURST = 20
 _PER_S = 1.0
-_MOST_KEYS = 1000
+_MAX_KEYS = 1000
 
 _NOWHERE, _STDOUT, _STDERR = -1, 1, 2
 
@@ -93,7 +93,7 @@ class RateLimit:
         now = self._clock()
         state = self._kinds.get(kind)
         if state is None:
-            if len(self._kinds) >= _MOST_KEYS:
+            if len(self._kinds) >= _MAX_KEYS:
                 self._kinds.clear()
             state = self._kinds[kind] = [float(_BURST), now, 0]
         left, since, hidden = state
@@ -114,7 +114,7 @@ class LogWriter(logging.Handler):
         limit: Limits repeated messages.
     """
 
-    def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MOST_LINES) -> None:
+    def __init__(self, form: Format, *, descriptor: int = _STDERR, most_lines: int = MAX_LINES) -> None:
         super().__init__()
         self.lost = 0
         self.limit = RateLimit()

@@ -19,11 +19,11 @@ from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
 from serving.host import installing
-from serving.http.api import Api
 from serving.http.apis import operations
 from serving.http.apis.openai import EmbeddingLines
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.app import App
+from serving.http.app_context import AppContext
 from serving.http.listener import HttpListener
 from serving.http.middleware import is_loopback, known_hosts
 from serving.inference.answer_cache import AnswerCache
@@ -50,7 +50,7 @@ from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from serving.security.keys import ApiKeys
-from serving.security.tls import LEAST_GOODBYE_S, Tls
+from serving.security.tls import MIN_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
 from serving.tei.service import TeiService
 from serving.telemetry import catalogue
@@ -194,7 +194,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         load_reports=load_reports,
     )
-    api = Api(
+    context = AppContext(
         pipeline=pipeline,
         repository=repository,
         lifecycle=lifecycle,
@@ -213,14 +213,14 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
     )
     http = HttpListener(
-        *(App(api), ports.http, settings),
+        *(App(context), ports.http, settings),
         tls=tls,
         limiter=limiter,
         budget=budget,
         hosts=known_hosts(settings, ports.http, keys),
     )
     probes = ProbeListener(
-        App(replace(api, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
+        App(replace(context, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,
@@ -256,7 +256,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         recent=recent,
         jobs=jobs,
-        runner=BatchesApiRunner(jobs, EmbeddingLines(api), settings) if jobs else None,
+        runner=BatchesApiRunner(jobs, EmbeddingLines(context), settings) if jobs else None,
         background=background,
         span_sender=span_sender,
     )
@@ -354,7 +354,7 @@ def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[Non
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None or key is None:
         return None
-    goodbye_s = max(LEAST_GOODBYE_S, settings.body_timeout_s)
+    goodbye_s = max(MIN_GOODBYE_S, settings.body_timeout_s)
     tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
     expiry = tls.expires_at()
 

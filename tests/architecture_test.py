@@ -342,7 +342,7 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 
 
 BROAD_HANDLERS = {
-    "serving.http.api": "the HTTP boundary",
+    "serving.http.app_context": "the HTTP boundary",
     "serving.http.asgi": "the same around the framework",
     "serving.http.connection": "the same around the making of a reply, which nobody awaits",
     "serving.unawaited": "the boundary of all else that nobody awaits",

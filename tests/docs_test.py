@@ -95,7 +95,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
     said = {
         "SECURITY.md": [
             f"{tokenizer_process.CPU_S} s of CPU time and {tokenizer_process.MEMORY_BYTES >> 20} MiB for each call",
-            f"more than {tokenizer_rules.MOST_GROWTH} times as long",
+            f"more than {tokenizer_rules.MAX_GROWTH} times as long",
             f"at most eight names of `{rule._NAME.pattern}`",
             f"(`--buffer-limit-mb`, {settings.buffer_limit_bytes >> 20} MiB)",
             f"Up to {buffers.FREE_BYTES >> 10} KiB are free",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _UNCUT = 1 << 20
 _SHORT = (16, 17)
 """Limits that leave a pair an even and an odd number of tokens, and that most texts exceed."""
-_MOST_REST = 400
+_MAX_REST = 400
 """Maximum combinations of overflowing parts of a pair: the tokenizers library computes all of them."""
 _SHOWN = 12
 _BEFORE = 3
@@ -55,7 +55,7 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
     pairs = [text for text in texts if isinstance(text, tuple)]
     for length in dict.fromkeys((_UNCUT, max_length, *_SHORT)):
         ours.max_length = length
-        fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MOST_REST * length**2]
+        fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MAX_REST * length**2]
         groups: tuple[Sequence[corpus.Text], ...] = (alone, fit)
         for group in groups:
             columns = [group] if group is alone else list(map(list, zip(*fit, strict=True)))

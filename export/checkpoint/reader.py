@@ -29,7 +29,7 @@ CANDIDATES = 100
 _WORDS = ("vocab.txt", "merges.txt", "*.model")
 """Tokenizer files that are not JSON."""
 
-_LEAST_LENGTH = 3
+_MIN_LENGTH = 3
 _OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
 """Tasks that users run with Sentence Transformers; the others run with Transformers."""
 
@@ -225,7 +225,7 @@ def open_checkpoint(
     _check_special(source, config, family, task, words)
     own = sentence.max_length or words.length_limit
     # The special tokens alone always fit.
-    least = max(_LEAST_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
+    least = max(_MIN_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
     length = _length(source, max_length, own, least, _positions(config, family, task, words, sentence))
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"

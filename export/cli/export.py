@@ -55,7 +55,7 @@ _MODULES = frozenset(
 )
 """Modules of the extra."""
 
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 
 
 def main(argv: list[str]) -> int:
@@ -248,7 +248,7 @@ def parser() -> argparse.ArgumentParser:
         type=_parts,
         default=1,
         metavar="N",
-        help=f"Number of parts of each artifact, up to {_MOST_PARTS}. Each part runs in its own process, for models "
+        help=f"Number of parts of each artifact, up to {_MAX_PARTS}. Each part runs in its own process, for models "
         "too large for one (default: 1).",
     )
     add(
@@ -289,8 +289,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _parts(argument: str) -> int:
     number = int(argument)
-    if not 1 <= number <= _MOST_PARTS:
-        raise argparse.ArgumentTypeError(f"{argument!r}: a model is cut into 2 to {_MOST_PARTS} parts")
+    if not 1 <= number <= _MAX_PARTS:
+        raise argparse.ArgumentTypeError(f"{argument!r}: a model is cut into 2 to {_MAX_PARTS} parts")
     return number
 
 

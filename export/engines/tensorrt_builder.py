@@ -34,7 +34,7 @@ MAX_MASKS = 16
 _DRIVER = "libcuda.so.1"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """Numbers of the CUDA driver's device attributes."""
-_LEAST_CAPABILITY = (7, 5)
+_MIN_CAPABILITY = (7, 5)
 
 
 def shapes_of(profile: ShapeProfile, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
@@ -265,7 +265,7 @@ def _own_capability() -> str:
     code = code or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
     if code:
         raise BuilderError(f"the NVIDIA driver shows no GPU (CUDA error {code}); is the container given one?")
-    if (major.value, minor.value) < _LEAST_CAPABILITY:
+    if (major.value, minor.value) < _MIN_CAPABILITY:
         raise BuilderError(
             f"this GPU has compute capability {major.value}.{minor.value}; TensorRT needs 7.5 (T4) or newer"
         )

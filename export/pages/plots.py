@@ -41,7 +41,7 @@ _WIDE, _NARROW, _HALF = ("wide", 760), ("narrow", 350), ("", 410)
 _SMALLEST = 1e-16
 """Distances below this are rounding of float64; they are drawn here."""
 _BINS = 24
-_MOST_LABELS, _MOST_TICKS = 1000, 7
+_MAX_LABELS, _MAX_TICKS = 1000, 7
 _ROUND_TICKS = (1.0, 2.0, 5.0)
 _PLAIN = "{x:g}"
 
@@ -180,11 +180,11 @@ class Histogram:
         low = math.floor(min(shown))
         high = max(low + 1, math.ceil(max(shown)))
         counts, _, bars = axes.hist(exponents, _BINS, range=(low, high), color=_COLOURS["blue"], rwidth=0.9)
-        if len(exponents) < _MOST_LABELS:
+        if len(exponents) < _MAX_LABELS:
             axes.bar_label(bars, [f"{count:.0f}" if count else "" for count in counts], fontsize=_FONT_PX - 2)  # type: ignore[arg-type]
         for limit in marked:
             axes.axvline(limit, color=_COLOURS["orange"], linestyle="--", label=self.limit_name, gid="limit")
-        ticks = range(low, high + 1, (high - low) // _MOST_TICKS + 1)
+        ticks = range(low, high + 1, (high - low) // _MAX_TICKS + 1)
         axes.set_xticks(ticks, [f"1e{tick}" for tick in ticks])
         axes.set(xlim=(low, high), ylim=(0, 1.1 * max(1.0, float(np.max(counts)))))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))

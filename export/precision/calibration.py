@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from export.texts.corpus import Text
 
-LEAST_TEXTS = 16
-MOST_TEXTS = 128
+MIN_TEXTS = 16
+MAX_TEXTS = 128
 """More texts change no measured figure, and cost time."""
 
 OWN = "the package's own texts"
@@ -29,7 +29,7 @@ class Calibration:
 
     Attributes:
         source: A file's name, or `OWN`.
-        texts: At most `MOST_TEXTS`.
+        texts: At most `MAX_TEXTS`.
     """
 
     source: str
@@ -60,11 +60,11 @@ def read(path: Path, column: str | None) -> Calibration:
     except UnicodeDecodeError as error:
         raise ExportError(f"{path}: not UTF-8, at byte {error.start}") from error
     texts = list(dict.fromkeys(_texts(path, content, column)))
-    if len(texts) < LEAST_TEXTS:
-        raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {LEAST_TEXTS}")
+    if len(texts) < MIN_TEXTS:
+        raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {MIN_TEXTS}")
     # Evenly from the whole file, which may be sorted.
-    chosen = [texts[index * len(texts) // MOST_TEXTS] for index in range(MOST_TEXTS)]
-    return Calibration(path.name, chosen if len(texts) > MOST_TEXTS else texts)
+    chosen = [texts[index * len(texts) // MAX_TEXTS] for index in range(MAX_TEXTS)]
+    return Calibration(path.name, chosen if len(texts) > MAX_TEXTS else texts)
 
 
 def _texts(path: Path, content: str, column: str | None) -> Iterable[Text]:

@@ -37,7 +37,7 @@ _QUIETEST = np.float32(0.25)
 _LEVELS = 255
 _LARGEST = 127
 _LEAST = np.float32(1e-6)
-_MOST_ADDED = 16
+_MAX_ADDED = 16
 """Maximum number of added channels: the feed-forward part grows by at most a hundredth."""
 _HALVINGS = 30
 
@@ -140,7 +140,7 @@ def _repeats(rows: Floats) -> Counts:
     low, high = float(np.median(sizes)), float(sizes.max())
     for _ in range(_HALVINGS):
         level = (low + high) / 2
-        if int(_times(sizes, level).sum()) - len(sizes) <= _MOST_ADDED:
+        if int(_times(sizes, level).sum()) - len(sizes) <= _MAX_ADDED:
             high = level
         else:
             low = level

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 _BATCH = 8
 _SHORT = 48
-_MOST_SHORT = 800
+_MAX_SHORT = 800
 _LONG = 600
 """Tokens of a short text, of all of those, and of the longest text whose numbers are compared.
 
 The tokens of every text are compared; equal tokens give equal numbers, so few texts are enough for those.
 """
-_MOST_LONG = 2
+_MAX_LONG = 2
 _SHOWN_TOKENS = 8
 _SHOWN_NUMBERS = 3
 _UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
@@ -323,11 +323,11 @@ def _chosen(texts: Sequence[Text], sizes: Sequence[int]) -> list[Text]:
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
     short, tokens = [], 0
     for index in order:
-        if sizes[index] <= _SHORT and tokens + sizes[index] <= _MOST_SHORT:
+        if sizes[index] <= _SHORT and tokens + sizes[index] <= _MAX_SHORT:
             short.append(texts[index])
             tokens += sizes[index]
     long = sorted((index for index in order if _SHORT < sizes[index] <= _LONG), key=lambda index: -sizes[index])
-    return [*short, *(texts[index] for index in long[:_MOST_LONG])]
+    return [*short, *(texts[index] for index in long[:_MAX_LONG])]
 
 
 def _setting(library: Library, content: bytes, manifest: Manifest) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from serving.engine.base import InlineEngine, Load
+from serving.engine.base import EngineLoad, InlineEngine
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import discovery
 from serving.engine.kinds import engine_for
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from serving.engine.specs import ModelSpec
     from serving.models.manifest import Artifact, Target
 
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Tokens of a batch on a GPU: 32 texts of 128 tokens."""
 
 
@@ -34,7 +34,7 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
         BundleError: The artifact does not load, or differs from the specification.
     """
     engine = engine_for(target)
-    load = Load(engine.name, [spec], threads, max_batch_tokens=MOST_TOKENS)
+    load = EngineLoad(engine.name, [spec], threads, max_batch_tokens=MAX_TOKENS)
     if isinstance(engine, GpuKind):
         return InlineEngine(engine.open(load, in_one_process=True)[0])
     if spec.split_by is not None:

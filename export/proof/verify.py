@@ -24,8 +24,8 @@ from serving.engine.kinds import engine_for
 from serving.engine.specs import ModelSpec, PartFile
 from serving.errors import BundleError
 from serving.host import command, installing
+from serving.models.artifact_selection import part_files
 from serving.models.bundle import data_entry
-from serving.models.forms import part_files
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
 from serving.models.verified_dir import digest
@@ -169,10 +169,9 @@ class _Verification:
         if reference.REFERENCE not in {entry.file for entry in manifest.files}:
             raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
         answers = reference.read(path / reference.REFERENCE, self._judge)
-        if len(answers.texts) < corpus.LEAST_TEXTS:
+        if len(answers.texts) < corpus.MIN_TEXTS:
             raise ExportError(
-                f"bundle {path}: {reference.REFERENCE} holds {len(answers.texts)} texts; "
-                f"{corpus.LEAST_TEXTS} are needed"
+                f"bundle {path}: {reference.REFERENCE} holds {len(answers.texts)} texts; {corpus.MIN_TEXTS} are needed"
             )
         with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
             encoded = self._vocabulary.encode(answers.texts, manifest.max_length)

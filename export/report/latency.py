@@ -20,7 +20,7 @@ BATCHES = (1, 8)
 LENGTHS = (16, 32, 128)
 
 _CELL_S = 0.2
-_MOST_RUNS = 15
+_MAX_RUNS = 15
 _TOTAL_S = 4.0
 """What an artifact's grid may take; a cell that would go beyond is left out."""
 
@@ -73,7 +73,7 @@ def measure(
 def _cell(engine: Engine, texts: Sequence[EncodedText]) -> Latency:
     _run(engine, texts)
     started, runs = time.perf_counter(), list[float]()
-    while not runs or (len(runs) < _MOST_RUNS and time.perf_counter() - started < _CELL_S):
+    while not runs or (len(runs) < _MAX_RUNS and time.perf_counter() - started < _CELL_S):
         runs.append(_run(engine, texts))
     return Latency(len(texts), len(texts[0].ids), statistics.median(runs), len(runs))
 

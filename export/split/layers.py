@@ -26,7 +26,7 @@ LARGEST_PART = 1 << 20
 _WORTH = 0.95
 """More is sent, as of a table that parts share, where the slowest one then has less than so much of its work."""
 
-_MOST_CROSSING = 4
+_MAX_CROSSING = 4
 """Tensors that a cut may send beside lengths and positions; between layers there are one or two hidden states."""
 
 
@@ -135,7 +135,7 @@ def _cuts(
 ) -> _Cuts | None:
     """The best cuts; None where none keeps the limit on weights. Those that send more tensors must be worth it."""
     best = None
-    for most in range(1, _MOST_CROSSING + 1):
+    for most in range(1, _MAX_CROSSING + 1):
         found = _best(flow, weights, [step for step, count in sent.items() if count <= most], parts, limit)
         if found is not None and (best is None or found.work < _WORTH * best.work):
             best = found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from export.texts.corpus import Text
     from serving.records import Row
 
-_MOST_PROMPTS = 4
+_MAX_PROMPTS = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +55,7 @@ class Encoder(SentenceTransformers):
 
     def forms(self) -> list[Form]:
         checkpoint = self._checkpoint
-        others = [name for name in checkpoint.sentence.prompts if name != checkpoint.default_prompt][:_MOST_PROMPTS]
+        others = [name for name in checkpoint.sentence.prompts if name != checkpoint.default_prompt][:_MAX_PROMPTS]
         usual = EmbedOptions() if checkpoint.task == "embed" else EmbedTokensOptions()
         forms = [Form(usual), *(Form(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
         if checkpoint.task == "embed":

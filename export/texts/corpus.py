@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-LEAST_TEXTS = 256
+MIN_TEXTS = 256
 """Texts that batch invariance has to be proven on."""
 
 Text = str | tuple[str, str]
@@ -34,7 +34,7 @@ def read() -> list[Text]:
     Raises:
         ExportError: The file is not in the installation, or is damaged.
     """
-    return _read("parity.jsonl", LEAST_TEXTS)
+    return _read("parity.jsonl", MIN_TEXTS)
 
 
 def probes() -> list[Text]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CHARACTERS_PER_TOKEN = 32
 """A text of more for each token that the model takes is refused where it may not be cut."""
 
-_MOST_CHARACTERS = 262_144
+_MAX_CHARACTERS = 262_144
 """Of a text that is cut, so many are read: about 0.2 s of work."""
 
 _SMALLEST_NORM = 1e-12
@@ -152,7 +152,7 @@ class TritonPythonModel:
 
     def _texts(self, values: NDArray[np.object_], *, cut: bool) -> list[str]:
         most = _CHARACTERS_PER_TOKEN * self._model["max_length"]
-        read = max(most, _MOST_CHARACTERS)
+        read = max(most, _MAX_CHARACTERS)
         # As the server cuts where a request names no end.
         part = slice(-read, None) if self._model["truncation_side"] == "left" else slice(read)
         texts = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
     from loadtest.generator.child import Child
 
-_LEAST_WORDS, _MOST_WORDS = 6, 250
+_MIN_WORDS, _MAX_WORDS = 6, 250
 _BATCH_TOKENS = (1, 256, 512, 1024, 2048, 4096)
 """Padded tokens of the raw engine's batches that are tried; of 1 each text is a batch."""
 
@@ -68,7 +68,7 @@ class BatchBenchmark(Benchmark):
     def _texts(self) -> list[str]:
         """Consecutive words of real English; lengths are even on a logarithmic scale, in random order."""
         dice, words = random.Random(7), sentence_words()
-        least, most, twice, texts = math.log(_LEAST_WORDS), math.log(_MOST_WORDS), [*words, *words], []
+        least, most, twice, texts = math.log(_MIN_WORDS), math.log(_MAX_WORDS), [*words, *words], []
         for _ in range(self.options.texts):
             begin = dice.randrange(len(words))
             texts.append(" ".join(twice[begin : begin + round(math.exp(dice.uniform(least, most)))]))

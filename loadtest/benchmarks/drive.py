@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SLO_MS = 250.0
 """What p99 is held to where a capacity is searched for."""
 
-_TEXTS, _LEAST_WORDS, _MOST_WORDS = 200, 6, 250
+_TEXTS, _MIN_WORDS, _MAX_WORDS = 200, 6, 250
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
 _WARM_UP_S, _ASK_S, _LOOK_S = 0.5, 60.0, 0.05
@@ -70,7 +70,7 @@ def mixed_texts(bundle: Bundle) -> Workload:
     words, dice = sentence_words(), random.Random(1)
     texts = []
     for index in range(_TEXTS):
-        count = round(_LEAST_WORDS + (_MOST_WORDS - _LEAST_WORDS) * index / (_TEXTS - 1))
+        count = round(_MIN_WORDS + (_MAX_WORDS - _MIN_WORDS) * index / (_TEXTS - 1))
         start = dice.randrange(len(words))
         texts.append(" ".join(words[(start + step) % len(words)] for step in range(count)))
     counter = Tokenizer.from_str((bundle.path / "tokenizer.json").read_text(encoding="utf-8"))

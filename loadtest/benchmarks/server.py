@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 CONNECTIONS = (1, 8, 32)
 PROTOCOLS = ("HTTP", "gRPC")
 _OVER_RAW_MS = {"HTTP": 0.45, "gRPC": 0.65}
-_SHORT, _LONG, _LEAST_PERCENT, _MOST_MB, _READY_S = 8, 128, 85, 500, 10
+_SHORT, _LONG, _MIN_PERCENT, _MAX_MB, _READY_S = 8, 128, 85, 500, 10
 _TEXTS = 200
-_LEAST_COSINE = 0.9999
+_MIN_COSINE = 0.9999
 
 
 class Target(NamedTuple):
@@ -67,14 +67,14 @@ def targets(samples: Samples, usage: dict[str, float] | None) -> list[Target]:
         found = (f"{over.text(2)} ms", over.median <= most) if over else (None, None)
         latencies.append(Target(what, f"at most {most} ms", *found))
         what = f"{protocol}, {_LONG} tokens, 32 connections: throughput, of the raw engine's best"
-        found = (f"{share.text(0)}%", share.median >= _LEAST_PERCENT) if share else (None, None)
-        rates.append(Target(what, f"at least {_LEAST_PERCENT}%", *found))
+        found = (f"{share.text(0)}%", share.median >= _MIN_PERCENT) if share else (None, None)
+        rates.append(Target(what, f"at least {_MIN_PERCENT}%", *found))
     judged = [*latencies, *rates]
     if usage is not None:
         own, engine, ready = usage["server_mb"], usage["engine_mb"], usage["ready_s"]
-        memory, is_small = f"{own + engine:.0f} MB ({own:.0f} + {engine:.0f})", own + engine <= _MOST_MB
+        memory, is_small = f"{own + engine:.0f} MB ({own:.0f} + {engine:.0f})", own + engine <= _MAX_MB
         what = "Resident memory of server and engine after the load"
-        judged.append(Target(what, f"at most {_MOST_MB} MB", memory, is_small))
+        judged.append(Target(what, f"at most {_MAX_MB} MB", memory, is_small))
         judged.append(Target("Start to READY", f"at most {_READY_S} s", f"{ready:.1f} s", ready <= _READY_S))
     return judged
 
@@ -120,7 +120,7 @@ class ServerBenchmark(Benchmark):
                 [expected] = raw.ask("vectors", tokens=tokens, count=1)
                 [vector] = self.client.ask("vectors", way=protocol, tokens=tokens, count=1)
                 cosine = sum(a * b for a, b in zip(expected, vector, strict=True))
-                if cosine < _LEAST_COSINE:
+                if cosine < _MIN_COSINE:
                     raise BenchError(
                         f"over {protocol} a text of {tokens} tokens has another embedding than from the raw engine"
                         f" (cosine {cosine:.5f}): they do not run the same artifact"

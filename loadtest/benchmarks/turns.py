@@ -25,7 +25,7 @@ Round = dict[str, Sample]
 
 _LONGEST_WARM_UP_S = 0.5
 _ASK_S = 120.0
-_MOST_REPEATS = 2
+_MAX_REPEATS = 2
 _SETTLE_S = 2.0
 
 
@@ -60,7 +60,7 @@ def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str
     for turn in turns:
         say(turn.subject)
         best = _measure(turn)
-        for _ in range(_MOST_REPEATS):
+        for _ in range(_MAX_REPEATS):
             if best.quiet or not left:
                 break
             left -= 1

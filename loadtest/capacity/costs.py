@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LENGTHS = (8, 16, 32, 64, 128, 256, 384, 512)
 """Tokens of the texts that a table of costs is made for; longer ones go on doubling."""
 
-_MOST_TOKENS = 1 << 14
+_MAX_TOKENS = 1 << 14
 """Of a batch in a table that is computed."""
 
 _CARDS = ("t4", "l4", "a100")
@@ -74,7 +74,7 @@ def _grid(device: Candidate, encoder: Encoder, precision: str, shares: Shares) -
     return tuple(
         CostPoint("wide", tokens, 1 << power, batch_us(device, encoder, precision, shares, tokens, 1 << power))
         for tokens in (*lengths, encoder.positions)
-        for power in range(max(1, (_MOST_TOKENS // tokens).bit_length()))
+        for power in range(max(1, (_MAX_TOKENS // tokens).bit_length()))
     )
 
 

@@ -36,10 +36,10 @@ LAYERS = (1, 2, 3)
 """Of the partial graphs."""
 
 BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
-_LEAST_PASSES, _MOST_PASSES = 5, 40
+_MIN_PASSES, _MAX_PASSES = 5, 40
 _PAUSE_S = 0.004
 """Before each run: the threads of the graph that ran before spin for a while, and would take cores from this one."""
-_SHORT_US, _MOST_TURNS = 3000.0, 4
+_SHORT_US, _MAX_TURNS = 3000.0, 4
 """Shapes that take less are run several times in a pass."""
 _ROOM = 3.0
 """Memory that an export and its sessions take, over the weights in fp32."""
@@ -113,13 +113,13 @@ def extrapolated(
 
 
 def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> BatchCosts:
-    from serving.models.forms import form_of  # noqa: PLC0415  with its engines' libraries
+    from serving.models.artifact_selection import select_artifact  # noqa: PLC0415  with its engines' libraries
 
     bundle = encoder.bundle
     artifact = None if bundle is None else bundle.artifact(precision)
     if bundle is None or artifact is None:
         raise BenchError(f"the bundle {encoder.name} has no artifact in {precision} for CPUs")
-    spec = form_of(bundle, precision, "ort-cpu", unproven=True).spec()
+    spec = select_artifact(bundle, precision, "ort-cpu", unproven=True).spec()
     samples = run([spec], [encoder.layers], threads, seconds, lambda line: tell(f"runs in {precision}: {line}"))
     points = tuple(
         CostPoint(kind.value, sample.shape.tokens, sample.shape.texts, sample.us, sample.spread_us)
@@ -159,7 +159,7 @@ def run(
     usual += [shape for shape in BATCHES if shape.tokens <= longest and together]
     times: dict[tuple[LaneKind, Shape, int], list[float]] = {}
     turns: dict[tuple[LaneKind, Shape], int] = {}
-    started, passes, done = time.perf_counter(), _LEAST_PASSES, 0
+    started, passes, done = time.perf_counter(), _MIN_PASSES, 0
     while done < passes:
         for kind, group in lanes.items():
             for shape in shapes or usual:
@@ -171,10 +171,10 @@ def run(
                         if done:  # the first pass is a cold one
                             times.setdefault((kind, shape, index), []).extend(found)
                         else:
-                            turns[kind, shape] = max(1, min(_MOST_TURNS, int(_SHORT_US / max(found))))
+                            turns[kind, shape] = max(1, min(_MAX_TURNS, int(_SHORT_US / max(found))))
         done += 1
         each = (time.perf_counter() - started) / done
-        passes = max(_LEAST_PASSES, min(_MOST_PASSES, int(seconds / each)))
+        passes = max(_MIN_PASSES, min(_MAX_PASSES, int(seconds / each)))
         tell(f"pass {done} of {passes}, {max(0.0, (passes - done) * each):.0f} s left")
     result: dict[LaneKind, list[Sample]] = {}
     for (kind, shape, index), values in times.items():

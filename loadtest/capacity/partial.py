@@ -41,7 +41,7 @@ _OFFSET = 1
 _RANGE = 8.0
 
 COPIED_BYTES = 128 << 20
-"""A larger artifact is on the wide lane alone, as `serving/models/forms.py` decides."""
+"""A larger artifact is on the wide lane alone, as `serving/models/artifact_selection.py` decides."""
 
 
 def specs(

@@ -35,9 +35,9 @@ _SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
 _OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
 
 _REQUESTS = 20_000
-_LEAST_S = 5.0
+_MIN_S = 5.0
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
-_MOST_SHARE = 0.9
+_MAX_SHARE = 0.9
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,7 +83,7 @@ class SimulateOptions:
 
     def run(self, rate: float) -> Figures:
         """A run at a rate."""
-        seconds = self.arguments.duration or max(_LEAST_S, _REQUESTS / rate)
+        seconds = self.arguments.duration or max(_MIN_S, _REQUESTS / rate)
         arrivals = poisson(rate, self.mix, seconds, self.arguments.timeout_ms / 1e3, self.arguments.seed)
         return self.world.run(arrivals, seconds)
 
@@ -124,8 +124,8 @@ def _check(arguments: argparse.Namespace) -> None:
     check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
     if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
         raise BenchError("--stages is 1 or more, and --transfer-us 0 or more")
-    if not 0 <= arguments.bulk_share <= _MOST_SHARE:
-        raise BenchError(f"--bulk-share must be 0 to {_MOST_SHARE:g}, not {arguments.bulk_share:g}")
+    if not 0 <= arguments.bulk_share <= _MAX_SHARE:
+        raise BenchError(f"--bulk-share must be 0 to {_MAX_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
         raise BenchError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
     if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):

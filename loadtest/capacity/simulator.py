@@ -47,7 +47,7 @@ _MODEL = ModelIndex(0)
 _QUARTILES = 1.349
 """Between the quartiles of a normal distribution, in standard deviations."""
 
-_MOST_SPREAD = 0.25
+_MAX_SPREAD = 0.25
 """A larger one says that somebody else was at work during warm-up, not how batches vary."""
 
 _LASTING_S = 0.5
@@ -505,7 +505,7 @@ def _slowed(begin: float, end: float, until: float, speed: float) -> float:
 
 def _of_warm_up(points: Iterable[CostPoint], kind: str) -> Variation:
     shares = [point.spread_us / point.us for point in points if point.kind == kind and point.spread_us > 0]
-    return Variation(min(_MOST_SPREAD, statistics.median(shares) / _QUARTILES) if shares else 0.0)
+    return Variation(min(_MAX_SPREAD, statistics.median(shares) / _QUARTILES) if shares else 0.0)
 
 
 def _request(item: WorkItem) -> _Request:

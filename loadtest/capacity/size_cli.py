@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ON_CPUS = ("fp32", "int8")
 """What is measured of this machine."""
 
-_LEAST_TIMEOUT_MS = 2000.0
+_MIN_TIMEOUT_MS = 2000.0
 _ALL = 100.0
 
 
@@ -221,7 +221,7 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
         read_lengths(arguments.lengths, encoder.positions, _tokenizer(encoder)),
         Objective(objective.percent, objective.limit),
         arguments.max_batch_tokens,
-        arguments.timeout_ms or max(_LEAST_TIMEOUT_MS, objective.limit),
+        arguments.timeout_ms or max(_MIN_TIMEOUT_MS, objective.limit),
         arguments.seed,
     )
 

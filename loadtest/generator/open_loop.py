@@ -44,7 +44,7 @@ _HANDSHAKES_S = 10.0
 _LANES = {"http": 32, "grpc": 4}
 """Connections opened before the start."""
 
-_MOST_LANES = {"http": 900, "grpc": 16}
+_MAX_LANES = {"http": 900, "grpc": 16}
 """Connections that a generator ever has; further requests wait for a free one, and their latency counts meanwhile."""
 
 _CONNECTING = {0, errno.EINPROGRESS, errno.EAGAIN}
@@ -219,7 +219,7 @@ class Generator:
                 lane.is_free = False
                 if not lane.wire.room():  # the server has changed its mind since
                     return True
-            elif len(self._lanes) < _MOST_LANES[self._target.transport]:
+            elif len(self._lanes) < _MAX_LANES[self._target.transport]:
                 lane = self._open()
             else:
                 return False
@@ -335,7 +335,7 @@ class Generator:
         since = now - self._patience_s
         fault = f"no answer within {self._patience_s:g} s"
         while self._waiting and self._waiting[0].intended < since:
-            most = _MOST_LANES[self._target.transport]
+            most = _MAX_LANES[self._target.transport]
             self._record(self._waiting.popleft(), f"{NEVER_SENT}: {most} connections busy for {self._patience_s:g} s")
         for lane in list(self._lanes.values()):
             late = [request for request in lane.under_way if request.intended < since]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ARRIVALS = ("poisson", "constant")
-_MOST_TOKENS = 100_000
+_MAX_TOKENS = 100_000
 _PHASE_KEYS = ("seconds", "from", "to")
 
 
@@ -265,6 +265,6 @@ def _weights(where: str, value: object) -> dict[str, float]:
 
 
 def _tokens(key: str) -> int:
-    if not key.isdecimal() or not 0 < int(key) <= _MOST_TOKENS:
+    if not key.isdecimal() or not 0 < int(key) <= _MAX_TOKENS:
         raise _WrongValueError(f"lengths.{key}: {key!r} is no number of tokens")
     return int(key)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _NARROW = 1.08
 """The search ends when the rates on both sides of the edge are so near."""
 
-_MOST_RUNS = 32
+_MAX_RUNS = 32
 _USUAL_RUNS = (8, 16)
 _START_S = 1.5
 """Of a run, before its schedule begins."""
-_MOST_STEPS = 3
+_MAX_STEPS = 3
 """From a range of rates at which noise decides to rates that are sure."""
-_MOST_RATE = 200_000.0
-_LEAST_RATE = 1.0
+_MAX_RATE = 200_000.0
+_MIN_RATE = 1.0
 
 
 class _EndError(Exception):
@@ -42,10 +42,10 @@ class _EndError(Exception):
 
 def plan(scenario: Scenario) -> str:
     """What a search is about to do, in a sentence."""
-    least, usual, most = (count * (scenario.seconds + _START_S) / 60 for count in (*_USUAL_RUNS, _MOST_RUNS))
+    least, usual, most = (count * (scenario.seconds + _START_S) / 60 for count in (*_USUAL_RUNS, _MAX_RUNS))
     return (
         f"searching from {scenario.rate:g}/s on with runs of {scenario.seconds:g} s, up to {RUNS} at a rate: usually "
-        f"{_USUAL_RUNS[0]} to {_USUAL_RUNS[1]} runs ({least:.1f} to {usual:.1f} minutes), at most {_MOST_RUNS} "
+        f"{_USUAL_RUNS[0]} to {_USUAL_RUNS[1]} runs ({least:.1f} to {usual:.1f} minutes), at most {_MAX_RUNS} "
         f"({most:.1f} minutes)"
     )
 
@@ -101,8 +101,8 @@ class _Search:
             _EndError: No run is left.
         """
         found = self._found
-        for _ in range(0 if found.is_decided else _MOST_STEPS):
-            if found.highest is None and found.rates[0] > _LEAST_RATE:
+        for _ in range(0 if found.is_decided else _MAX_STEPS):
+            if found.highest is None and found.rates[0] > _MIN_RATE:
                 self._measure(found.rates[0] / 2)
             if found.lowest_missed is None:
                 self._measure(found.rates[-1] * 2)
@@ -119,9 +119,9 @@ class _Search:
 
     def _run(self, rate: float) -> None:
         points = self._found.points
-        if len(points) >= _MOST_RUNS:
+        if len(points) >= _MAX_RUNS:
             raise _EndError
-        self._progress.prefix = f"run {len(points) + 1} of at most {_MOST_RUNS}, {rate:.1f}/s, "
+        self._progress.prefix = f"run {len(points) + 1} of at most {_MAX_RUNS}, {rate:.1f}/s, "
         result = self._measurement.run(self._even, rate, next(self._seeds), self._progress.show, check=False)
         points.append(Point.of(self._measurement.slo, rate, result))
 
@@ -129,12 +129,12 @@ class _Search:
 def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
     """A rate that holds and one that does not, at most a factor of 2 apart; None where there is none."""
     if holds(rate):
-        while rate < _MOST_RATE:
+        while rate < _MAX_RATE:
             if not holds(2 * rate):
                 return rate, 2 * rate
             rate *= 2
         return rate, None
-    while rate > _LEAST_RATE:
+    while rate > _MIN_RATE:
         if holds(rate / 2):
             return rate / 2, rate
         rate /= 2

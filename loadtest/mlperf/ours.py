@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
     from loadtest.mlperf.library import Conversation
 
-MOST_S = 60.0
+MAX_S = 60.0
 _MESSAGES = 256
 
 
@@ -33,7 +33,7 @@ def beside(scenario: str, conversation: Conversation, rate: float, seconds: floa
     Raises:
         BenchError: A request failed.
     """
-    seconds = min(seconds, MOST_S)
+    seconds = min(seconds, MAX_S)
     if scenario == "single-stream":
         return _closed_loop(conversation, seconds)
     return _open_loop(conversation, rate, seconds) if scenario == "server" else ""

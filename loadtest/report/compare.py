@@ -17,7 +17,7 @@ import numpy as np
 
 from export.pages.tables import Table
 from loadtest.errors import BenchError
-from loadtest.report.noise import DRAWS, LEAST_SLICES, TAIL, counts_of
+from loadtest.report.noise import DRAWS, MIN_SLICES, TAIL, counts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,7 +89,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
         BenchError: A run is too short, or answered nothing.
     """
     for result in (first, second):
-        if len(result.slices) < LEAST_SLICES:
+        if len(result.slices) < MIN_SLICES:
             raise BenchError(f"a run of {result.seconds:g} s is too short to tell a difference from noise")
         if not len(result.latency):
             raise BenchError("a run without a single answer cannot be compared")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
     from numpy.typing import NDArray
 
-_LEAST_US, _MOST_US = 1, 100_000_000
+_MIN_US, _MAX_US = 1, 100_000_000
 _DIGITS = 3
 _ALL = 100.0
 
@@ -37,7 +37,7 @@ class Histogram:
 
     def __init__(self, recorded: HdrHistogram | None = None) -> None:
         """Starts empty, or from what was recorded elsewhere."""
-        self._recorded = recorded or _library()(_LEAST_US, _MOST_US, _DIGITS)
+        self._recorded = recorded or _library()(_MIN_US, _MAX_US, _DIGITS)
 
     @classmethod
     def decoded(cls, text: str) -> Self:
@@ -55,7 +55,7 @@ class Histogram:
     def record(self, seconds: Iterable[float]) -> None:
         """Adds latencies; what the histogram cannot hold counts as the nearest that it can."""
         for value in seconds:
-            self._recorded.record_value(min(_MOST_US, max(_LEAST_US, round(value * 1e6))))
+            self._recorded.record_value(min(_MAX_US, max(_MIN_US, round(value * 1e6))))
 
     def percentile_ms(self, percent: float) -> float:
         """The latency that so many percent do not exceed; not a number where nothing was recorded."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 DRAWS = 2000
-LEAST_SLICES = 8
+MIN_SLICES = 8
 """A run of fewer says nothing of its own noise."""
 TAIL = 2.5
 """Percent left out at each end of an interval."""
@@ -40,7 +40,7 @@ def interval(objective: Objective, result: Result, *, failed_are_late: bool = Fa
         failed_are_late: Whether a failed request counts as one that never came back; see `judge`.
     """
     count = len(result.slices)
-    if count < LEAST_SLICES:
+    if count < MIN_SLICES:
         return None
     weights = np.random.default_rng(1).multinomial(count, np.full(count, 1 / count), DRAWS).astype(np.float64)
     failed, unsent = (weights @ [getattr(part, name) for part in result.slices] for name in ("failed", "unsent"))

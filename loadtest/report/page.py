@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _HERE = Path(__file__).parent
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 
 
 def report(result: Result, verdicts: Sequence[Verdict]) -> str:
@@ -146,7 +146,7 @@ def _percentile_curve(latency: Histogram) -> list[tuple[float, float]]:
         points.append((-math.log10(1 - passed / whole), value))
         passed += count
     # Two decimals of a nine are as fine as the plot can show.
-    thinned = {round(x * _MOST_POINTS / 4): (x, y) for x, y in points}
+    thinned = {round(x * _MAX_POINTS / 4): (x, y) for x, y in points}
     return [*thinned.values(), (math.log10(whole) + 0.05, latency.max_ms())]
 
 

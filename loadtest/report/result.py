@@ -25,8 +25,8 @@ LATE_S = 0.001
 
 _TAIL_PERCENT = 99.0
 
-_MOST_SLICES = 120
-_LEAST_SLICE_S = 0.25
+_MAX_SLICES = 120
+_MIN_SLICE_S = 0.25
 
 STAGES = ("waiting to be sent", "network and transport", "tokenize", "queue", "compute", "other work of the server")
 """Where a request's time goes: the first two as the client sees them, the rest as the server says."""
@@ -100,7 +100,7 @@ class Result:
     def __post_init__(self) -> None:
         """Makes the slices of a run that is still to come."""
         if not self.slices:
-            count = max(1, min(_MOST_SLICES, int(self.seconds / _LEAST_SLICE_S)))
+            count = max(1, min(_MAX_SLICES, int(self.seconds / _MIN_SLICE_S)))
             self.slices = [Slice() for _ in range(count)]
 
     @property

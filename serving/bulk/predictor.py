@@ -20,7 +20,7 @@ import pydantic
 from serving.bulk.answers import AnswerColumn
 from serving.bulk.errors import BatchError
 from serving.bulk.sources import text_of
-from serving.engine.base import Batch, LaneKind, Load
+from serving.engine.base import Batch, EngineLoad, LaneKind
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend
 from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
@@ -176,7 +176,7 @@ class Predictor:
         self.model = model
         choice, spec = model.choice, model.served.spec()
         threads = model.settings.threads or available_cpus()
-        load = Load(
+        load = EngineLoad(
             engine=choice.engine,
             models=[spec],
             threads=threads,

@@ -32,7 +32,7 @@ from serving.models.staging_dir import StagingDir
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_MOST_ATTEMPTS = 5
+_MAX_ATTEMPTS = 5
 """Maximum engine crashes on one part in a run; then the job ends."""
 
 _OBJECT_STORE_BYTES = 256 << 20
@@ -226,10 +226,10 @@ class _Writer:
         return pa.table({"entry": [msgspec.json.encode(entry) for entry in entries]})
 
     def _written(self, file: int, part: sources.Part) -> PartEntry:
-        if self._store.attempted(file, part.number) >= _MOST_ATTEMPTS:
+        if self._store.attempted(file, part.number) >= _MAX_ATTEMPTS:
             begin, end = part.first_row, part.first_row + len(part.rows)
             raise BatchError(
-                f"the engine died {_MOST_ATTEMPTS} times on rows {begin} to {end - 1} of {self._job.inputs[file].path}"
+                f"the engine died {_MAX_ATTEMPTS} times on rows {begin} to {end - 1} of {self._job.inputs[file].path}"
             )
         readable = [index for index, row in enumerate(part.rows) if not row.reason]
         try:

@@ -59,7 +59,7 @@ Done = Callable[[BatchOutput | BertserveError], None]
 ANY_BATCH = 1 << 16
 """The largest batch of an engine that computes any at once."""
 
-MOST_LANES = 64
+MAX_LANES = 64
 """Each lane is a thread and a socket; beyond this many cores, narrow lanes gain nothing on one machine."""
 
 
@@ -89,7 +89,7 @@ def write_kernels(path: str, data: bytes) -> None:
 
 
 @contextmanager
-def verified(model: ModelSpec) -> Iterator[bytes]:
+def verified_bytes(model: ModelSpec) -> Iterator[bytes]:
     """An artifact's bytes; in the block a library may map the weights that lie beside a graph.
 
     They are too large to be read into memory, so it is their file that is verified, and that must stay as it is.
@@ -150,11 +150,11 @@ def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
     """
     side_by_side = threads > 1 and any(model.narrow for model in models if model.split_by is None)
     stages = max((model.stages for model in models if model.stages > 1), default=0)
-    narrow = min(max(stages, threads if side_by_side else 0), MOST_LANES - 1)
+    narrow = min(max(stages, threads if side_by_side else 0), MAX_LANES - 1)
     return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]
 
 
-class Load(msgspec.Struct, frozen=True):
+class EngineLoad(msgspec.Struct, frozen=True):
     """The order to an engine process: what to load and how.
 
     Attributes:

@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
-from serving.http.api import refuse
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
+from serving.http.app_context import refuse
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.exchange import NO_ROUTE
 from serving.http.middleware import Authentication, Preflights
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpReply, HttpRequest
 
 PROTOCOLS = (
@@ -41,7 +41,7 @@ class App(FastAPI):
         origins: Those whose pages may call; empty where CORS is off.
     """
 
-    def __init__(self, api: Api, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
+    def __init__(self, context: AppContext, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
         """Builds the application."""
         super().__init__(
             title=SERVER_NAME,
@@ -50,7 +50,7 @@ class App(FastAPI):
             redirect_slashes=False,
             exception_handlers={404: self._refuse_unmatched, 405: self._refuse_unmatched, BertserveError: self._refuse},
         )
-        self.api = api
+        self.context = context
         documentation = [docs_router(self.described)] if documented else []
         routes = [route for router in (*routers, *documentation) for route in router.routes]
         self.router.routes.extend(routes)
@@ -58,11 +58,11 @@ class App(FastAPI):
         self.public = frozenset(route.path for route in routes if route.public)
         self._paths = frozenset(route.path for route in routes if "{" not in route.path)
         self.probes = self.public - {route.path for route in console_page.router.routes}
-        self.origins = api.settings.allowed_origins
-        if api.keys is not None:
-            self.add_middleware(Authentication, api=api, keys=api.keys, public=self.public)
+        self.origins = context.settings.allowed_origins
+        if context.keys is not None:
+            self.add_middleware(Authentication, context=context, keys=context.keys, public=self.public)
         if self.origins:
-            self.add_middleware(Preflights, api=api)
+            self.add_middleware(Preflights, context=context)
 
     def route_of(self, path: str) -> str:
         """What traces call the route of a request that is refused before its route is looked for."""
@@ -70,25 +70,25 @@ class App(FastAPI):
 
     async def described(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = await document(self.routes, self.api, self.public)
+            self.openapi_schema = await document(self.routes, self.context, self.public)
         return self.openapi_schema
 
     async def _refuse_unmatched(self, request: Request, error: Exception) -> Response:
         """Answers a request that has no route, as any other: it is counted and traced."""
-        http = await read_request(request, self.api.settings.body_limit_bytes)
+        http = await read_request(request, self.context.settings.body_limit_bytes)
 
-        async def refuse_route(_: Api, __: HttpRequest) -> HttpReply:
+        async def refuse_route(_: AppContext, __: HttpRequest) -> HttpReply:
             # The router has looked at every route. Of a 405 it keeps the first one's methods, and a path may have two.
             if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 methods = ", ".join(methods_of(self.routes, request.scope))
                 raise MethodNotAllowed(f"the path takes {methods}", allowed=methods)
             raise RouteNotFound(f"no such path; {self._help}")
 
-        return response_of(self.api, await self.api.answer(refuse_route, NO_ROUTE, http), http)
+        return response_of(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Answers an error from outside of an endpoint, such as a body that is too large."""
         if not isinstance(error, BertserveError):
             raise error
         http = head_of(request.scope)
-        return response_of(self.api, refuse(error, http), http)
+        return response_of(self.context, refuse(error, http), http)

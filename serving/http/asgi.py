@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from starlette.responses import Response
 
 from serving.errors import BodyTooLarge, InternalError, setting_of
-from serving.http.api import refuse
+from serving.http.app_context import refuse
 from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
 from serving.http.replies import head_lines, sends_body
 from serving.logs import fields
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
 
 log = logging.getLogger("bertserve.http")
 
@@ -99,9 +99,9 @@ def body_too_large(limit: int) -> BodyTooLarge:
 class _Reply(Response):
     """Our reply: in ASGI's messages, or as it is to our own connection, which writes and records it."""
 
-    def __init__(self, api: Api, reply: HttpReply, request: HttpRequest) -> None:
+    def __init__(self, context: AppContext, reply: HttpReply, request: HttpRequest) -> None:
         super().__init__(b"", reply.status)
-        self._api, self._reply, self._request = api, reply, request
+        self._context, self._reply, self._request = context, reply, request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
         if _REQUEST in scope:
@@ -113,11 +113,11 @@ class _Reply(Response):
                 await self._send(scope, send, os.fstat(file.fileno()).st_size, _pieces(file))
 
     async def _send(self, scope: Scope, send: Send, length: int, pieces: AsyncIterator[bytes]) -> None:
-        api, reply, request = self._api, self._reply, self._request
+        context, reply, request = self._context, self._reply, self._request
         has_body = sends_body(request, reply)
         # A 304 may say the length of what it leaves out; other servers would wait for that.
         lines = head_lines(
-            api, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
+            context, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
         ).splitlines()
         headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -129,9 +129,9 @@ class _Reply(Response):
                     sent += len(piece)
             await send({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
-            api.gone(request, reply, sent)
+            context.gone(request, reply, sent)
             raise
-        api.sent(request, reply, sent)
+        context.sent(request, reply, sent)
 
 
 async def _body(body: bytes) -> AsyncIterator[bytes]:
@@ -143,8 +143,8 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
         yield piece
 
 
-def response_of(api: Api, reply: HttpReply, request: HttpRequest) -> Response:
-    return _Reply(api, reply, request)
+def response_of(context: AppContext, reply: HttpReply, request: HttpRequest) -> Response:
+    return _Reply(context, reply, request)
 
 
 async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from serving.errors import BertserveError, BuffersFull, InternalError, NotReady, ObjectNotFound, SlowRequest
-from serving.http.api import refuse
+from serving.http.app_context import refuse
 from serving.http.asgi import FILE_BYTES, call_app
 from serving.http.body_stream import ReceivedBody
 from serving.http.http1 import Reading, RequestParser
@@ -333,7 +333,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._exchange = self._told = None
             self._answered(keep_alive=keep_alive)
         except asyncio.CancelledError:
-            self.port.app.api.gone(request)
+            self.port.app.context.gone(request)
             raise
         except Exception as error:  # noqa: BLE001  the HTTP boundary, for the making of replies
             self._rescue(request, error)
@@ -343,7 +343,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         port = self.port
         route = port.hot.find(request)
         if route is not None:
-            return port.app.api.answer(route.direct, route.path, request)
+            return port.app.context.answer(route.direct, route.path, request)
         request.route = port.app.route_of(request.path)
         client = self._transport.get_extra_info("peername")
         return call_app(port.app, request, port.scheme, client and client[:2])
@@ -359,7 +359,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return reply
 
     def _goes_on(self) -> bool:
-        if not (self._ended or self.port.app.api.lifecycle.closing or self._lifetime_s <= 0):
+        if not (self._ended or self.port.app.context.lifecycle.closing or self._lifetime_s <= 0):
             return True
         self._ending = True  # what has been read is still answered
         return bool(self._ahead or self._last_refusal)
@@ -374,7 +374,9 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         parts = (
             _STATUS_LINES[reply.status],
             port.date,
-            head_lines(port.app.api, port.app.origins, request, reply, len(reply.body) if length is None else length),
+            head_lines(
+                port.app.context, port.app.origins, request, reply, len(reply.body) if length is None else length
+            ),
             (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )
@@ -384,7 +386,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._told = reply
         self._transport.write(data)
         if length is None:
-            port.app.api.sent(request, reply, len(body))
+            port.app.context.sent(request, reply, len(body))
 
     def _rescue(self, request: HttpRequest, error: Exception) -> None:
         """What made a reply has failed: a short one goes out in its place, or the connection ends."""
@@ -394,7 +396,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
             if self._told is not None:  # or a part of it
-                self.port.app.api.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
+                self.port.app.context.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
                 left = True
@@ -442,7 +444,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return refuse(refusal, request), None
 
     async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: BinaryIO, *, keep_alive: bool) -> None:
-        api, sent, size = self.port.app.api, 0, os.fstat(opened.fileno()).st_size
+        context, sent, size = self.port.app.context, 0, os.fstat(opened.fileno()).st_size
         wanted = size if sends_body(request, reply) else 0
         try:
             with opened:
@@ -463,11 +465,11 @@ class HttpConnection(Connection["HttpPort[Any]"]):
                     if not self._writable.is_set():
                         await self._writable.wait()
         except asyncio.CancelledError:
-            api.gone(request, reply, sent)
+            context.gone(request, reply, sent)
             raise
         if sends_body(request, reply):
             self.share.give(FILE_BYTES)
-        api.sent(request, reply, sent)
+        context.sent(request, reply, sent)
 
     def _refuse(self, error: BertserveError) -> None:
         """Answers an error in place of a handler, after the requests before it, and ends the connection."""

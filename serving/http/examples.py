@@ -18,7 +18,7 @@ from serving.tasks import WAYS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.routes import ApiRoute
     from serving.inference.pipeline import Pipeline
     from serving.inference.requests import InferRequest
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _OK = 200
 
 
-async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body: bytes, api: Api) -> Any:  # noqa: ANN401  any JSON
+async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body: bytes, context: AppContext) -> Any:  # noqa: ANN401  any JSON
     """What a route answers to its example; None where it has no answer now."""
     if route.method == "POST":
-        pipeline = cast("Pipeline", _Recorded(api.repository))
-        api = replace(api, pipeline=pipeline, v2=api.v2.over(pipeline))
+        pipeline = cast("Pipeline", _Recorded(context.repository))
+        context = replace(context, pipeline=pipeline, v2=context.v2.over(pipeline))
     headers = {b"content-type": JSON, b"prefer": b"return=minimal"}
     request = HttpRequest(route.method, path, headers, body, "6f1c0b6e2f0d-1", 0.0, parameters=parameters)
     try:
-        reply = await route.direct(api, request)
+        reply = await route.direct(context, request)
     except BertserveError:
         return None
     return msgspec.json.decode(reply.body) if reply.status == _OK else None

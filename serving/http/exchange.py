@@ -108,7 +108,7 @@ class JsonDecoder(Generic[M]):
             raise MalformedRequest(_MALFORMED) from error
 
     async def decode_in_turn(
-        self, data: bytes | memoryview, turn: asyncio.Lock, request: HttpRequest | None = None
+        self, data: bytes | memoryview, large_body_lock: asyncio.Lock, request: HttpRequest | None = None
     ) -> M:
         """As `decode`, where the message may be a large one.
 
@@ -117,11 +117,11 @@ class JsonDecoder(Generic[M]):
         """
         if len(data) <= _UNCOUNTED_BYTES:
             return self.decode(data, request)
-        await _check_elements(data, turn)
+        await _check_elements(data, large_body_lock)
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            async with turn:
+            async with large_body_lock:
                 return await asyncio.to_thread(self._by_rule, data, request, error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedRequest(_MALFORMED) from error
@@ -194,14 +194,14 @@ def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
     return f"unknown field{called}{where}; the fields are {', '.join(f'`{field}`' for field in fields)}"
 
 
-async def _check_elements(data: bytes | memoryview, turn: asyncio.Lock) -> None:
+async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:
     """Refuses a body that would be decoded into hundreds of thousands of objects.
 
     Decoding holds the interpreter's lock, so that a thread would not help: 4 MiB of `[],` took 0.2 s and 150 MB. Each
     comma stands for an element, unless it is part of a text. Numbers cost a sixth of lists, and honest requests have
     many. One body is looked through at a time, a piece in each turn of the event loop.
     """
-    async with turn:
+    async with large_body_lock:
         quoted = escaped = elements = numbers = 0
         for at in range(0, len(data), _COUNTED_BYTES):
             piece = bytes(data[at : at + _COUNTED_BYTES])
@@ -322,7 +322,7 @@ class HttpRequest(msgspec.Struct):
         priority = self.priority() if request.priority is None else None
         return request.stamp(self.arrival, self.request_id, self.trace, self.timeout_ms(), priority)
 
-    async def inflate(self, limit: int, turn: asyncio.Lock) -> None:
+    async def inflate(self, limit: int, large_body_lock: asyncio.Lock) -> None:
         """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.
 
         Raises:
@@ -339,18 +339,18 @@ class HttpRequest(msgspec.Struct):
         grown = 0
         for coding in reversed(codings):  # they are named in the order in which they were applied
             held = self.held
-            await self._inflate(coding, limit, turn)
+            await self._inflate(coding, limit, large_body_lock)
             grown, before = self.held - held, grown
             self._grow(-before)
 
-    async def _inflate(self, wbits: int, limit: int, turn: asyncio.Lock) -> None:
+    async def _inflate(self, wbits: int, limit: int, large_body_lock: asyncio.Lock) -> None:
         if wbits == zlib.MAX_WBITS and not is_zlib(self.body):
             wbits = -zlib.MAX_WBITS  # as some clients have it who take `deflate` at its word (RFC 9110, 8.4.1.2)
         if limit > _INLINE_BYTES:
             try:
                 self.body = inflated(self.body, wbits, _INLINE_BYTES)
             except BodyTooLarge:
-                self.body = await inflate(turn, self._grow, self.body, wbits, limit)
+                self.body = await inflate(large_body_lock, self._grow, self.body, wbits, limit)
         else:
             self.body = inflated(self.body, wbits, limit)
 
@@ -364,7 +364,7 @@ class HttpRequest(msgspec.Struct):
         self.held += size
         return True
 
-    async def json(self, decoder: JsonDecoder[M], turn: asyncio.Lock) -> M:
+    async def json(self, decoder: JsonDecoder[M], large_body_lock: asyncio.Lock) -> M:
         """The message in the body; see `JsonDecoder.decode_in_turn`.
 
         Raises:
@@ -376,7 +376,7 @@ class HttpRequest(msgspec.Struct):
             if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 raise UnsupportedMediaType("the Content-Type must be application/json")
         if len(self.body) > _UNCOUNTED_BYTES:
-            return await decoder.decode_in_turn(self.body, turn, self)
+            return await decoder.decode_in_turn(self.body, large_body_lock, self)
         return decoder.decode(self.body, self)
 
     def pass_over(self, ignored: Ignored) -> None:

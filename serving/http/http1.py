@@ -261,7 +261,7 @@ class RequestParser:
     def _check_key(self) -> None:
         """Refuses a request without an API key, before anything shows whether there is such a route."""
         app, headers = self._port.app, self._headers
-        keys = app.api.keys
+        keys = app.context.keys
         if keys is None:
             return
         method = self._parser.get_method().decode()

@@ -59,7 +59,7 @@ class HttpListener(Listener):
         self._port: HttpPort[HttpConnection] = HttpPort(
             app, settings, "http" if tls is None else "https", budget, hosts
         )
-        self._record_error = app.api.record_error
+        self._record_error = app.context.record_error
         super().__init__(
             *(opened, self._open_connection, tls, "http/1.1"),
             ports=[self._port],

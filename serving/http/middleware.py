@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from serving.http.api import refuse
+from serving.http.app_context import refuse
 from serving.http.asgi import head_of, headers_of, response_of
 from serving.http.exchange import HttpReply
 from serving.http.replies import ANY
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from serving.errors import Unauthenticated
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
 
@@ -86,9 +86,9 @@ def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
 class Authentication:
     """Refuses requests without an API key, before anything shows whether there is such a route."""
 
-    def __init__(self, app: ASGIApp, api: Api, keys: ApiKeys, public: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, context: AppContext, keys: ApiKeys, public: Collection[str]) -> None:
         self._app = app
-        self._api = api
+        self._context = context
         self._keys = keys
         self._public = public
 
@@ -100,18 +100,18 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         request = head_of(scope)
-        await response_of(self._api, refuse(error, request), request)(scope, receive, send)
+        await response_of(self._context, refuse(error, request), request)(scope, receive, send)
 
 
 class Preflights:
     """Answers what browsers ask before a request of a page of another origin: the same on every path."""
 
-    def __init__(self, app: ASGIApp, api: Api) -> None:
+    def __init__(self, app: ASGIApp, context: AppContext) -> None:
         self._app = app
-        self._api = api
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_preflight(scope["method"], headers_of(scope)):
-            await response_of(self._api, _PREFLIGHT, head_of(scope))(scope, receive, send)
+            await response_of(self._context, _PREFLIGHT, head_of(scope))(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from serving.http.api import Api, Endpoint
+    from serving.http.app_context import AppContext, Endpoint
     from serving.http.routes import Docs
 
 _JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
@@ -152,56 +152,56 @@ _ERROR_HEADERS = {
 }
 
 
-async def document(routes: Iterable[BaseRoute], api: Api, public: Collection[str]) -> dict[str, Any]:
+async def document(routes: Iterable[BaseRoute], context: AppContext, public: Collection[str]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the routes that a model here answers, and of those that need no model."""
     listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
-    listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(api)]
-    listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(api)]
+    listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
+    listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(context)]
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
         description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
         routes=[_without_head(route) for route, _ in listed],
     )
-    shown = _shown(listed[::-1], api)  # of equals the one whose decorator stands on top
+    shown = _shown(listed[::-1], context)  # of equals the one whose decorator stands on top
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for component in components.values():
         if component.get("additionalProperties") is False:  # what a request brings
-            _by_rule(component, refuses_unknown=api.refuses_unknown)
+            _by_rule(component, refuses_unknown=context.refuses_unknown)
     for route, docs in listed:
-        keyed = api.keys is not None and (route.path not in public or docs.takes is not None)
+        keyed = context.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
-        entry["parameters"] = _parameters(route, docs, api)
+        entry["parameters"] = _parameters(route, docs, context)
         entry |= _beside(route, shown[route.method, route.direct])
-        example = docs.example(api) if callable(docs.example) else docs.example
+        example = docs.example(context) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
         if docs.form is not None:
             entry["requestBody"] = {"required": True, "content": {_FORM: {"schema": docs.form}}}
-        errors = _errors(route, docs, api, keyed=keyed)
+        errors = _errors(route, docs, context, keyed=keyed)
         entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(route, docs, schema_of, errors)
         if docs.gives is not None:
-            reply = await _reply(route, docs, api, example)
+            reply = await _reply(route, docs, context, example)
             if reply is not None:
                 entry["responses"]["200"]["content"][_JSON]["example"] = reply
         if keyed:
             entry["security"] = [{_KEY: []}]
     made["components"] = {"schemas": components}
-    if api.keys is not None:
+    if context.keys is not None:
         made["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
     return made
 
 
-def _shown(listed: Sequence[tuple[ApiRoute, Docs]], api: Api) -> dict[tuple[str, Endpoint], list[ApiRoute]]:
+def _shown(listed: Sequence[tuple[ApiRoute, Docs]], context: AppContext) -> dict[tuple[str, Endpoint], list[ApiRoute]]:
     """The routes of each endpoint, first the one that `/docs` lists.
 
     It takes as few parameters as it can: a model's name where several models answer, and no version.
     """
 
     def parameters(route: ApiRoute, docs: Docs) -> tuple[bool, int]:
-        several = docs.models is not None and len(docs.models(api)) > 1
+        several = docs.models is not None and len(docs.models(context)) > 1
         return several and "{model}" not in route.path, route.path.count("{")
 
     found: defaultdict[tuple[str, Endpoint], list[ApiRoute]] = defaultdict(list)
@@ -242,8 +242,11 @@ def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in schema.items() if name != "default"}
 
 
-def _parameters(route: ApiRoute, docs: Docs, api: Api) -> list[dict[str, Any]]:
-    values: dict[str, Sequence[str]] = {"model": docs.models(api) if docs.models else (), "version": api.v2.versions}
+def _parameters(route: ApiRoute, docs: Docs, context: AppContext) -> list[dict[str, Any]]:
+    values: dict[str, Sequence[str]] = {
+        "model": docs.models(context) if docs.models else (),
+        "version": context.v2.versions,
+    }
     schemas = {name: {"type": "string", "enum": list(known)} for name, known in values.items()}
     parts = [
         {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
@@ -271,16 +274,16 @@ def _body(docs: Docs, schema_of: dict[str, Any], example: object) -> dict[str, A
     return {"description": compressed, "required": not docs.body_optional, "content": content}
 
 
-async def _reply(route: ApiRoute, docs: Docs, api: Api, example: object) -> Any:  # noqa: ANN401  any JSON
+async def _reply(route: ApiRoute, docs: Docs, context: AppContext, example: object) -> Any:  # noqa: ANN401  any JSON
     """An example of what a route answers, to its own example where it takes one."""
     if docs.reply is not None:
         return docs.reply
-    names = docs.models(api) if docs.models else [""]
+    names = docs.models(context) if docs.models else [""]
     parameters = {"model": names[0]} if "{model}" in route.path else {}
     if "{version}" in route.path:
-        parameters["version"] = api.v2.view(names[0]).model.version
+        parameters["version"] = context.v2.view(names[0]).model.version
     body = b"" if docs.takes is None else msgspec.json.encode(example)
-    return await reply_to(route, route.path.format(**parameters), parameters, body, api)
+    return await reply_to(route, route.path.format(**parameters), parameters, body, context)
 
 
 def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, Any]:
@@ -316,8 +319,8 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
     return "; or ".join(["The request is not HTTP/1.1", *[cause for cause, may_be in causes.items() if may_be]]) + "."
 
 
-def _errors(route: ApiRoute, docs: Docs, api: Api, *, keyed: bool) -> dict[int, str]:
-    settings, family, takes = api.settings, error_type(route.path), docs.takes is not None
+def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) -> dict[int, str]:
+    settings, family, takes = context.settings, error_type(route.path), docs.takes is not None
     inferring, named = takes and not docs.body_optional, "{model}" in route.path
     when = {
         400: _malformed(route, docs),
@@ -383,16 +386,16 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
     body = body.replace(b"</head>", _HEAD + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
 
     @router.get("/docs")
-    async def docs(_: Api, __: HttpRequest) -> HttpReply:
+    async def docs(_: AppContext, __: HttpRequest) -> HttpReply:
         return HttpReply(body, content_type=b"text/html; charset=utf-8")
 
     @router.get("/openapi.json")
-    async def schema(_: Api, __: HttpRequest) -> HttpReply:
+    async def schema(_: AppContext, __: HttpRequest) -> HttpReply:
         return json_reply(await openapi())
 
     def asset(name: str, kind: bytes) -> None:
         @router.get(f"/docs/{name}")
-        async def serve(_: Api, __: HttpRequest) -> HttpReply:
+        async def serve(_: AppContext, __: HttpRequest) -> HttpReply:
             # The first reading is a megabyte from a disk, and may take long where that is a network's.
             return HttpReply(await asyncio.to_thread(_asset, name), content_type=kind)
 

@@ -9,7 +9,7 @@ from serving.http.exchange import NOT_MODIFIED, ignored_head
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpReply, HttpRequest
 
 NO_CONTENT = 204
@@ -32,7 +32,9 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
     return request.method != "HEAD" and reply.status not in _BODILESS
 
 
-def head_lines(api: Api, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
+def head_lines(
+    context: AppContext, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None
+) -> bytes:
     """The head of a reply but for its first line and what belongs to its connection; `length` None is not said."""
     identity = request.request_id.encode()
     if length is None or reply.status == NO_CONTENT:
@@ -42,8 +44,8 @@ def head_lines(api: Api, origins: Collection[str], request: HttpRequest, reply: 
         lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
     if request.ignored is not None and reply.error is None:
         lines += ignored_head(request.ignored)
-    if api.load_reports is not None:
-        lines += api.load_report(request.headers)
+    if context.load_reports is not None:
+        lines += context.load_report(request.headers)
     if origins:
         lines += _cors_lines(origins, request.headers.get(b"origin"))
     return lines

@@ -1,6 +1,6 @@
 """Routes: how protocols declare theirs, and which of them the connection calls itself.
 
-An endpoint is a function of `Api` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
+An endpoint is a function of `AppContext` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
 Any ASGI server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
 """
 
@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from serving.http.api import Api, Endpoint
+from serving.http.app_context import AppContext, Endpoint
 from serving.http.asgi import read_request, response_of, stream_request
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from serving.http.exchange import HttpRequest
 
-Models: TypeAlias = Callable[[Api], Sequence[str]]
+Models: TypeAlias = Callable[[AppContext], Sequence[str]]
 
 _BELOW_MODEL = "/models/{model}"
 
@@ -62,7 +62,7 @@ class Docs:
     form: Mapping[str, Any] | None = None
     takes_query: Mapping[str, str] = field(default_factory=dict)
     gives_file: bool = False
-    offered: Callable[[Api], bool] | None = None
+    offered: Callable[[AppContext], bool] | None = None
 
 
 class ApiRoute(APIRoute):
@@ -78,10 +78,10 @@ class ApiRoute(APIRoute):
         self, method: str, path: str, endpoint: Endpoint, docs: Docs | None, *, tag: str, summary: str, public: bool
     ) -> None:
         async def over_asgi(request: Request) -> Response:
-            api: Api = request.app.api
-            http = await self.received(request, api)
+            context: AppContext = request.app.context
+            http = await self.received(request, context)
             http.parameters = request.path_params
-            return response_of(api, await api.answer(endpoint, path, http), http)
+            return response_of(context, await context.answer(endpoint, path, http), http)
 
         words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
         super().__init__(
@@ -100,8 +100,8 @@ class ApiRoute(APIRoute):
         self.docs = docs
         self.public = public
 
-    async def received(self, request: Request, api: Api) -> HttpRequest:
-        return await read_request(request, api.settings.body_limit_bytes)
+    async def received(self, request: Request, context: AppContext) -> HttpRequest:
+        return await read_request(request, context.settings.body_limit_bytes)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         # The pattern ends in `$`, which a line's end satisfies too.
@@ -115,8 +115,8 @@ class HotRoute(ApiRoute):
 class UploadRoute(ApiRoute):
     """A route that reads its body while it arrives, where files are kept at all."""
 
-    async def received(self, request: Request, api: Api) -> HttpRequest:
-        return stream_request(request) if api.jobs else await super().received(request, api)
+    async def received(self, request: Request, context: AppContext) -> HttpRequest:
+        return stream_request(request) if context.jobs else await super().received(request, context)
 
 
 class Router:
@@ -187,15 +187,15 @@ class Router:
 
 
 def of_task(task: str) -> Models:
-    return lambda api: [model.name for model in api.repository.of_task(task)]
+    return lambda context: [model.name for model in context.repository.of_task(task)]
 
 
-def all_models(api: Api) -> list[str]:
-    return [model.name for model in api.repository.models]
+def all_models(context: AppContext) -> list[str]:
+    return [model.name for model in context.repository.models]
 
 
-def v2_names(api: Api) -> list[str]:
-    return api.v2.names
+def v2_names(context: AppContext) -> list[str]:
+    return context.v2.names
 
 
 def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:

@@ -92,8 +92,8 @@ class PendingRequest:
         return rows
 
 
-class BulkLoad(msgspec.Struct, frozen=True):
-    """Of bulk work what `Load` says of other requests."""
+class DispatcherBulkLoad(msgspec.Struct, frozen=True):
+    """Of bulk work what `DispatcherLoad` says of other requests."""
 
     queued_texts: int
     queued_tokens: int
@@ -104,7 +104,7 @@ class BulkLoad(msgspec.Struct, frozen=True):
     misses: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class DispatcherLoad(msgspec.Struct, frozen=True):
     """What a dispatcher holds at one moment, and what it has refused and missed so far; bulk work counts apart.
 
     Attributes:
@@ -134,7 +134,7 @@ class Load(msgspec.Struct, frozen=True):
     misses: Mapping[str, int]
     non_finite: int
     device_us: Mapping[str, float]
-    bulk: BulkLoad
+    bulk: DispatcherBulkLoad
 
 
 class Dispatcher:
@@ -252,7 +252,7 @@ class Dispatcher:
         """One engine has gone, or all (None) for good: every request that only it could answer fails with `error`."""
         if engine is None:
             self._engines.clear()
-            self._scheduler.outlook.back_at = None
+            self._scheduler.predictor.back_at = None
         else:
             self._forget_engine(engine)
         self._fail_unserved(error)
@@ -265,7 +265,7 @@ class Dispatcher:
 
     @property
     def _restarting(self) -> bool:
-        return self._scheduler.outlook.back_at is not None
+        return self._scheduler.predictor.back_at is not None
 
     def engine_leaves(self, engine: Engine) -> None:
         """An engine that nothing waits for any more takes no batches from now on."""
@@ -292,27 +292,27 @@ class Dispatcher:
     def computing(self) -> bool:
         return any(self._scheduler.lanes.load)
 
-    def load(self) -> Load:
-        scheduler, outlook, admission = self._scheduler, self._scheduler.outlook, self.admission
+    def load(self) -> DispatcherLoad:
+        scheduler, predictor, admission = self._scheduler, self._scheduler.predictor, self.admission
         now = self._clock()
-        return Load(
+        return DispatcherLoad(
             requests=len(self._requests),
-            queued_texts=outlook.queue.items,
-            queued_tokens=outlook.queue.tokens,
-            queued_work_us=outlook.queue.backlog.total_us,
-            wait_s=outlook.drain_s(now),
-            restart_s=outlook.restart_s(now),
+            queued_texts=predictor.queue.items,
+            queued_tokens=predictor.queue.tokens,
+            queued_work_us=predictor.queue.backlog.total_us,
+            wait_s=predictor.drain_s(now),
+            restart_s=predictor.restart_s(now),
             admitted_tokens=admission.online.in_flight,
             admitted_limit=admission.online.capacity,
-            lane_tokens=list(outlook.lanes.load),
+            lane_tokens=list(predictor.lanes.load),
             refusals=admission.online.refusals,
             misses=self._misses,
             non_finite=self._non_finite,
             device_us={"online": scheduler.online_us, "bulk": scheduler.bulk_us},
-            bulk=BulkLoad(
-                queued_texts=outlook.bulk.items,
-                queued_tokens=outlook.bulk.tokens,
-                queued_work_us=outlook.bulk.backlog.total_us,
+            bulk=DispatcherBulkLoad(
+                queued_texts=predictor.bulk.items,
+                queued_tokens=predictor.bulk.tokens,
+                queued_work_us=predictor.bulk.backlog.total_us,
                 admitted_tokens=admission.bulk.in_flight,
                 admitted_limit=admission.bulk.capacity,
                 refusals=admission.bulk.refusals,

@@ -10,7 +10,7 @@ from serving.engine.kinds import ENGINES
 from serving.engine.specs import EngineChoice
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.tokenizer import TextTokenizer
-from serving.models.forms import ModelForm, form_of, verified
+from serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
 from serving.records import ModelIndex
 from serving.tasks import TASKS
 
@@ -28,7 +28,7 @@ _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (_QUERIES, _DOCUMENTS)
 """Names that prompts of the two sides of a search have; of several the first counts."""
 
-_MOST_NAMES = 10
+_MAX_NAMES = 10
 """Models that an error lists."""
 
 COMPUTE_TYPES = sorted({kind.compute_type for kind in ENGINES.values()})
@@ -36,15 +36,17 @@ COMPUTE_TYPES = sorted({kind.compute_type for kind in ENGINES.values()})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel(ModelForm):
+class ServedModel(ServableArtifact):
     """A model that requests can name; another version of it has another `index`."""
 
     index: ModelIndex
     tokenizer: TextTokenizer
 
     @classmethod
-    def of(cls, form: ModelForm, index: ModelIndex, tokenizer: TextTokenizer) -> ServedModel:
-        return cls(bundle=form.bundle, artifact=form.artifact, second=form.second, index=index, tokenizer=tokenizer)
+    def of(cls, servable: ServableArtifact, index: ModelIndex, tokenizer: TextTokenizer) -> ServedModel:
+        return cls(
+            bundle=servable.bundle, artifact=servable.artifact, second=servable.second, index=index, tokenizer=tokenizer
+        )
 
     @cached_property
     def default_prompt(self) -> str:
@@ -167,8 +169,8 @@ class Repository:
         cache: Path | None = None,
         defaults: Mapping[str, str] | None = None,
     ) -> Repository:
-        """Verifies and opens the newest version of every model below `root`; see `verified` and `of`."""
-        bundles = verified(root, cache)
+        """Verifies and opens the newest version of every model below `root`; see `verify_bundles` and `of`."""
+        bundles = verify_bundles(root, cache)
         return cls.of(bundles, precision, engine=engine, allow_unproven=allow_unproven, defaults=defaults)
 
     @classmethod
@@ -198,9 +200,9 @@ class Repository:
         try:
             models = []
             for index, bundle in enumerate(bundles):
-                form = form_of(bundle, precision, engine, unproven=allow_unproven, target=target)
+                servable = select_artifact(bundle, precision, engine, unproven=allow_unproven, target=target)
                 tokenizer = TextTokenizer.open(bundle.path, bundle.manifest)
-                models.append(ServedModel.of(form, ModelIndex(index), tokenizer))
+                models.append(ServedModel.of(servable, ModelIndex(index), tokenizer))
         except BundleError as error:
             raise StartupError(str(error)) from error
         return cls(models, defaults)
@@ -293,7 +295,7 @@ class Repository:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*sorted(names)[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+    return ", ".join([*sorted(names)[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])])
 
 
 def _choice(models: Sequence[ServedModel], task: str | None) -> str:

@@ -24,7 +24,7 @@ from serving.inference.tokenizer_process import (
     OverLimitError,
     TokenizerProcess,
 )
-from serving.inference.tokenizer_rules import MOST_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
+from serving.inference.tokenizer_rules import MAX_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedChunk, EncodedText
@@ -46,10 +46,10 @@ log = logging.getLogger("bertserve")
 CHARACTERS_PER_TOKEN = 32
 """A text of more characters for each token that the model takes is read in part, or refused where it may not be cut."""
 
-MOST_CHARACTERS = 262_144
+MAX_CHARACTERS = 262_144
 """Of a text that is cut, so many characters are read at most, unless `max_characters` are more: about 0.2 s of work."""
 
-_MOST_RULES, _NAMED = 32, 3
+_MAX_RULES, _NAMED = 32, 3
 """Rules of its own that a tokenizer may have, and those that an error names."""
 
 _BLANK = re.compile(r"\s")
@@ -435,7 +435,7 @@ class TextTokenizer:
         lengths = [len(encoding) + unread for encoding, unread, _ in read]
         # An odd token is left to the longer part, which estimates do not tell for certain.
         if room % 2 and all(2 * len(encoding) > room for encoding, _, _ in read):
-            most = max(self.max_characters, MOST_CHARACTERS)
+            most = max(self.max_characters, MAX_CHARACTERS)
             for index, (part, (_, unread, _)) in enumerate(zip(parts, read, strict=True)):
                 if unread and len(part) <= most:
                     lengths[index] = len(self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0])
@@ -445,7 +445,7 @@ class TextTokenizer:
         """A text without special tokens, read so far that more would not change the tokens kept.
 
         Tokenizers read word by word. So the tokens of a text's beginning are those of the text, up to the last word of
-        the beginning; of its end they are, from the second word on. A text of which `MOST_CHARACTERS` are too few
+        the beginning; of its end they are, from the second word on. A text of which `MAX_CHARACTERS` are too few
         tokens is cut there.
 
         Returns:
@@ -453,7 +453,7 @@ class TextTokenizer:
         """
         left = self._side(truncate) == "left"
         size = self.max_characters
-        most = max(size, MOST_CHARACTERS)
+        most = max(size, MAX_CHARACTERS)
         while truncate and size < len(text):
             begin, end = (_first_blank(text, size), len(text)) if left else (0, _last_starter(text, size))
             encoding: Encoding = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)[0]
@@ -536,14 +536,14 @@ class IsolatedTokenizer(TextTokenizer):
         Raises:
             BundleError: One of them takes too much time or memory; the message begins with its place.
         """
-        if len(foreign) > _MOST_RULES:
-            raise BundleError(f"has {len(foreign)} rules that no known tokenizer has; at most {_MOST_RULES} are tried")
+        if len(foreign) > _MAX_RULES:
+            raise BundleError(f"has {len(foreign)} rules that no known tokenizer has; at most {_MAX_RULES} are tried")
         text = f"a text of {PROBE_LETTERS} letters"
         alone = [(place, rule) for place, rule in foreign.items() if place.startswith(SECTIONS)]
         for place, rule in [*alone, (" with ".join([*foreign][:_NAMED]), None)]:
             letters = "".join(letters_of(each) for _, each in alone) if rule is None else letters_of(rule)
-            if rule is not None and growth_of(rule) > MOST_GROWTH and "Regex" not in rule["pattern"]:
-                raise BundleError(f"{place} makes a text more than {MOST_GROWTH} times as long")
+            if rule is not None and growth_of(rule) > MAX_GROWTH and "Regex" not in rule["pattern"]:
+                raise BundleError(f"{place} makes a text more than {MAX_GROWTH} times as long")
             try:
                 if rule is None:
                     self.process.call(OPEN)

@@ -38,20 +38,20 @@ KNOWN = frozenset(
 """Regexes that take linear time on any text."""
 
 _KNOWN_GROWTH = 4
-MOST_GROWTH = 16
+MAX_GROWTH = 16
 """By which a rule of a bundle's own may lengthen a text."""
-_MOST_LETTERS = 64
+_MAX_LETTERS = 64
 """Of what stands in a text's place for one letter, or before it: U+FDFA becomes 18 letters, of 33 bytes, by NFKC."""
 _LONGEST_TOKEN = 1024
 _LONGEST_WORD = 200
 """WordPiece tries every part of a word of so many letters."""
-_MOST_PIECES = 64
+_MAX_PIECES = 64
 
 
 PROBE_LETTERS = 4096
 """Of a text that is made to hurt: time that grows with its square passes, what grows faster does not."""
 _USUAL = "aA1 \n.é▁x"
-_MOST_DISTINCT = 48
+_MAX_DISTINCT = 48
 
 
 def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
         foreign["model"] = model
     post = content.get("post_processor") or {}
     steps = post.get("processors", [post])
-    if any(len(step.get(form) or ()) > _MOST_PIECES for step in steps for form in ("single", "pair")):
+    if any(len(step.get(form) or ()) > _MAX_PIECES for step in steps for form in ("single", "pair")):
         foreign["post_processor"] = post
     return foreign
 
@@ -89,7 +89,7 @@ def letters_of(rule: Mapping[str, Any]) -> str:
 
 def hostile_texts(letters: str, length: int) -> Iterator[str]:
     """Long runs of one letter, alone and with another behind it, and of two in turn."""
-    distinct = list(dict.fromkeys(_USUAL + letters))[:_MOST_DISTINCT]
+    distinct = list(dict.fromkeys(_USUAL + letters))[:_MAX_DISTINCT]
     for index, letter in enumerate(distinct):
         run, other = letter * length, distinct[index - 1]
         yield from (run, run + "\x01", run + other, (letter + other) * (length // 2) + "\x01")
@@ -113,8 +113,8 @@ def _is_known(rule: Mapping[str, Any]) -> bool:
     if isinstance(pattern, dict) and "Regex" in pattern and pattern["Regex"] not in KNOWN:
         return False
     if rule.get("type") == "Precompiled":
-        return _longest_replacement(rule.get("precompiled_charsmap") or "") <= _MOST_LETTERS
-    return len(rule.get("prepend") or "") <= _MOST_LETTERS
+        return _longest_replacement(rule.get("precompiled_charsmap") or "") <= _MAX_LETTERS
+    return len(rule.get("prepend") or "") <= _MAX_LETTERS
 
 
 def growth_of(rule: Mapping[str, Any]) -> float:
@@ -130,6 +130,6 @@ def _longest_replacement(charsmap: str) -> int:
     try:
         compiled = base64.b64decode(charsmap, validate=True)
     except (ValueError, binascii.Error):
-        return _MOST_LETTERS + 1
+        return _MAX_LETTERS + 1
     texts = compiled[4 + int.from_bytes(compiled[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

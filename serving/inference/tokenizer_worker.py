@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
 from serving.inference.tokenizer import TextTokenizer
 from serving.inference.tokenizer_process import CPU_S, MEMORY_BYTES, MEMORY_PER_BYTE, OPEN, OPEN_S, PROBE, pack, unpack
-from serving.inference.tokenizer_rules import MOST_GROWTH, SECTIONS, hostile_texts
+from serving.inference.tokenizer_rules import MAX_GROWTH, SECTIONS, hostile_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ def _probe(opened: Callable[[], TextTokenizer], section: str, rule: object, lett
             written = tokenizer.decode([0])
         else:
             written = "".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
-        if len(written) > MOST_GROWTH * len(text):
+        if len(written) > MAX_GROWTH * len(text):
             raise InternalError(f"it makes {len(written):,} letters of {len(text):,}")
 
 

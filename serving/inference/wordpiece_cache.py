@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-MOST_WORDS = 32_768
+MAX_WORDS = 32_768
 """Words remembered before the cache starts anew: a few megabytes."""
 
 LONGEST_WORD = 32
@@ -62,7 +62,7 @@ class WordpieceCache:
         if tokens is None:
             tokens = array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
             if len(word) <= LONGEST_WORD:
-                if len(self._tokens_of) >= MOST_WORDS:
+                if len(self._tokens_of) >= MAX_WORDS:
                     self._tokens_of.clear()
                 self._tokens_of[word] = tokens
         return tokens

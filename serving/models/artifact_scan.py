@@ -43,7 +43,7 @@ DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 FORBIDDEN_OPERATORS = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "Snpe"})
 """Operators of those sets that run what somebody else compiled or wrote."""
 
-_MOST_FIELDS = 1 << 18
+_MAX_FIELDS = 1 << 18
 """The INT8 graph of BERT-large has some 6,000."""
 _SMALLEST_KEY = 8  # field number 1
 _LONGEST_KEY = 5  # bytes of a 32-bit number
@@ -119,7 +119,7 @@ class _Scanner:
         self.beside, self.beside_bytes = beside, beside_bytes
         self.places: list[tuple[int, int]] = []
         """Where in the file beside the graph the data of each tensor that lies there begins and ends."""
-        self.fields_left = _MOST_FIELDS
+        self.fields_left = _MAX_FIELDS
         self.nodes: list[_Node] = []
         self.tensors: dict[str, Shape] = {}
         self.inputs: list[Tensor] = []
@@ -150,7 +150,7 @@ class _Scanner:
         """Counts what is read, so that no file keeps the server from starting."""
         self.fields_left -= 1
         if self.fields_left < 0:
-            raise UnsafeArtifactError(f"has more than {_MOST_FIELDS} parts")
+            raise UnsafeArtifactError(f"has more than {_MAX_FIELDS} parts")
 
     def fields(self, at: int, end: int) -> Iterator[_Field]:
         """The fields of a message, each checked to lie inside it."""

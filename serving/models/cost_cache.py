@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.specs import EngineChoice
-    from serving.models.forms import ModelForm
+    from serving.models.artifact_selection import ServableArtifact
 
 log = logging.getLogger("bertserve")
 
 _LARGEST_BYTES = 1 << 20
-_MOST_POINTS = 512
+_MAX_POINTS = 512
 """Lengths times sizes, with room: a table of many more would take its time to build."""
 
 
@@ -63,7 +63,7 @@ class CostCache:
         self._max_batch_tokens = max_batch_tokens
         self._measured: set[str] = set()
 
-    def read(self, choice: EngineChoice, models: Sequence[ModelForm]) -> list[list[CostPoint]]:
+    def read(self, choice: EngineChoice, models: Sequence[ServableArtifact]) -> list[list[CostPoint]]:
         """For each model what was measured on this node with this engine; empty where that is to be measured."""
         self._measured.clear()
         if self._root is None or not ENGINES[choice.engine].keeps_costs:
@@ -72,7 +72,9 @@ class CostCache:
         self._measured = {model.artifact.sha256 for model, points in zip(models, tables, strict=True) if not points}
         return tables
 
-    def write(self, choice: EngineChoice, models: Sequence[ModelForm], costs: Sequence[Sequence[CostPoint]]) -> None:
+    def write(
+        self, choice: EngineChoice, models: Sequence[ServableArtifact], costs: Sequence[Sequence[CostPoint]]
+    ) -> None:
         """Writes what was measured, once, in a thread: digests and `fsync` take their time.
 
         A version that came by a swap has the costs of the one before it, which were not measured for it.
@@ -82,7 +84,7 @@ class CostCache:
                 self._measured.discard(model.artifact.sha256)
                 threading.Thread(target=self.write_table, args=(choice, model, list(points))).start()
 
-    def write_table(self, choice: EngineChoice, model: ModelForm, points: Sequence[CostPoint]) -> None:
+    def write_table(self, choice: EngineChoice, model: ServableArtifact, points: Sequence[CostPoint]) -> None:
         if self._root is None:
             return
         content = msgspec.json.encode(Costs(self._fingerprint(choice, model), list(points)))
@@ -91,7 +93,7 @@ class CostCache:
         except (CacheError, OSError) as error:
             log.warning("the costs of %s were not kept: %s", model.name, error)
 
-    def _read(self, root: Path, choice: EngineChoice, model: ModelForm) -> list[CostPoint]:
+    def _read(self, root: Path, choice: EngineChoice, model: ServableArtifact) -> list[CostPoint]:
         try:
             entry = open_entry(root, model.bundle)
             file = entry.file(_file_name(choice, model)) if entry else None
@@ -104,7 +106,7 @@ class CostCache:
             return []
         return costs.points if costs.fingerprint == self._fingerprint(choice, model) else []
 
-    def _fingerprint(self, choice: EngineChoice, model: ModelForm) -> Fingerprint:
+    def _fingerprint(self, choice: EngineChoice, model: ServableArtifact) -> Fingerprint:
         return Fingerprint(
             artifact=" ".join(artifact.sha256 for artifact in model.artifacts),
             engine=_engine(choice),
@@ -119,7 +121,7 @@ def _engine(choice: EngineChoice) -> str:
     return f"{choice.engine} on {len(choice.gpus)} {choice.gpus[0].name}" if choice.gpus else choice.engine
 
 
-def _file_name(choice: EngineChoice, model: ModelForm) -> str:
+def _file_name(choice: EngineChoice, model: ServableArtifact) -> str:
     artifact = re.sub(r"[^A-Za-z0-9]+", "-", model.artifact.file)
     engine = re.sub(r"[^A-Za-z0-9-]+", "-", _engine(choice))
     return f"costs.{artifact}.{engine}.json"
@@ -127,8 +129,8 @@ def _file_name(choice: EngineChoice, model: ModelForm) -> str:
 
 def _check(points: Sequence[CostPoint]) -> None:
     """Raises ValueError for points that no table can be made of."""
-    if len(points) > _MOST_POINTS:
-        raise ValueError(f"{len(points)} cost points; there are at most {_MOST_POINTS}")
+    if len(points) > _MAX_POINTS:
+        raise ValueError(f"{len(points)} cost points; there are at most {_MAX_POINTS}")
     CostTable.of(point for point in points if point.kind == "wide")
     if narrow := [point for point in points if point.kind == "narrow"]:
         CostTable.of(narrow)

@@ -24,7 +24,7 @@ from serving.models.verified_dir import digest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.models.forms import ModelForm
+    from serving.models.artifact_selection import ServableArtifact
 
 log = logging.getLogger("bertserve")
 
@@ -37,10 +37,10 @@ class KernelCache:
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
-        self._models: Sequence[ModelForm] = ()
+        self._models: Sequence[ServableArtifact] = ()
         self._files: list[KernelFiles] = []
 
-    def files(self, engine: str, models: Sequence[ModelForm]) -> list[KernelFiles]:
+    def files(self, engine: str, models: Sequence[ServableArtifact]) -> list[KernelFiles]:
         """For each model where its kernels are read and written; empty where there are none."""
         self._files, self._models = [], models
         if self._root is not None and ENGINES[engine].compiles:
@@ -54,7 +54,7 @@ class KernelCache:
             self._files = []
 
 
-def _keep(root: Path, models: Sequence[ModelForm], files: Sequence[KernelFiles]) -> None:
+def _keep(root: Path, models: Sequence[ServableArtifact], files: Sequence[KernelFiles]) -> None:
     for model, file in zip(models, files, strict=True):
         written = Path(file.write)
         try:
@@ -67,7 +67,7 @@ def _keep(root: Path, models: Sequence[ModelForm], files: Sequence[KernelFiles])
                 written.unlink(missing_ok=True)
 
 
-def _files(root: Path, model: ModelForm) -> KernelFiles:
+def _files(root: Path, model: ServableArtifact) -> KernelFiles:
     # Servers of several containers may share a cache, and then process ids are no names.
     write = str(root / f".kernels-{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):  # the engine says what it could not write
@@ -91,5 +91,5 @@ def _sweep(root: Path) -> None:
             file.unlink()
 
 
-def _file_name(model: ModelForm) -> str:
+def _file_name(model: ServableArtifact) -> str:
     return f"kernels.{re.sub(r'[^A-Za-z0-9]+', '-', model.artifacts[-1].file)}.bin"

@@ -31,7 +31,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_DIMENSION = 1 << 20
 _SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
-_MOST_CANDIDATES = 1000
+_MAX_CANDIDATES = 1000
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -425,7 +425,7 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
             manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts,
             "the default prompt is none of the prompts",
         ),
-        (not 0 <= manifest.candidates <= min(_MOST_CANDIDATES, manifest.vocab_size), "candidates is out of range"),
+        (not 0 <= manifest.candidates <= min(_MAX_CANDIDATES, manifest.vocab_size), "candidates is out of range"),
         (bool(manifest.candidates) and "mask" not in manifest.special_ids, "the task needs a mask token"),
         (manifest.outputs != outputs, "the outputs do not fit the task"),
         (manifest.inputs not in inputs, "the inputs do not fit the task"),

@@ -126,11 +126,13 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
     raise MalformedRequest(f"the body has more than {_MAX_MEMBERS} gzip members; send fewer, larger ones")
 
 
-async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, wbits: int, limit: int) -> bytes:
+async def inflate(
+    large_body_lock: asyncio.Lock, grow: Callable[[int], bool], data: bytes, wbits: int, limit: int
+) -> bytes:
     """Decompresses a body as `inflated`, in a thread, in its turn: small bodies could make many large ones at once.
 
     Args:
-        turn: Held by the one that grows, until the thread ends, which goes on where the client leaves.
+        large_body_lock: Held by the one that grows, until the thread ends, which goes on where the client leaves.
         grow: Counts so many bytes more, or less; whether there is room. It is asked for as much as the body may become.
         data: The body.
         wbits: As zlib has it.
@@ -139,12 +141,12 @@ async def inflate(turn: asyncio.Lock, grow: Callable[[int], bool], data: bytes, 
     Raises:
         BuffersFull: There is no room.
     """
-    await turn.acquire()
+    await large_body_lock.acquire()
     if not grow(limit):
-        turn.release()
+        large_body_lock.release()
         raise BuffersFull
     running = asyncio.get_running_loop().run_in_executor(None, inflated, data, wbits, limit)
-    running.add_done_callback(lambda _: turn.release())
+    running.add_done_callback(lambda _: large_body_lock.release())
     body = await asyncio.shield(running)
     grow(len(body) - limit)
     return body

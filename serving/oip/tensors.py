@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 _LARGEST_DIMENSION = 2**31
 _NUMBERS = {INT32: "<i4", INT64: "<i8", FP32: "<f4"}
 _MATRIX = 2
-_MOST_NUMBERS = 1 << 20
+_MAX_NUMBERS = 1 << 20
 """One by one; it takes tens of milliseconds to look at them."""
 
 
@@ -226,8 +226,8 @@ def _matrix(tensor: Tensor) -> NDArray[np.int64]:
     else:
         numbers = _flat(tensor)
         _check_count(name, count, len(numbers))
-        if count > _MOST_NUMBERS:
-            raise InvalidRequest(f"input {name!r} holds {count} numbers; at most {_MOST_NUMBERS} are taken")
+        if count > _MAX_NUMBERS:
+            raise InvalidRequest(f"input {name!r} holds {count} numbers; at most {_MAX_NUMBERS} are taken")
         if not set(map(type, numbers)) <= {int, bool}:
             raise InvalidRequest(f"input {name!r} must hold whole numbers")
         try:

@@ -75,7 +75,7 @@ _EXPORT_PACKAGES = ("huggingface-hub", "onnx", "onnxruntime", "torch", "transfor
 _INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FEW_DESCRIPTORS = 4096
 _EVERY_ADDRESS = {"::", "0.0.0.0"}  # noqa: S104  nothing is opened
-_NEIGHBOUR_S, _MOST_BYTES = 1.0, 4096
+_NEIGHBOUR_S, _MAX_BYTES = 1.0, 4096
 _MIB = 1 << 20
 _PROCESSES_MIB = 300
 """Approximate memory of the two processes without a model."""
@@ -252,7 +252,7 @@ def _neighbour(settings: Settings) -> str:
         ):
             connection.request("GET", "/livez")
             reply = connection.getresponse()
-            if reply.headers["x-request-id"] and "state" in json.loads(reply.read(_MOST_BYTES)):
+            if reply.headers["x-request-id"] and "state" in json.loads(reply.read(_MAX_BYTES)):
                 return f"; a bertserve answers at http://{host}:{port}, and has these ports while it runs"
     return ""
 

@@ -143,7 +143,7 @@ class ProbeListener(HttpListener):
         self._undecided: set[_Undecided] = set()
         budget = BufferBudget.of(settings)
         super().__init__(app, opened, settings, budget=budget, limiter=self.limiter)
-        self._calls = CallDispatch(methods, settings, app.api.record_error, budget)
+        self._calls = CallDispatch(methods, settings, app.context.record_error, budget)
         self._ports = (self._port, self._calls)
         keep_alive(opened)
 

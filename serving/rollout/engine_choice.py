@@ -19,8 +19,14 @@ from serving.engine.specs import EngineChoice, RejectedEngine
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
 from serving.logs import members, tell
+from serving.models.artifact_selection import (
+    log_agreement,
+    runs_on_a_gpu,
+    select_artifact,
+    verify_bundles,
+    without_second,
+)
 from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.forms import form_of, log_agreement, runs_on_a_gpu, verified, without_second
 from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
 from serving.rollout.processor_check import ProcessorCheck
@@ -33,8 +39,8 @@ if TYPE_CHECKING:
     from serving.engine.kinds.kind import EngineKind
     from serving.engine.specs import Gpu
     from serving.inference.served_models import ServedModel
+    from serving.models.artifact_selection import ServableArtifact
     from serving.models.bundle import Bundle
-    from serving.models.forms import ModelForm
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
@@ -113,12 +119,12 @@ class Chooser:
             StartupError: The models must not be served, or nothing can run them.
         """
         asked = self._settings.engine
-        bundles = verified(self._settings.models, self._settings.cache_dir)
+        bundles = verify_bundles(self._settings.models, self._settings.cache_dir)
         for bundle in bundles:
             warn_of_schema(bundle)
         return self._best(AUTO if asked == "auto" else [ENGINES[asked]], bundles)
 
-    def instead(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
+    def fallback(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
         """The choice after an engine that did not start, or that `crashed` too often; None if there is none.
 
         In the place of one that crashed it is degraded.
@@ -148,7 +154,7 @@ class Chooser:
         bundle = self._read(path)
         try:
             gpu = self._gpus(tensorrt.ENGINE, [bundle])[0]
-            artifact = self._form(bundle, tensorrt.ENGINE, gpu.target).artifact
+            artifact = self._select(bundle, tensorrt.ENGINE, gpu.target).artifact
         except (StartupError, BundleError):
             return self._can_build(bundle)
         fits = artifact.engine is None or not any(tensorrt.misfits(artifact.file, artifact.engine, self._machine, gpu))
@@ -158,25 +164,27 @@ class Chooser:
         precision = self._settings.precision
         return bool(bundle.engine_graphs) if precision == "auto" else precision in bundle.engine_graphs
 
-    def form_of(self, path: Path, engine: EngineChoice) -> ModelForm:
+    def select_artifact(self, path: Path, engine: EngineChoice) -> ServableArtifact:
         """A version of a model, not verified yet, in the form that an engine can run."""
-        form = self._form(self._read(path), ENGINES[engine.engine], engine.gpus[0].target if engine.gpus else "")
+        servable = self._select(self._read(path), ENGINES[engine.engine], engine.gpus[0].target if engine.gpus else "")
         if self._settings.precision == "auto":
-            log_agreement(form)
-        return form
+            log_agreement(servable)
+        return servable
 
     def _read(self, path: Path) -> Bundle:
         bundle, cache = read_bundle(path), self._settings.cache_dir
         return bundle if cache is None else with_proofs(cache, bundle)
 
-    def _form(self, bundle: Bundle, engine: EngineKind, target: str) -> ModelForm:
+    def _select(self, bundle: Bundle, engine: EngineKind, target: str) -> ServableArtifact:
         """The best form that answers on this processor as it was proven to."""
         settings = self._settings
-        form = form_of(bundle, settings.precision, engine.name, unproven=settings.allow_unproven, target=target)
-        refused = {} if engine.spares_cpu else self._check.refused(form)
+        servable = select_artifact(
+            bundle, settings.precision, engine.name, unproven=settings.allow_unproven, target=target
+        )
+        refused = {} if engine.spares_cpu else self._check.refused(servable)
         if not refused:
-            return form
-        return self._form(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
+            return servable
+        return self._select(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
 
     def build_obstacle(self) -> str:
         """Why no engine can be built here; empty where one can."""
@@ -262,7 +270,7 @@ class Chooser:
     def _on_this_processor(self, engine: EngineKind, bundles: Sequence[Bundle]) -> list[Bundle]:
         """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""
         try:
-            return [self._form(bundle, engine, "").bundle for bundle in bundles]
+            return [self._select(bundle, engine, "").bundle for bundle in bundles]
         except BundleError as error:
             raise StartupError(str(error)) from error
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import Load
+from serving.engine.base import EngineLoad
 from serving.engine.specs import DATA_SUFFIX
 from serving.errors import EngineFailed
 from serving.host import available_cpus
@@ -31,7 +31,7 @@ class PreparedLoad:
     """A load, and the caches that its engine process adds to."""
 
     choice: Choice
-    load: Load
+    load: EngineLoad
     _costs: CostCache
     _kernels: KernelCache
 
@@ -54,7 +54,7 @@ class LoadBuilder:
         settings, models = self._settings, choice.repository.models
         threads, kernels = settings.threads or available_cpus(), KernelCache(settings.cache_dir)
         costs = CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
-        load = Load(
+        load = EngineLoad(
             engine=choice.engine,
             models=[model.spec() for model in models],
             threads=threads,
@@ -73,7 +73,7 @@ class LoadBuilder:
         if self._gpus is None:
             self._gpus = GpuWatch.follow([gpu.uuid for gpu in choice.gpus], self._registry)
 
-    def check_room(self, load: Load) -> None:
+    def check_room(self, load: EngineLoad) -> None:
         """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
         if self._gpus is None:
             return

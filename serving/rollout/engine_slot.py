@@ -49,7 +49,7 @@ from serving.unawaited import start
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
-    from serving.engine.base import Load
+    from serving.engine.base import EngineLoad
     from serving.engine.process.remote_engine import EngineLife
     from serving.engine.specs import EngineChoice
     from serving.inference.dispatcher import Dispatcher
@@ -84,7 +84,7 @@ class EngineGeneration:
     """An engine, its models in its own order, and the load for processes that replace it."""
 
     engine: EngineLife
-    load: Load
+    load: EngineLoad
     models: Sequence[ServedModel]
     choice: EngineChoice
 
@@ -160,7 +160,7 @@ class EngineSlot:
         return self._supervisor.engine
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What the current engine has loaded, or the next one will."""
         return self._supervisor.load
 
@@ -200,7 +200,7 @@ class EngineSlot:
             await asyncio.sleep(_POLL_S)
 
     @asynccontextmanager
-    async def beside(self, load: Load) -> AsyncIterator[EngineLife]:
+    async def beside(self, load: EngineLoad) -> AsyncIterator[EngineLife]:
         """A warm engine beside the one that serves; it ends with the block unless it was switched to.
 
         Raises:
@@ -209,17 +209,17 @@ class EngineSlot:
             TimeoutError: It took longer than `engine_start_s`.
         """
 
-        async def verified() -> None:
+        async def on_verified() -> None:
             await self.release()
             await asyncio.to_thread(self._loads.check_room, load)
 
         if not load.bundles:
-            await verified()
+            await on_verified()
         started = time.perf_counter()
         async with asyncio.timeout(self._settings.engine_start_s):
             with IdlePriority(self._dispatcher) as priority:
                 engine = await self._start(
-                    load, self._settings.engine_hang_s, started=priority.follow, verified=verified
+                    load, self._settings.engine_hang_s, started=priority.follow, on_verified=on_verified
                 )
         passed = time.perf_counter() - started
         log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, priority.paused_s)
@@ -327,19 +327,19 @@ class EngineSlot:
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: an engine of another kind is started, or the server ends."""
-        self._choosing = self._spawn(self._instead(reason, crashed=crashed), partial(self._give_up, reason))
+        self._choosing = self._spawn(self._choose_fallback(reason, crashed=crashed), partial(self._give_up, reason))
 
-    async def _instead(self, reason: str, *, crashed: bool) -> None:
+    async def _choose_fallback(self, reason: str, *, crashed: bool) -> None:
         """Starts an engine of another kind, or fails the server. Cached files of gigabytes are hashed in a thread."""
 
         def prepared() -> PreparedLoad | None:
-            choice = self._chooser.instead(engine, reason, models, crashed=crashed)
+            choice = self._chooser.fallback(engine, reason, models, crashed=crashed)
             return None if choice is None else self._loads.prepare(choice)
 
         engine, models = self.choice.engine, tuple(self.models)
-        instead = await asyncio.to_thread(prepared)
-        if instead is not None:
-            self._start_instead(instead)
+        fallback = await asyncio.to_thread(prepared)
+        if fallback is not None:
+            self._start_fallback(fallback)
         else:
             self._give_up(reason)
 
@@ -367,7 +367,7 @@ class EngineSlot:
             self.reject(kind, "its process ended soon after it had taken over")
         return True
 
-    def _start_instead(self, prepared: PreparedLoad) -> None:
+    def _start_fallback(self, prepared: PreparedLoad) -> None:
         choice = prepared.choice
         # A request that is being read knows its model by its index.
         indices = {model.name: model.index for model in self.models}

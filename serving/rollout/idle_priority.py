@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from serving.scheduling.batcher import Assignment
 
 PERIOD_S = 0.1
-LEAST_RUN_S = 0.01
+MIN_RUN_S = 0.01
 """Of each period."""
 
 
@@ -90,10 +90,10 @@ class IdlePriority:
     def _end_period(self) -> None:
         """Gives the process a turn if it ran too little in the period; the next period begins after it."""
         ran_s = self._ran_s + (time.perf_counter() - self._since if self._runs else 0.0)
-        self._has_turn = not self._has_turn and ran_s < LEAST_RUN_S
+        self._has_turn = not self._has_turn and ran_s < MIN_RUN_S
         self._update()
         self._ran_s, self._since = 0.0, time.perf_counter()
-        self._wait(LEAST_RUN_S if self._has_turn else PERIOD_S)
+        self._wait(MIN_RUN_S if self._has_turn else PERIOD_S)
 
     def _wait(self, seconds: float) -> None:
         """Until the period ends; where that fails the process runs on, as fast as it may."""

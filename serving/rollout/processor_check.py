@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from serving.models.artifact_selection import ServableArtifact
     from serving.models.bundle import Bundle
-    from serving.models.forms import ModelForm
     from serving.models.manifest import Artifact
 
 log = logging.getLogger("bertserve")
@@ -62,12 +62,12 @@ class ProcessorCheck:
         self._threads = threads
         self._found: dict[str, Finding] = {}
 
-    def refused(self, form: ModelForm) -> dict[str, str]:
+    def refused(self, servable: ServableArtifact) -> dict[str, str]:
         """Why artifacts of a form must not be served here, by their files; compares those of which nothing is known."""
-        unknown = [artifact for artifact in form.artifacts if self._is_unknown(form.bundle, artifact)]
+        unknown = [artifact for artifact in servable.artifacts if self._is_unknown(servable.bundle, artifact)]
         if unknown:
-            self._compare(form.bundle, unknown)
-        found = {artifact.file: self._found.get(artifact.sha256) for artifact in form.artifacts}
+            self._compare(servable.bundle, unknown)
+        found = {artifact.file: self._found.get(artifact.sha256) for artifact in servable.artifacts}
         return {file: each.sentence for file, each in found.items() if each is not None and not each.may_serve}
 
     def _is_unknown(self, bundle: Bundle, artifact: Artifact) -> bool:

@@ -18,7 +18,7 @@ from serving.children import end_with_parent, module_command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_LEAST_NICE = 19
+_MIN_NICE = 19
 _FIRST_TO_KILL = "1000"
 """If memory runs out, the build is killed, not the server (`oom_score_adj` of proc(5))."""
 
@@ -84,7 +84,7 @@ def become(parent: str, verb: str, *arguments: str) -> None:
     """Turns this process, a child of `parent`, into a verb of bertserve; does not return."""
     end_with_parent(signal.SIGTERM, int(parent))
     if verb == "build":
-        os.nice(_LEAST_NICE)
+        os.nice(_MIN_NICE)
         with contextlib.suppress(OSError):  # not every sandbox has the file
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
         with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already

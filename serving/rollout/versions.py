@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository
+    from serving.models.artifact_selection import ServableArtifact
     from serving.models.bundle import Bundle
-    from serving.models.forms import ModelForm
     from serving.models.manifest import Manifest
     from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Chooser
@@ -225,8 +225,8 @@ class Versions:
         """Loads a version in a new engine, with the other models as they are, and switches to it."""
         slot, choice = self._slot, self._slot.choice
         path = self._root / before.name / str(version)
-        form = await asyncio.to_thread(self._form_of, path, choice)
-        bundle = form.bundle
+        servable = await asyncio.to_thread(self._select_artifact, path, choice)
+        bundle = servable.bundle
         warn_of_schema(bundle)
         if slot.choice.engine != choice.engine:
             raise EngineLost("the engine that the version is for has ended; try again", retry_after_s=_AGAIN_S)
@@ -239,7 +239,7 @@ class Versions:
         position = [model.name for model in models].index(before.name)
         others = [*models[:position], *models[position + 1 :]]
         specs = [model.spec() for model in models]
-        specs[position] = form.spec()
+        specs[position] = servable.spec()
         # The costs are those of the models that serve, so that of the old version is the new one's own.
         load = msgspec.structs.replace(slot.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with slot.beside(load) as engine:
@@ -247,14 +247,14 @@ class Versions:
             await slot.serving()
             if not slot.still_serves(others):
                 raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
-            models[position] = ServedModel.of(form, next(slot.new_indices()), tokenizer)
+            models[position] = ServedModel.of(servable, next(slot.new_indices()), tokenizer)
             slot.switch(EngineGeneration(engine, load, models, choice))
 
-    def _form_of(self, path: Path, choice: EngineChoice) -> ModelForm:
+    def _select_artifact(self, path: Path, choice: EngineChoice) -> ServableArtifact:
         """A version, not verified yet, and its form for an engine, which may have to be built."""
         if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
             self._builder.build(path)
-        return self._chooser.form_of(path, choice)
+        return self._chooser.select_artifact(path, choice)
 
     def _is_kept(self, name: str, version: int) -> bool:
         """Whether the previous generation differs in nothing but this version of this model."""

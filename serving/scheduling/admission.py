@@ -18,7 +18,7 @@ from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.scheduling.outlook import Demand, Outlook
+    from serving.scheduling.load_predictor import Demand, LoadPredictor
 
 _BYTES_PER_TOKEN = 4
 """Bytes per token of English text in WordPiece, roughly; the exact count replaces the estimate."""
@@ -28,7 +28,7 @@ _SPECIAL_TOKENS = 2
 DEADLINE_COST_FACTOR = 3.0
 """A request without a timeout has at least this multiple of its predicted cost."""
 
-_LEAST_RETRY_S = 0.02
+_MIN_RETRY_S = 0.02
 """Minimum time to retry, so that the situation can change."""
 
 
@@ -107,12 +107,12 @@ class Permit:
 
     def confirm(self, lengths: Sequence[int], now: float) -> None:
         """Corrects the permit to the exact lengths; if that is rejected, the permit does not change."""
-        admission, outlook = self._admission, self._admission.outlook
-        if len(lengths) == 1 and outlook.idle and not outlook.policy.max_queue_delay_s:
-            least_us, self.alone_us = outlook.alone_us(self.model, lengths[0])
+        admission, predictor = self._admission, self._admission.predictor
+        if len(lengths) == 1 and predictor.idle and not predictor.policy.max_queue_delay_s:
+            least_us, self.alone_us = predictor.alone_us(self.model, lengths[0])
             admission.take(self, lengths[0], None, now, least_us)
         else:
-            self.alone_us, self.demand = None, outlook.demand(self.model, lengths)
+            self.alone_us, self.demand = None, predictor.demand(self.model, lengths)
             admission.take(self, sum(lengths), self.demand, now)
 
     def expect(self, sizes: Sequence[int], longest: int | None) -> None:
@@ -122,12 +122,12 @@ class Permit:
         """
         if self.priority == BULK:
             return
-        outlook = self._admission.outlook
-        self._expected_us = int(outlook.demand(self.model, _least_lengths(sizes, longest)).work_us)
-        outlook.expected_us += self._expected_us
+        predictor = self._admission.predictor
+        self._expected_us = int(predictor.demand(self.model, _least_lengths(sizes, longest)).work_us)
+        predictor.expected_us += self._expected_us
 
     def expect_no_more(self) -> None:
-        self._admission.outlook.expected_us -= self._expected_us
+        self._admission.predictor.expected_us -= self._expected_us
         self._expected_us = 0
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class Admission:
 
     def __init__(
         self,
-        outlook: Outlook,
+        predictor: LoadPredictor,
         limits: AdmissionLimits,
         *,
         jitter: Callable[[], float] = random.random,
@@ -160,7 +160,7 @@ class Admission:
 
         `jitter` returns numbers in [0, 1), so that clients that are rejected together do not come back together.
         """
-        self.outlook = outlook
+        self.predictor = predictor
         self.online = TokenPool(limits.max_queue_tokens)
         self.bulk = TokenPool(limits.max_bulk_tokens)
         self._limits = limits
@@ -202,16 +202,16 @@ class Admission:
             return permit
         if timeout_ms is None:
             length = max(1, tokens // len(sizes))
-            cost_us = self.outlook.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
+            cost_us = self.predictor.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
             timeout_ms = max(self._limits.default_timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
         most_ms = self._limits.max_timeout_ms
         permit = Permit(self, model, priority, arrival + min(timeout_ms, most_ms) / 1e3)
         if timeout_ms > most_ms:
             permit.shortened = f"; a timeout is {most_ms:g} ms at most (--max-timeout-ms)"
         demand = None
-        if self.outlook.crowded:
+        if self.predictor.crowded:
             # Under overload nearly everything is rejected: it should not be tokenized first.
-            demand = self.outlook.demand(model, _least_lengths(sizes, longest))
+            demand = self.predictor.demand(model, _least_lengths(sizes, longest))
         self.take(permit, tokens, demand, now)
         return permit
 
@@ -231,7 +231,7 @@ class Admission:
             now: The time.
             least_us: Its minimum time, if `demand` is None.
         """
-        outlook, deadline, priority, pool = self.outlook, permit.deadline, permit.priority, permit.pool
+        predictor, deadline, priority, pool = self.predictor, permit.deadline, permit.priority, permit.pool
         if tokens > pool.capacity:
             raise InvalidRequest(
                 f"the request has about {tokens} tokens; the server holds {pool.capacity}{_of(priority)} in all"
@@ -254,21 +254,21 @@ class Admission:
         if (
             demand is not None
             and self._refuses_late
-            and not outlook.is_early(demand, priority, deadline, now)
-            and not outlook.idle
-            and outlook.finish_at(demand, priority, deadline, now) > deadline
+            and not predictor.is_early(demand, priority, deadline, now)
+            and not predictor.idle
+            and predictor.finish_at(demand, priority, deadline, now) > deadline
         ):
-            if outlook.back_at is not None:
+            if predictor.back_at is not None:
                 pool.refusals["not_ready"] += 1
                 late = "the engine is being started again, and the answer would come after the deadline; try again"
-                raise NotReady(late, retry_after_s=max(_LEAST_RETRY_S, outlook.drain_s(now, priority)))
+                raise NotReady(late, retry_after_s=max(_MIN_RETRY_S, predictor.drain_s(now, priority)))
             pool.refusals["predicted_late"] += 1
             raise self._overloaded("the answer would come after the deadline; try again later", priority, now)
         pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens
 
     def _overloaded(self, message: str, priority: int, now: float) -> Overloaded:
-        drain_s = max(_LEAST_RETRY_S, self.outlook.drain_s(now, priority))
+        drain_s = max(_MIN_RETRY_S, self.predictor.drain_s(now, priority))
         kind = BulkOverloaded if priority == BULK else Overloaded
         return kind(message, retry_after_s=drain_s, jitter=self._jitter())
 

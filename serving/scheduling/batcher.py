@@ -49,7 +49,7 @@ _ROUNDING_S = 1e-9
 _FREE = 0.02
 """Maximum share by which bulk work may lengthen another batch."""
 
-MOST_LOOKED_AT = 256
+MAX_LOOKED_AT = 256
 """Maximum items of a bucket that a choice considers, and so the largest batch."""
 
 GROUP_TOKENS = 64
@@ -172,7 +172,7 @@ def choose(
         return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone, bulk)
     together = policy.batch_invariant[head.model]
     if on_wide or len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
-        most = MOST_LOOKED_AT if together else 1
+        most = MAX_LOOKED_AT if together else 1
         return _batch(queue, head, WIDE, policy, model_costs, now, now, most, most_us) if idle else None
     if load[WIDE]:  # the same GPU as the first narrow lane
         load = [load[WIDE], load[WIDE] + load[1], *load[2:]]
@@ -186,7 +186,7 @@ def choose(
             policy.prefetch_tokens, min(group * head.tokens, 2 * policy.group_tokens) + 1
         ):
             return None
-    most = min(math.ceil(queue.items / (len(load) - 1)), MOST_LOOKED_AT)
+    most = min(math.ceil(queue.items / (len(load) - 1)), MAX_LOOKED_AT)
     begin = max(now, lanes.free_at[lane])
     batch = _batch(queue, head, lane, policy, model_costs, now, begin, most, most_us)
     # A prefetched group does not grow any more: a small one should wait and grow.
@@ -221,7 +221,7 @@ def filled(
     first, count = items[0], len(items)
     if first.alone or not policy.batch_invariant[first.model]:
         return batch
-    room = min(MOST_LOOKED_AT, policy.max_batch_tokens // length) - count
+    room = min(MAX_LOOKED_AT, policy.max_batch_tokens // length) - count
     inside = set(map(id, items))
     behind = [item for item in (*queue.heads(), *queue.peers(first, count + 1)) if id(item) not in inside]
     tightest = min([*[item.deadline for item in items], *[item.deadline - item.least_us / 1e6 for item in behind]])
@@ -230,7 +230,7 @@ def filled(
         return batch
     company = [
         item
-        for item in bulk.of_bucket((BULK, first.model, first.bucket[2]), MOST_LOOKED_AT)
+        for item in bulk.of_bucket((BULK, first.model, first.bucket[2]), MAX_LOOKED_AT)
         if not item.alone and item.tokens <= length and begin + most_us / 1e6 <= item.deadline
     ][:room]
     sizes = range(count + 1, count + len(company) + 1)
@@ -301,7 +301,7 @@ def _candidates(
     """Candidates to run with the head, itself first, and the first item of its bucket that does not fit."""
     batch = [head]
     longest = head.tokens
-    for item in queue.peers(head, 1 if head.alone else MOST_LOOKED_AT):
+    for item in queue.peers(head, 1 if head.alone else MAX_LOOKED_AT):
         # A late one is dropped when its turn comes.
         if item is head or item.alone or begin + item.least_us / 1e6 > item.deadline:
             continue

@@ -36,9 +36,9 @@ within about a second.
 LONG_WEIGHT = 1 / 500
 """Weight of each batch in the long-term mean and variance: seconds of a busy server."""
 
-LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
-LEAST_SHAPE, MOST_SHAPE = 0.5, 2.0
-MOST_OVERHEAD_US = 20_000.0
+MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
+MIN_SHAPE, MAX_SHAPE = 0.5, 2.0
+MAX_OVERHEAD_US = 20_000.0
 
 _WIDE_MUST_CARRY = 0.8
 """Maximum cost of a text on the wide lane, relative to the narrow ones, for batches to prefer the wide lane. Narrow
@@ -231,13 +231,13 @@ class Correction:
         """
         self.batches += 1
         if table_us > 0:
-            ratio = min(max(compute_us / table_us, LEAST_FACTOR), MOST_FACTOR)
+            ratio = min(max(compute_us / table_us, MIN_FACTOR), MAX_FACTOR)
             bucket = bucket_index(tokens)
             self._remember(ratio, ratio / (self.factor * self.shapes[bucket]) - 1)
-            shape = min(max(ratio / self.factor, LEAST_SHAPE), MOST_SHAPE)
+            shape = min(max(ratio / self.factor, MIN_SHAPE), MAX_SHAPE)
             self.shapes[bucket] += CORRECTION_WEIGHT * (shape - self.shapes[bucket])
             self.factor += CORRECTION_WEIGHT * (ratio - self.factor)
-        overhead_us = min(max(occupied_us - compute_us, 0.0), MOST_OVERHEAD_US)
+        overhead_us = min(max(occupied_us - compute_us, 0.0), MAX_OVERHEAD_US)
         self.overhead_us += CORRECTION_WEIGHT * (overhead_us - self.overhead_us)
 
     def _remember(self, ratio: float, off: float) -> None:

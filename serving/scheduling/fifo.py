@@ -15,7 +15,7 @@ from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from serving.scheduling.batcher import Assignment
-    from serving.scheduling.outlook import Demand
+    from serving.scheduling.load_predictor import Demand
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from serving.records import BULK
 from serving.scheduling.admission import Admission
 from serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
-from serving.scheduling.outlook import Outlook
+from serving.scheduling.load_predictor import LoadPredictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from serving.scheduling.admission import AdmissionLimits, Permit
     from serving.scheduling.batcher import Policy
     from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.outlook import Demand
+    from serving.scheduling.load_predictor import Demand
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 _LATELY_S = 5.0
@@ -59,10 +59,10 @@ class Scheduler:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """Starts without an engine; `drop` gets each item that left the queue as late, and may call `cancel`."""
-        self.outlook = Outlook(policy)
-        self.queue = self.outlook.queue
-        self.bulk = self.outlook.bulk
-        self.admission = Admission(self.outlook, limits, jitter=jitter, refuses_late=self._refuses_late)
+        self.predictor = LoadPredictor(policy)
+        self.queue = self.predictor.queue
+        self.bulk = self.predictor.bulk
+        self.admission = Admission(self.predictor, limits, jitter=jitter, refuses_late=self._refuses_late)
         self.wake_at: float | None = None
         self.online_us = self.bulk_us = 0.0
         self._owed_us = 0.0
@@ -76,20 +76,20 @@ class Scheduler:
 
     @property
     def policy(self) -> Policy:
-        return self.outlook.policy
+        return self.predictor.policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self.outlook.policy = policy
+        self.predictor.policy = policy
 
     @property
     def lanes(self) -> Lanes:
-        return self.outlook.lanes
+        return self.predictor.lanes
 
     @property
     def costs(self) -> Sequence[ModelCosts]:
         """The costs of each model; empty before the first engine."""
-        return self.outlook.costs
+        return self.predictor.costs
 
     @property
     def waiting(self) -> int:
@@ -99,16 +99,16 @@ class Scheduler:
 
     def engine_up(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
         """An engine with this number of lanes takes batches from now on; the first lane is the wide one."""
-        self.outlook.lanes = Lanes.idle(lanes)
+        self.predictor.lanes = Lanes.idle(lanes)
         self._held = [0.0] * lanes
         self._held_bulk = [0.0] * lanes
         self._freed = [0.0] * lanes
-        self.outlook.costs = costs
-        self.outlook.back_at = self._tried = None
+        self.predictor.costs = costs
+        self.predictor.back_at = self._tried = None
 
     def engine_restarts(self, back_at: float) -> None:
         """There is no engine until about that time: queued work is kept, and predictions include the delay."""
-        self.outlook.back_at = back_at
+        self.predictor.back_at = back_at
 
     def engine_joins(self, lanes: int, costs: Sequence[ModelCosts]) -> None:
         """An engine takes batches beside one that still works; lanes of the same number share a part of the device.
@@ -116,7 +116,7 @@ class Scheduler:
         `costs` are those of every model.
         """
         self.resize(max(lanes, len(self.lanes.load)))
-        self.outlook.costs = costs
+        self.predictor.costs = costs
 
     def resize(self, lanes: int) -> None:
         """Sets the number of lanes; removed ones are idle."""
@@ -192,20 +192,20 @@ class Scheduler:
     def next(self, now: float) -> Assignment | None:
         """The next batch to run, taken out of the queue and counted on its lane; None if nothing can start."""
         self.wake_at = None
-        outlook = self.outlook
+        predictor = self.predictor
         if self._tried is not None:
             return None
         if (suspect := self._suspect(now)) is not None:
             return None if any(self.lanes.load) else self._try(suspect, now)
-        state = outlook.lanes, outlook.policy, outlook.costs, now
+        state = predictor.lanes, predictor.policy, predictor.costs, now
         head, bulk = self._head(self.queue, now), self._head(self.bulk, now)
         if bulk is not None and (head is None or self._is_due(bulk)):
             alone = head is None and now - self._last_online >= _LATELY_S
             assignment = choose(
                 self.bulk,
                 *state,
-                most_us=math.inf if alone else 1e6 * outlook.policy.bulk_slice_s,
-                on_wide=head is None and not alone and not outlook.policy.apart,
+                most_us=math.inf if alone else 1e6 * predictor.policy.bulk_slice_s,
+                on_wide=head is None and not alone and not predictor.policy.apart,
             )
         elif head is not None:
             assignment = choose(self.queue, *state)
@@ -219,9 +219,9 @@ class Scheduler:
         if may_wait and self._waits_for_company(assignment, now):
             return None
         if bulk is not None and own[0].priority != BULK:
-            begin = max(now, outlook.lanes.free_at[assignment.lane])
-            costs = outlook.costs[own[0].model]
-            assignment = filled(assignment, self.bulk, self.queue, begin, self._due_us, outlook.policy, costs)
+            begin = max(now, predictor.lanes.free_at[assignment.lane])
+            costs = predictor.costs[own[0].model]
+            assignment = filled(assignment, self.bulk, self.queue, begin, self._due_us, predictor.policy, costs)
             self.bulk.remove(assignment.items[len(own) :])
         self._queue_of(own[0]).remove(own)
         return self._start(assignment, now)
@@ -230,7 +230,7 @@ class Scheduler:
         """Ends a batch of the present engine; returns for how many microseconds it held its lane."""
         if assignment is self._tried:
             self._tried = None
-        lane, lanes = assignment.lane, self.outlook.lanes
+        lane, lanes = assignment.lane, self.predictor.lanes
         lanes.load[lane] -= assignment.tokens
         if lanes.load[lane]:
             self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us)
@@ -246,7 +246,7 @@ class Scheduler:
     def learn(self, assignment: Assignment, compute_us: float, occupied_us: float) -> None:
         """Corrects costs by a finished batch; `compute_us` is the engine's time."""
         items = assignment.items
-        costs = self.outlook.costs[items[0].model]
+        costs = self.predictor.costs[items[0].model]
         costs.observe(assignment.lane, assignment.padded_length, len(items), compute_us, occupied_us)
 
     # Inside.
@@ -308,10 +308,10 @@ class Scheduler:
             self._owed_us += (1 - bulk) * us * share / (1 - share)
 
     def _key(self, demand: Demand, deadline: float, now: float) -> float:
-        return self.outlook.key(demand, deadline, now)
+        return self.predictor.key(demand, deadline, now)
 
     def _start(self, assignment: Assignment, now: float) -> Assignment:
-        lane, lanes = assignment.lane, self.outlook.lanes
+        lane, lanes = assignment.lane, self.predictor.lanes
         lanes.load[lane] += assignment.tokens
         self._held[lane] += assignment.predicted_us
         self._held_bulk[lane] += assignment.bulk * assignment.predicted_us

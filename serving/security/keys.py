@@ -15,7 +15,7 @@ from serving.errors import CredentialsError, Unauthenticated
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 _KEY = re.compile(rb"[A-Za-z0-9._~+/-]{16,512}=*")
 """What `Authorization: Bearer` can carry (RFC 6750, 2.1), and long enough not to be guessed."""
@@ -82,11 +82,11 @@ def read_keys(path: Path) -> list[bytes]:
     """
     try:
         with path.open("rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
+            data = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise CredentialsError(f"{path}: {error.strerror}") from error
-    if len(data) > MOST_BYTES:
-        raise CredentialsError(f"{path}: more than {MOST_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise CredentialsError(f"{path}: more than {MAX_BYTES} bytes")
     digests = []
     for number, line in enumerate(data.splitlines(), 1):
         key = line.partition(b"#")[0].strip()

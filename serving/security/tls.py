@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2; those of 1.3 are all good."""
 
-LEAST_GOODBYE_S = 5.0
+MIN_GOODBYE_S = 5.0
 """For at least this long, what a refused client still sends is thrown away, so that it can read the refusal."""
 
 

@@ -18,7 +18,7 @@ from serving.tasks import replies
 from serving.tasks.base import (
     Asked,
     GraphOutput,
-    Load,
+    LoadFormat,
     Output,
     Route,
     Task,
@@ -82,9 +82,9 @@ class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
     whole_words: bool = True
 
 
-MOST_ANSWERS = 100
+MAX_ANSWERS = 100
 
-_LEAST_WINDOW = 256
+_MIN_WINDOW = 256
 
 _MORE_SPANS, _SPARE_SPANS = 2, 10
 """Spans of tokens looked at in each window: so many times the answers wanted, and so many more. Several of them are the
@@ -94,12 +94,12 @@ Span = tuple[int, int]
 
 
 def check(options: AnswerOptions, manifest: Facts) -> None:
-    check_top_k(options.top_k, MOST_ANSWERS)
+    check_top_k(options.top_k, MAX_ANSWERS)
     if options.max_answer_tokens < 1:
         raise InvalidRequest(f"an answer has 1 token at least, not {options.max_answer_tokens}")
     if options.overlap_tokens is not None and options.overlap_tokens < 0:
         raise InvalidRequest(f"windows overlap by 0 tokens at least, not by {options.overlap_tokens}")
-    if options.window_tokens < (least := min(_LEAST_WINDOW, manifest.max_length)):
+    if options.window_tokens < (least := min(_MIN_WINDOW, manifest.max_length)):
         raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
 
 
@@ -292,7 +292,7 @@ TASK = Task(
     recorded=each([AnswerSpan("a graphics card", 0.8713, 8, 23)]),
     column=lambda _, __: ("answers", [AnswerSpan]),
     owners=ANSWER,
-    load=Load(
+    load=LoadFormat(
         fields=("question", "context"),
         item=lambda text: {"question": "What is this about?", "context": text},
         body=lambda item: {"inputs": {"question": item["question"], "context": item["context"]}},

@@ -226,7 +226,7 @@ class Route:
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class LoadFormat:
     """Requests and replies as the load generator makes and reads them, in code apart from what answers.
 
     Attributes:
@@ -291,7 +291,7 @@ class Task(Generic[O, A]):
     column: Callable[[O, Facts], tuple[str, Any]]
     owners: Owners = field(default=NO_OWNER)
     summary: Callable[[Facts], str] = lambda _: ""
-    load: Load
+    load: LoadFormat
 
     @property
     def name(self) -> str:

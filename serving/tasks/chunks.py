@@ -59,18 +59,18 @@ class LateChunkOptions(ChunkOptions, frozen=True):
     """The same from one reading of the whole text: a chunk's vector is the mean of its tokens' vectors."""
 
 
-MOST_CHUNKS = 1000
+MAX_CHUNKS = 1000
 """Of all texts of a request."""
 
-LEAST_CHUNK = 8
+MIN_CHUNK = 8
 
 
 def check(options: ChunkOptions, manifest: Facts) -> None:
     embed.check(options.vectors, manifest)
     tokens = options.tokens
-    if tokens is not None and not LEAST_CHUNK <= tokens <= manifest.max_length:
+    if tokens is not None and not MIN_CHUNK <= tokens <= manifest.max_length:
         raise InvalidRequest(
-            f"`chunk_tokens` is {tokens}; between {LEAST_CHUNK} and the model's {manifest.max_length} are taken"
+            f"`chunk_tokens` is {tokens}; between {MIN_CHUNK} and the model's {manifest.max_length} are taken"
         )
     most = (tokens or manifest.max_length) // 2
     if not 0 <= options.overlap_tokens <= most:
@@ -88,7 +88,7 @@ def encode(
 ) -> Sequence[EncodedText]:
     del truncate  # nothing is cut
     size = options.tokens or tokenizer.max_length
-    return tokenizer.encode_chunks(pairs_of(inputs), tokens=size, overlap=options.overlap_tokens, most=MOST_CHUNKS)
+    return tokenizer.encode_chunks(pairs_of(inputs), tokens=size, overlap=options.overlap_tokens, most=MAX_CHUNKS)
 
 
 def encode_whole(
@@ -127,8 +127,8 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
             high = count if end == len(words) else whole.head + prompt + end
             means.append((vectors[low:high].astype(np.float32).mean(axis=0),))
             places.append((int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0))
-            if len(means) + sum(map(len, answer)) > MOST_CHUNKS:
-                raise too_many_chunks(MOST_CHUNKS)
+            if len(means) + sum(map(len, answer)) > MAX_CHUNKS:
+                raise too_many_chunks(MAX_CHUNKS)
         made: NDArray[np.float32] = embed.finish(means, work.options.vectors, normalize=work.manifest.normalize)
         answer.append([Chunk(*place, vector) for place, vector in zip(places, made, strict=True)])
     return answer

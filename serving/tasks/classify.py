@@ -9,7 +9,18 @@ import numpy as np
 
 from serving.fields.owners import CLASSIFY
 from serving.tasks import replies, windows
-from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Way, check_top_k, floats, sigmoid, softmax
+from serving.tasks.base import (
+    GraphOutput,
+    LoadFormat,
+    Output,
+    Task,
+    TaskOptions,
+    Way,
+    check_top_k,
+    floats,
+    sigmoid,
+    softmax,
+)
 from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -144,7 +155,7 @@ TASK = Task(
     column=lambda _, __: ("labels", [LabelScore]),
     owners=CLASSIFY,
     summary=_summary,
-    load=Load(
+    load=LoadFormat(
         optional=("text_pair",),
         tensors=lambda item: {name: [item[name]] for name in ("text", "text_pair") if name in item},
         answers=_answers,

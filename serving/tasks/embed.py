@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from serving.errors import InvalidRequest
 from serving.fields.owners import FEATURES
 from serving.tasks import replies
-from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Vector, Way
+from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,5 +103,7 @@ TASK = Task(
     summary=lambda facts: (
         f"{facts.pooling} pooling, {facts.vector_size} components{', of length 1' if facts.normalize else ''}"
     ),
-    load=Load(answers=replies.listed, row=lambda vector: vector, check=lambda vector: len(replies.finite(vector, 1))),
+    load=LoadFormat(
+        answers=replies.listed, row=lambda vector: vector, check=lambda vector: len(replies.finite(vector, 1))
+    ),
 )

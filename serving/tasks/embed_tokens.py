@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.tasks import replies
-from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Vector, Way, padded
+from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way, padded
 from serving.tasks.embed import VECTOR
 
 if TYPE_CHECKING:
@@ -47,5 +47,5 @@ TASK = Task(
     recorded=lambda _, __, count: [np.stack([VECTOR, VECTOR[::-1]])] * count,
     column=lambda _, facts: ("embeddings", [Vector(facts.vector_size)]),
     summary=lambda facts: f"{facts.hidden_size} components for each token",
-    load=Load(answers=replies.listed, row=_row, check=lambda vectors: replies.finite(vectors, 2).shape[1]),
+    load=LoadFormat(answers=replies.listed, row=_row, check=lambda vectors: replies.finite(vectors, 2).shape[1]),
 )

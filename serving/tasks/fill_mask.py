@@ -15,7 +15,7 @@ from serving.tasks import replies
 from serving.tasks.base import (
     Asked,
     GraphOutput,
-    Load,
+    LoadFormat,
     Output,
     Route,
     Task,
@@ -231,7 +231,7 @@ TASK = Task(
     column=lambda _, __: ("masks", [[FilledMask]]),
     owners=FILL_MASK,
     summary=lambda facts: f"{facts.candidates} words for each mask",
-    load=Load(
+    load=LoadFormat(
         item=_item,
         answers=_answers,
         row=lambda tokens, scores: list(zip(tokens, scores, strict=True)),

@@ -1,4 +1,4 @@
-"""What the load generator finds in replies, whatever the task; see `Load`."""
+"""What the load generator finds in replies, whatever the task; see `LoadFormat`."""
 
 from __future__ import annotations
 

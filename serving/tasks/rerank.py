@@ -8,7 +8,7 @@ import numpy as np
 
 from serving.records import EncodedText
 from serving.tasks import replies, windows
-from serving.tasks.base import GraphOutput, Load, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
+from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
 from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ TASK = Task(
     write=lambda answer, _: (floats(answer),),
     recorded=lambda _, __, count: [*[0.0214] * (count - 1), 0.9637],  # the last text is the one that is meant
     column=lambda _, __: ("score", float),
-    load=Load(
+    load=LoadFormat(
         fields=("query", "texts"),
         item=lambda text: {"query": "What is this about?", "texts": [text]},
         body=lambda item: {"query": item["query"], "texts": item["texts"]},

@@ -15,7 +15,7 @@ import numpy as np
 from serving.errors import InvalidRequest
 from serving.fields.owners import TAG, Owners
 from serving.tasks import replies, windows
-from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, TaskOptions, Way, each, texts_of
+from serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, each, texts_of
 from serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
@@ -340,5 +340,5 @@ TASK = Task(
     column=lambda options, _: ("entities", [TaggedToken if options.aggregation == "none" else Entity]),
     owners=TAG,
     summary=lambda facts: f"{len(facts.labels)} tags",
-    load=Load(answers=lambda found: [found], row=json.loads, check=_check),
+    load=LoadFormat(answers=lambda found: [found], row=json.loads, check=_check),
 )

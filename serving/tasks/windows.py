@@ -95,7 +95,7 @@ class Windows(msgspec.Struct, frozen=True):
 
 
 USUAL_OVERLAP = 128
-LEAST_WINDOW = 16
+MIN_WINDOW = 16
 
 
 class WindowOptions(Protocol):
@@ -111,10 +111,9 @@ def check(options: WindowOptions, manifest: Facts) -> None:
     windows = options.windows
     if windows is None:
         return
-    if windows.tokens is not None and not LEAST_WINDOW <= windows.tokens <= manifest.max_length:
+    if windows.tokens is not None and not MIN_WINDOW <= windows.tokens <= manifest.max_length:
         raise InvalidRequest(
-            f"`window_tokens` is {windows.tokens}; between {LEAST_WINDOW} and the model's {manifest.max_length} are"
-            " taken"
+            f"`window_tokens` is {windows.tokens}; between {MIN_WINDOW} and the model's {manifest.max_length} are taken"
         )
     most = (windows.tokens or manifest.max_length) // 2
     if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.traces")
 
-MOST_SPANS = 12_288
+MAX_SPANS = 12_288
 """Maximum spans that wait to be sent: those of 2048 answered requests."""
 
 _BATCH = 126
@@ -59,7 +59,7 @@ Attribute = str | int | float
 
 class SpanSender:
     def __init__(
-        self, endpoint: str, version: str, share: float, counts: SpanCounts, most_spans: int = MOST_SPANS
+        self, endpoint: str, version: str, share: float, counts: SpanCounts, most_spans: int = MAX_SPANS
     ) -> None:
         """Starts the thread.
 

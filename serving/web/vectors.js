@@ -3,7 +3,7 @@
 import { clipped, counted, drawn, node, scrolling, signed, styled, table } from "./dom.js";
 
 const SHOWN = 8;
-const MOST_TOKENS = 24;
+const MAX_TOKENS = 24;
 
 /** What to draw of the vectors of these texts. */
 export function vectors(found, { texts }) {
@@ -12,7 +12,7 @@ export function vectors(found, { texts }) {
 
 /** What to draw of a text's vectors, one a token; of a long text those of its first tokens. */
 export function tokens([found]) {
-  const shown = found.slice(0, MOST_TOKENS);
+  const shown = found.slice(0, MAX_TOKENS);
   const { summary, nodes } = heatMap(shown, shown.map(() => "token"));
   const all = counted(found.length, "vector");
   return { summary: found.length > shown.length ? `${all}, of which the first ${shown.length} are shown` : all, nodes: [node("p", {}, summary), ...nodes] };

@@ -39,7 +39,7 @@ KNOWN = {
     )
 }
 OF_PROMETHEUS = {"up"}
-MOST_PANELS = 21
+MAX_PANELS = 21
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_dashboard_shows_what_alerts_are_about() -> None:
         return found - RECORDED | (sources(deeper) if deeper else set())
 
     assert sources(alert["expr"] for alert in ALERTS) - OF_PROMETHEUS <= sources(SHOWN)
-    assert len(PANELS) <= MOST_PANELS
+    assert len(PANELS) <= MAX_PANELS
 
 
 def test_labels_have_the_values_that_rules_ask_for() -> None:

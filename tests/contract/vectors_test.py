@@ -28,7 +28,7 @@ FP32_COSINE = 0.9999
 INT8_MEAN_COSINE = 0.99
 INT8_COSINE = 0.95
 SAME_COSINE = 0.999
-MOST_AT_ONCE = 32
+MAX_AT_ONCE = 32
 
 each_transport = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
 each_precision = pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -59,7 +59,7 @@ def some(texts: list[str], transport: type[Transport]) -> slice:
 def embed(server: Server, transport: type[Transport], texts: list[str]) -> NDArray[np.float32]:
     """The texts' vectors, in requests of at most 32."""
     with transport(server) as client:
-        parts = [client.embed(texts[at : at + MOST_AT_ONCE]).vectors for at in range(0, len(texts), MOST_AT_ONCE)]
+        parts = [client.embed(texts[at : at + MAX_AT_ONCE]).vectors for at in range(0, len(texts), MAX_AT_ONCE)]
     return np.concatenate(parts)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import MOST_LANES, Batch, BatchOutput, LaneKind, lanes_for
+from serving.engine.base import MAX_LANES, Batch, BatchOutput, LaneKind, lanes_for
 from serving.engine.batches import OneByOne, Padder, finite_rows
 from serving.errors import EngineFault
 from serving.records import EncodedText, ModelIndex
@@ -38,7 +38,7 @@ def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
         pytest.param([SPEC, ALONE], 3, 3, id="one-is-run-text-by-text"),
         pytest.param([SPEC, model_spec(copied=True)], 3, 3, id="one-is-small"),
         pytest.param([ALONE], 1, 0, id="on-one-core-a-narrow-lane-would-be-the-wide-one"),
-        pytest.param([ALONE], 256, MOST_LANES - 1, id="no-more-than-sockets"),
+        pytest.param([ALONE], 256, MAX_LANES - 1, id="no-more-than-sockets"),
     ],
 )
 def test_lanes(models: list[ModelSpec], threads: int, narrow: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.base import Batch, BatchOutput, Load, lanes_for
+from serving.engine.base import Batch, BatchOutput, EngineLoad, lanes_for
 from serving.engine.fake import FakeBackend, Fault, fake_vector
 from serving.engine.kinds.fake import ENGINE
 from serving.errors import EngineFault
@@ -96,7 +96,7 @@ def test_a_nan_on_demand() -> None:
 @pytest.mark.parametrize("faults", ["13:raise", "13:exit,13:raise"])
 def test_a_failure_on_demand(faults: str) -> None:
     """It is the whole batch's; of two faults for one token the last wins, as everywhere in the settings."""
-    backend, _ = ENGINE.open(Load("fake", [SPEC], threads=1, options={"fake_faults": faults}))
+    backend, _ = ENGINE.open(EngineLoad("fake", [SPEC], threads=1, options={"fake_faults": faults}))
     with pytest.raises(EngineFault, match="told to fail"):
         run(backend, [1], [13])
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from serving.engine.base import Load
+from serving.engine.base import EngineLoad
 from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
@@ -22,7 +22,7 @@ WIDE, NARROW = CostPoint("wide", 8, 1, 100.0), CostPoint("narrow", 8, 1, 100.0)
 
 def test_a_card_is_told_its_own_costs_alone() -> None:
     """The narrow lanes are the fleet's: if a GPU repeated them, every start would double the table."""
-    load = Load("fake", [], threads=1, gpus=[0, 1], costs=[[WIDE, NARROW]], kernels=[KernelFiles(write="x")])
+    load = EngineLoad("fake", [], threads=1, gpus=[0, 1], costs=[[WIDE, NARROW]], kernels=[KernelFiles(write="x")])
     first, second = for_one_gpu(load, 0), for_one_gpu(load, 1)
     assert first.costs == second.costs == [[WIDE]]
     assert (first.gpus, second.gpus) == ([0], [1])
@@ -33,13 +33,13 @@ def test_a_card_is_told_its_own_costs_alone() -> None:
 def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPatch, parts: int, expected: str) -> None:
     """Which starts the others itself; without such a model each GPU has an engine of its own."""
 
-    async def start(kind: str, load: Load, *_: object, **__: object) -> tuple[str, list[int]]:
+    async def start(kind: str, load: EngineLoad, *_: object, **__: object) -> tuple[str, list[int]]:
         return kind, load.gpus
 
     monkeypatch.setattr(fleet.RemoteEngine, "start", partial(start, "engine"))
     monkeypatch.setattr(fleet.RemoteFleet, "start", partial(start, "fleet"))
     split = model_spec(parts=(PartFile("2.onnx", ""),) * (parts - 1), split_by="layers" if parts > 1 else None)
-    load = Load("ort-cuda", [model_spec(), split], threads=1, gpus=[0, 1])
+    load = EngineLoad("ort-cuda", [model_spec(), split], threads=1, gpus=[0, 1])
     assert asyncio.run(fleet.start_engine(load)) == (expected, [0, 1])
 
 
@@ -53,7 +53,7 @@ def test_a_fleet_whose_processes_cannot_be_started_says_so(monkeypatch: pytest.M
 
     async def main() -> None:
         async with asyncio.timeout(10):
-            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
+            await RemoteFleet.start(EngineLoad("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
 
     with pytest.raises(EngineFailed, match="cannot be started: Resource temporarily unavailable") as failed:
         asyncio.run(main())
@@ -64,12 +64,12 @@ def test_a_fleet_that_is_refused_for_want_of_memory_may_be_tried_again(monkeypat
     """Like one engine, and not where one of the GPUs has another reason."""
 
     async def start(reasons: dict[int, bool]) -> None:
-        async def refuse(load: Load, _: float) -> None:
+        async def refuse(load: EngineLoad, _: float) -> None:
             raise EngineFailed("refused", passing=reasons[load.gpus[0]])
 
         monkeypatch.setitem(Supervisor.__init__.__kwdefaults__, "start", refuse)
         async with asyncio.timeout(10):
-            await RemoteFleet.start(Load("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
+            await RemoteFleet.start(EngineLoad("fake", [], threads=1, gpus=[0, 1]), start_limit_s=1.5)
 
     for reasons, passing in (({0: True, 1: True}, True), ({0: True, 1: False}, False)):
         with pytest.raises(EngineFailed, match="refused") as failed:

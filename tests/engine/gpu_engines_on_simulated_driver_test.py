@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import Batch, DeviceLost, LaneKind, Load
+from serving.engine.base import Batch, DeviceLost, EngineLoad, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu.cuda_driver import CudaError
 from serving.engine.gpu.model import SIZES, lengths_for
@@ -365,4 +365,4 @@ def test_a_t4_engine_on_a_machine_without_a_driver_says_so(specs: dict[str, Mode
     spec = as_plan(specs["embed"], "rtx") if engine == "tensorrt" else specs["embed"]
     words = rf"the engine {engine} cannot run here: no NVIDIA driver is in use here.*run this where the GPU is"
     with pytest.raises(BundleError, match=words):
-        prepare(Load(engine, [spec], threads=1))
+        prepare(EngineLoad(engine, [spec], threads=1))

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from serving import host
-from serving.engine.base import Batch, LaneKind, Load
+from serving.engine.base import Batch, EngineLoad, LaneKind
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.worker import prepare
 from serving.errors import BundleError, EngineFault
@@ -237,7 +237,7 @@ def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, threa
 
 def test_the_engine_process_makes_it_ready(tmp_path: Path) -> None:
     """By the name that the settings use, with the version of the library."""
-    _, ready = prepare(Load("openvino", [model_at(tmp_path, tiny_model())], threads=1))
+    _, ready = prepare(EngineLoad("openvino", [model_at(tmp_path, tiny_model())], threads=1))
     assert (ready.engine, ready.version) == ("openvino", engine.VERSION)
     assert [point.tokens for point in ready.costs[0] if point.batch == 1] == [8, 16]
 
@@ -247,4 +247,4 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "serving.engine.cpu.openvino")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(BundleError, match=r"--editable '\.\[openvino\]'"):
-        prepare(Load("openvino", [], threads=1))
+        prepare(EngineLoad("openvino", [], threads=1))

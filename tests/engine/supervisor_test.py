@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import BatchOutput, LaneKind, Load
+from serving.engine.base import BatchOutput, EngineLoad, LaneKind
 from serving.engine.process import supervisor as supervisor_module
 from serving.engine.process.remote_engine import RemoteEngine, starved_s
 from serving.engine.process.supervisor import Supervisor
@@ -58,19 +58,19 @@ WHATEVER = range(1000)
 """Tokens among which those of warm-up are."""
 
 
-def at_warm_up(fault: str) -> Load:
-    return Load("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(WHATEVER, fault)))
+def at_warm_up(fault: str) -> EngineLoad:
+    return EngineLoad("fake", [BATCHED], threads=1, options=faulty(dict.fromkeys(WHATEVER, fault)))
 
 
-def altered(folder: Path) -> Load:
+def altered(folder: Path) -> EngineLoad:
     """A model whose file is not what was promised."""
     (folder / "model.onnx").write_bytes(b"something else")
     spec = model_spec("m", size=SIZE, path=str(folder / "model.onnx"), sha256="0" * 64)
-    return Load("ort-cpu", [spec], threads=1)
+    return EngineLoad("ort-cpu", [spec], threads=1)
 
 
 @contextlib.asynccontextmanager
-async def engine_process(load: Load = LOAD, hang_s: float = LIMIT_S) -> AsyncIterator[RemoteEngine]:
+async def engine_process(load: EngineLoad = LOAD, hang_s: float = LIMIT_S) -> AsyncIterator[RemoteEngine]:
     engine = await soon(RemoteEngine.start(load, hang_s))
     yield engine
     await soon(engine.close())
@@ -101,7 +101,9 @@ async def test_an_engine_comes_up_warm() -> None:
 @asynchronous
 async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
     """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
-    async with engine_process(Load("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})) as engine:
+    async with engine_process(
+        EngineLoad("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})
+    ) as engine:
         (lane,) = engine._lanes
         polls, spin = [], lane._spin
 
@@ -135,7 +137,7 @@ async def test_a_batch_comes_back_right() -> None:
 @asynchronous
 async def test_lanes_answer_independently() -> None:
     """Batches on several lanes are under way at once, and each caller gets its own."""
-    async with engine_process(Load("fake", [BATCHED, TEXT_BY_TEXT], threads=3, options=faulty(FAULTS))) as engine:
+    async with engine_process(EngineLoad("fake", [BATCHED, TEXT_BY_TEXT], threads=3, options=faulty(FAULTS))) as engine:
         assert list(engine.lanes) == [LaneKind.WIDE, *[LaneKind.NARROW] * 3]
         hanging = submit(engine, [HANG], lane=1)
         second, third = submit(engine, [2], lane=2), submit(engine, [3], lane=3)
@@ -174,7 +176,7 @@ async def test_an_engine_that_dies_answers_for_what_it_was_given_ahead() -> None
 async def test_a_batch_sent_ahead_has_its_own_time() -> None:
     """The watchdog counts from when the batch before it was answered, and still sees a hang."""
     async with engine_process(
-        Load("fake", [BATCHED], threads=1, options={"fake_ms": 250, **faulty(FAULTS)}), hang_s=0.9
+        EngineLoad("fake", [BATCHED], threads=1, options={"fake_ms": 250, **faulty(FAULTS)}), hang_s=0.9
     ) as engine:
         outcomes = [submit(engine, [token]) for token in (1, 2, 3, HANG)]
         assert right(await soon(outcomes[2]), [3])
@@ -341,7 +343,7 @@ async def test_signals_to_the_whole_group_leave_the_engine_alone(number: signal.
 )
 @asynchronous
 async def test_an_engine_that_cannot_start_is_refused(
-    tmp_path: Path, load: Callable[[Path], Load], error: type[BertserveError], sentence: str
+    tmp_path: Path, load: Callable[[Path], EngineLoad], error: type[BertserveError], sentence: str
 ) -> None:
     """A model that is not as promised or cannot answer the simplest text is not served; no process is left."""
     before = children()
@@ -409,7 +411,7 @@ def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch
 )
 @asynchronous
 async def test_an_engine_that_never_starts_is_given_up(
-    tmp_path: Path, load: Callable[[Path], Load], options: dict[str, Any], reason: str, lost: int | None
+    tmp_path: Path, load: Callable[[Path], EngineLoad], options: dict[str, Any], reason: str, lost: int | None
 ) -> None:
     """The slot is told why, once; nothing waits for it for ever, and no process is left."""
     before, listener = children(), Listener()
@@ -427,7 +429,7 @@ async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compile
     slot, cached = Listener(), KernelFiles(read="cached", sha256="0" * 64, write="written")
     loads = []
 
-    async def start(load: Load, hang_s: float) -> RemoteEngine:
+    async def start(load: EngineLoad, hang_s: float) -> RemoteEngine:
         loads.append(load)
         faults = dict.fromkeys(range(1000), "exit") if load.kernels[0].read else FAULTS
         return await RemoteEngine.start(msgspec.structs.replace(load, options=faulty(faults)), hang_s)
@@ -443,7 +445,7 @@ async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: py
     monkeypatch.setattr(supervisor_module, "_PAUSE_S", 0.01)
     slot, lacks = Listener(), [errno.EMFILE, errno.EAGAIN, errno.ENOMEM]
 
-    async def start(load: Load, hang_s: float) -> RemoteEngine:
+    async def start(load: EngineLoad, hang_s: float) -> RemoteEngine:
         if lacks:
             raise OSError(lacks[0], os.strerror(lacks.pop()))
         return await RemoteEngine.start(load, hang_s)
@@ -458,7 +460,7 @@ async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: py
 async def test_what_will_not_pass_is_not_waited_for() -> None:
     """A program that is not there ends the supervision, and its owner says so."""
 
-    async def start(_: Load, __: float) -> RemoteEngine:
+    async def start(_: EngineLoad, __: float) -> RemoteEngine:
         raise FileNotFoundError(errno.ENOENT, "no such program")
 
     with pytest.raises(FileNotFoundError):

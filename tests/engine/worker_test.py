@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from serving.engine.base import LaneKind, Load
+from serving.engine.base import EngineLoad, LaneKind
 from serving.engine.process import warm_up
 from serving.engine.process.wire import Channel, Kind, pack
 from serving.engine.process.worker import prepare
@@ -37,7 +37,7 @@ def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpe
 
 
 def ready(*models: ModelSpec, threads: int = 1, ms: float = 0.0, **order: Any) -> Ready:
-    return prepare(Load("fake", list(models), threads=threads, options={"fake_ms": ms}, **order))[1]
+    return prepare(EngineLoad("fake", list(models), threads=threads, options={"fake_ms": ms}, **order))[1]
 
 
 def singles(points: Sequence[CostPoint], kind: str = "wide") -> list[int]:
@@ -100,7 +100,7 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
 def test_a_model_that_cannot_answer_is_refused() -> None:
     """With the engine's own words."""
     with pytest.raises(BundleError, match=r"warm-up of one failed: .*told to fail"):
-        prepare(Load("fake", [spec("one", batch_invariant=True)], threads=1, options=faulty({1: "raise"})))
+        prepare(EngineLoad("fake", [spec("one", batch_invariant=True)], threads=1, options=faulty({1: "raise"})))
 
 
 def test_models_are_numbered_as_they_were_given() -> None:
@@ -124,7 +124,7 @@ main([int(word) for word in sys.argv[1:]])
 """
 
 
-def first_word(load: Load) -> tuple[Kind, str]:
+def first_word(load: EngineLoad) -> tuple[Kind, str]:
     """What an engine process that cannot import its engine's library says of an order first."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -143,7 +143,7 @@ def test_a_bundle_is_verified_before_a_library_is_imported(models: Path, tmp_pat
     """By the process that is to load it: a version that comes while the server serves is looked at by nobody else."""
     bundle = tiny_bundle(models, tmp_path)
     model = model_spec(path=str(bundle / FP32))
-    load = Load("ort-cpu", [model], threads=1, bundles=[(str(bundle), open_bundle(bundle).sha256)])
+    load = EngineLoad("ort-cpu", [model], threads=1, bundles=[(str(bundle), open_bundle(bundle).sha256)])
     assert first_word(load)[0] is Kind.VERIFIED
     (bundle / "extra").touch()
     kind, said = first_word(load)

@@ -14,7 +14,7 @@ from export.texts import corpus
 if TYPE_CHECKING:
     from pathlib import Path
 
-WORDS = [f"text number {number}" for number in range(calibration.LEAST_TEXTS)]
+WORDS = [f"text number {number}" for number in range(calibration.MIN_TEXTS)]
 
 
 def lines(*parts: str) -> str:
@@ -77,7 +77,7 @@ def test_texts_are_taken_from_the_whole_file(tmp_path: Path) -> None:
     """A long file gives as many as are useful, evenly, since it may be sorted."""
     (tmp_path / "long.txt").write_text(lines(*(str(number) for number in range(10_000))), encoding="utf-8")
     texts = calibration.read(tmp_path / "long.txt", None).texts
-    assert len(texts) == calibration.MOST_TEXTS
+    assert len(texts) == calibration.MAX_TEXTS
     assert texts[0] == "0"
     assert int(str(texts[-1])) > 9_900
 
@@ -86,5 +86,5 @@ def test_half_of_our_own_texts_are_left_to_judge_by() -> None:
     """What ranges were taken from says little about ranges."""
     own = calibration.own()
     assert own.source == calibration.OWN
-    assert len(own.texts) == calibration.MOST_TEXTS
-    assert len(set(corpus.read()) - set(own.texts)) >= calibration.MOST_TEXTS
+    assert len(own.texts) == calibration.MAX_TEXTS
+    assert len(set(corpus.read()) - set(own.texts)) >= calibration.MAX_TEXTS

@@ -13,7 +13,7 @@ import pytest
 from export.checkpoint.families import FAMILIES
 from export.recipe import FORMS
 from export.texts import corpus
-from loadtest.benchmarks.exports import asked_for
+from loadtest.benchmarks.exports import popular_models
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
 from loadtest.benchmarks.exports.compatibility import facts, tables
 from loadtest.benchmarks.exports.random_checkpoints import SMALL
@@ -208,8 +208,8 @@ def test_the_page_tells_the_figures_and_families_of_today() -> None:
 )
 def test_a_model_is_judged_by_the_exporter_itself(name: str, found: dict[str, str]) -> None:
     """From the settings that it is published with; a kind of model that is not taken gets the exporter's sentence."""
-    models: Sequence[asked_for.Model] = asked_for.read()
+    models: Sequence[popular_models.Model] = popular_models.read()
     (model,) = [model for model in models if model.name == name]
-    assert asked_for.verdict(model) == found
-    refused = asked_for.verdict(asked_for.Model("a/name", model.config | {"architectures": ["HF_ColBERT"]}))
+    assert popular_models.verdict(model) == found
+    refused = popular_models.verdict(popular_models.Model("a/name", model.config | {"architectures": ["HF_ColBERT"]}))
     assert refused["refused"].startswith("this is ColBERT")

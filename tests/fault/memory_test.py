@@ -117,7 +117,7 @@ def test_a_pipeline_that_waits_is_bounded(serve: Callable[..., Server]) -> None:
 
 BODY_LIMIT = 4 << 20
 BODIES = 8
-MOST_GROWTH = BODIES * BODY_LIMIT // 3
+MAX_GROWTH = BODIES * BODY_LIMIT // 3
 """What is left of all bodies together may be no more than a third of them; allocators keep a little."""
 
 _WITHOUT_COLLECTOR = "import gc, sys; gc.disable(); from bertserve import main; sys.exit(main())"
@@ -213,7 +213,7 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
                 connection.send(sent)
                 assert connection.status() == status
 
-    leaves_nothing(uncollected_server, refuse, 4, BODIES, MOST_GROWTH)
+    leaves_nothing(uncollected_server, refuse, 4, BODIES, MAX_GROWTH)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int 
                 connection.send(post("/embed", filled(_TEXTS))[:sent])
             wait_for(lambda: not metric(uncollected_server, "bertserve_connections", protocol="http"), "its end")
 
-    leaves_nothing(uncollected_server, leave, 4, BODIES * 2, MOST_GROWTH)
+    leaves_nothing(uncollected_server, leave, 4, BODIES * 2, MAX_GROWTH)
 
 
 _AT_ONCE = 32
@@ -307,7 +307,7 @@ def test_idle_connections_hold_no_body(uncollected_server: Server) -> None:
             kept.append(RawConnection(uncollected_server.http))
             kept[-1].send(sent)
             assert kept[-1].socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert resident_bytes(uncollected_server.pid) - before < MOST_GROWTH
+        assert resident_bytes(uncollected_server.pid) - before < MAX_GROWTH
     finally:
         for connection in kept:
             connection.socket.close()

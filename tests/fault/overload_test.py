@@ -250,14 +250,14 @@ def test_row_41_a_batch_client_beside_short_texts(quick_server: Server, transpor
 
 
 BULK_MS = 40
-MOST_TOKENS = 400
+MAX_TOKENS = 400
 BULK = {"X-Request-Priority": "4"}
 
 
 @pytest.fixture(scope="module")
 def bulk_server(models: Path) -> Iterator[Server]:
     """One text after another, each for 40 ms; a default deadline that bulk work could not keep; room for 30 texts."""
-    options = ("--fake-ms", str(BULK_MS), "--default-timeout-ms", "500", "--max-bulk-tokens", str(MOST_TOKENS))
+    options = ("--fake-ms", str(BULK_MS), "--default-timeout-ms", "500", "--max-bulk-tokens", str(MAX_TOKENS))
     with Server(models, *ONE_AT_A_TIME, *options, "--bulk-share", "0.2") as running:
         yield running
 
@@ -282,7 +282,7 @@ def test_queries_go_before_bulk_work_that_fills_its_queue(bulk_server: Server) -
         status = get(bulk_server.http, "/status").json()
         assert status["queue"]["texts"] == 0
         assert status["bulk"]["texts"] > 10
-        assert status["bulk"]["admitted_tokens"] <= status["bulk"]["most_tokens"] == MOST_TOKENS
+        assert status["bulk"]["admitted_tokens"] <= status["bulk"]["most_tokens"] == MAX_TOKENS
         assert [job.result().status for job in jobs] == [200, 200]
     assert metric(bulk_server, "bertserve_bulk_refusals_total", reason="queue_full") == 1
     assert metric(bulk_server, "bertserve_requests_total", reason="bulk_overloaded") == 1

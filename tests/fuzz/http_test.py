@@ -38,7 +38,7 @@ _REFUSALS = {400, 413, 421, 431, 501, 505}
 
 _METHODS = rb"GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|CONNECT|PATCH"
 _LARGEST = 16_384
-_MOST_FIELDS = 100
+_MAX_FIELDS = 100
 
 _STRICTER = {
     # RFC 9112, 2.2, lets servers take LF alone, and requests were smuggled so.
@@ -137,7 +137,7 @@ def difference(read: Reading, replies: list[Reply], alone: Alone) -> str:
         identity = request.value(b"x-request-id") or b"?"
         its_own = reply.request_id == identity or not re.fullmatch(rb"[\w.-]+", identity)
         if reply.status in _REFUSALS and reply.closes and not (kept and its_own and reply.status == status):
-            too_large = len(request.sent) - len(request.body) > _LARGEST or request.sent.count(b"\r\n") > _MOST_FIELDS
+            too_large = len(request.sent) - len(request.body) > _LARGEST or request.sent.count(b"\r\n") > _MAX_FIELDS
             return "" if at == len(replies) - 1 and (too_large or _told(_STRICTER, request.sent)) else "stricter"
         if at == len(replies) - 1 and reply.closes and reply.status in _REFUSALS and _told(_STRICTER, request.sent):
             return ""  # whichever of two reasons there is to refuse it

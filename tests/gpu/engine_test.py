@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 TEXTS = 1000
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 COSINE = 0.9999
 ALONE = 0.999
 SAME = 0.99999
@@ -100,10 +100,10 @@ def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bu
     if name == "tensorrt":
         from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a GPU
 
-        return TensorRtBackend(specs, device, MOST_TOKENS)
+        return TensorRtBackend(specs, device, MAX_TOKENS)
     from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
 
-    return OrtCudaBackend(specs, device, MOST_TOKENS)
+    return OrtCudaBackend(specs, device, MAX_TOKENS)
 
 
 @pytest.fixture(scope="session")

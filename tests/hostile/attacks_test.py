@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks.hostile.attacks import ATTACKS
-from loadtest.benchmarks.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MOST_MB, Plan, trial
+from loadtest.benchmarks.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MAX_MB, Plan, trial
 from tests.support.clients import get
 from tests.support.short_form import in_short
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 SHORT = Plan(before_s=0.1, attack_s=0.7, control_s=0.0, settle_s=20.0, hurries=True)
 FULL = Plan(before_s=0.5, attack_s=8.0, control_s=0.0, settle_s=60.0)
 
-MOST_WORK_MS = 500
+MAX_WORK_MS = 500
 """CPU time that the server may spend on others while a polite request waits. No busy machine makes it more."""
 
 NOISE_MB = 10
-MOST_DESCRIPTORS = 1_300
-MOST_LINES = 60
+MAX_DESCRIPTORS = 1_300
+MAX_LINES = 60
 
 FEW = (
     *("HTTP: refusals in pipelines", "HTTP: chunks of one byte", "HTTP: slow headers", "gRPC: gzip bombs of 4 KB"),
@@ -47,13 +47,13 @@ def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     memory = found["memory_mb"]
     shown = json.dumps(found, indent=1)
     assert found["faults"] == [], shown
-    assert memory["most"] - memory["before"] <= MOST_MB, shown
+    assert memory["most"] - memory["before"] <= MAX_MB, shown
     assert memory["after"] - memory["before"] <= LEFT_MB + NOISE_MB, shown
     descriptors = found["descriptors"]
-    assert descriptors["most"] <= MOST_DESCRIPTORS, shown
+    assert descriptors["most"] <= MAX_DESCRIPTORS, shown
     assert descriptors["after"] <= descriptors["before"] + FEW_DESCRIPTORS, shown
-    assert found["log_lines"] <= MOST_LINES, shown
-    assert max(found["polite"]["during"][wire]["work_max_ms"] for wire in ("http", "grpc")) < MOST_WORK_MS, shown
+    assert found["log_lines"] <= MAX_LINES, shown
+    assert max(found["polite"]["during"][wire]["work_max_ms"] for wire in ("http", "grpc")) < MAX_WORK_MS, shown
 
 
 @pytest.mark.parametrize("name", in_short(ATTACKS, *FEW))

@@ -285,11 +285,11 @@ def test_one_large_body_is_looked_through_at_a_time_a_piece_in_each_turn() -> No
     ended: list[str] = []
 
     async def look() -> int:
-        turn, turns = asyncio.Lock(), 0
+        large_body_lock, turns = asyncio.Lock(), 0
 
         async def decode(name: str, body: bytes) -> None:
             with contextlib.suppress(InvalidRequest):
-                await JsonDecoder(EmbedRequest).decode_in_turn(body, turn)
+                await JsonDecoder(EmbedRequest).decode_in_turn(body, large_body_lock)
             ended.append(name)
 
         tasks = [asyncio.create_task(decode("honest", honest)), asyncio.create_task(decode("refused", refused))]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.http.listener import HttpListener
 
@@ -34,7 +34,7 @@ router = Router("Test")
 
 
 @router.hot("/echo", Docs())
-async def echo(_: Api, http: HttpRequest) -> HttpReply:
+async def echo(_: AppContext, http: HttpRequest) -> HttpReply:
     return HttpReply(http.body)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import h11
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import RequestTrace
 
@@ -40,7 +40,7 @@ MADE: dict[bytes, HttpReply | Exception] = {}
 
 
 @router.get("/made")
-async def made(_: Api, http: HttpRequest) -> HttpReply:
+async def made(_: AppContext, http: HttpRequest) -> HttpReply:
     reply = MADE[http.headers[b"x-number"]]
     if isinstance(reply, Exception):
         raise copy.copy(reply)  # each has a traceback of its own
@@ -48,8 +48,8 @@ async def made(_: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.hot("/hot", Docs())
-async def hot(api: Api, http: HttpRequest) -> HttpReply:
-    return await made(api, http)
+async def hot(context: AppContext, http: HttpRequest) -> HttpReply:
+    return await made(context, http)
 
 
 class Heavy(bytes):
@@ -85,13 +85,13 @@ class Running:
         # A connection that had an age would draw it, and so change the random numbers of the strategies.
         words = ["--models", "models", "--cors-origins", PAGE, "--max-connection-age-s", "0"]
         self.budget = BufferBudget(1 << 20, 1 << 20)
-        api = ready_api(
+        context = ready_api(
             Settings.load(words, {}),
             record_error=lambda error, *_: self.errors.append(error.reason),
             observer=RequestObserver(lambda *_: None, [self.traces.append]),
             load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
-        self._port = listening_beside(App(api, [router], documented=False), self.budget)
+        self._port = listening_beside(App(context, [router], documented=False), self.budget)
 
     def __enter__(self) -> Self:
         self.address = self._port.__enter__()

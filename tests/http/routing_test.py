@@ -11,7 +11,7 @@ from serving.http.port import HotRoutes
 from serving.http.routes import ApiRoute, Docs, Router, methods_of
 
 if TYPE_CHECKING:
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
 
 router = Router("Test")
 
@@ -19,13 +19,13 @@ router = Router("Test")
 @router.hot("/v2/models/{model}/infer", Docs())
 @router.hot("/plain", Docs())
 @router.hot("/models/{model}", Docs())
-async def _infer(_: Api, __: HttpRequest) -> HttpReply:
+async def _infer(_: AppContext, __: HttpRequest) -> HttpReply:
     """Infer."""
     return HttpReply(b"infer")
 
 
 @router.get("/v2/models/{model}/ready")
-async def _ready(_: Api, __: HttpRequest) -> HttpReply:
+async def _ready(_: AppContext, __: HttpRequest) -> HttpReply:
     """Tell whether a model is ready."""
     return HttpReply(b"ready")
 

@@ -13,7 +13,7 @@ from serving.http.apis.openai import EmbeddingLine
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
-from serving.http.forms import FileForm
+from serving.http.multipart import FileForm
 from serving.inference.requests import Outcome, Timings
 from tests.support.virtual_time import asynchronous
 

@@ -263,7 +263,7 @@ async def test_a_deadline_that_passes_is_told_at_its_time(*, queued: bool) -> No
 async def test_what_would_come_too_late_is_refused_at_once() -> None:
     """It holds nothing, and those before it are not disturbed."""
     bench = Bench()
-    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.predictor.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
     first = await bench.ask(text(1))
     late = await bench.ask(text(2), timeout_s=1.5)
     hopeless = await bench.ask(text(3), timeout_s=0.5)
@@ -283,7 +283,7 @@ async def test_what_would_come_too_late_is_refused_at_once() -> None:
 async def test_a_refused_request_leaves_no_cycle_behind() -> None:
     """Under overload there are thousands of them, and the garbage collector looks seldom."""
     bench = Bench()
-    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.predictor.costs = [model_costs(constant(1e6)), model_costs(constant(1e6))]
     one = text(1)
     gc.collect()
     gc.disable()
@@ -300,7 +300,10 @@ async def test_a_refused_request_leaves_no_cycle_behind() -> None:
 async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
     """It is told then, before its deadline, and whoever waits behind it runs."""
     bench = Bench()
-    bench.dispatcher._scheduler.outlook.costs = [model_costs(constant(1e6), batched=False), model_costs(constant(1e6))]
+    bench.dispatcher._scheduler.predictor.costs = [
+        model_costs(constant(1e6), batched=False),
+        model_costs(constant(1e6)),
+    ]
     await bench.ask(text(1))
     late, fine = await bench.ask(text(2), text(3), timeout_s=6), await bench.ask(text(*[4] * 20))
     await asyncio.sleep(5.5)

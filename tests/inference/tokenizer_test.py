@@ -280,7 +280,7 @@ def test_a_text_of_megabytes_is_cut(tokenizer: TextTokenizer) -> None:
 
 @pytest.mark.parametrize("sparse", [" " * 4_000_000, "x" * 4_000_000], ids=["blanks", "word"])
 def test_a_text_of_few_tokens_is_cut_too(tokenizer: TextTokenizer, sparse: str) -> None:
-    """However few tokens it has, not more than `MOST_CHARACTERS` of it are read, and the rest counts as cut off."""
+    """However few tokens it has, not more than `MAX_CHARACTERS` of it are read, and the rest counts as cut off."""
     (encoded,) = tokenizer.encode([sparse + " server"], truncate=True)
     assert len(encoded.ids) <= 3
     assert encoded.truncated >= 1

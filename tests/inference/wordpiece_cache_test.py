@@ -124,7 +124,7 @@ def test_another_kind_of_tokenizer_gets_no_cache(config: dict[str, Any], change:
 
 def test_the_cache_is_bounded(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither many words nor long ones make it grow, and all are still encoded right."""
-    monkeypatch.setattr(wordpiece_cache, "MOST_WORDS", 10)
+    monkeypatch.setattr(wordpiece_cache, "MAX_WORDS", 10)
     cache = _cache(demo)
     for text in [*(f"w{number} x{number}" for number in range(30)), "a" * (LONGEST_WORD + 1), "b" * 8000]:
         ids = cache.encode(text)

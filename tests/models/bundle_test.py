@@ -11,7 +11,7 @@ import msgspec
 import onnx
 import pytest
 
-from serving.engine.base import read_artifact, verified
+from serving.engine.base import read_artifact, verified_bytes
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
 from serving.inference.served_models import Repository
 from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
@@ -107,16 +107,16 @@ def test_weights_that_change_while_they_are_loaded(tmp_path: Path) -> None:
     graph.write_bytes(b"graph")
     beside.write_bytes(b"weights")
     spec = model_spec(path=str(graph), sha256=digest(graph), data_sha256=digest(beside))
-    with verified(spec) as data:
+    with verified_bytes(spec) as data:
         assert data == b"graph"
-    with pytest.raises(BundleError, match=r"model\.onnx\.data changed while it was loaded"), verified(spec):
+    with pytest.raises(BundleError, match=r"model\.onnx\.data changed while it was loaded"), verified_bytes(spec):
         beside.write_bytes(b"other weights")
     beside.write_bytes(b"weights")
     twin = shutil.copyfile(beside, tmp_path / "twin")
-    with pytest.raises(BundleError, match="changed while it was loaded"), verified(spec):
+    with pytest.raises(BundleError, match="changed while it was loaded"), verified_bytes(spec):
         twin.rename(beside)
     beside.write_bytes(b"others")
-    with pytest.raises(BundleError, match=r"model\.onnx\.data does not match its SHA-256"), verified(spec):
+    with pytest.raises(BundleError, match=r"model\.onnx\.data does not match its SHA-256"), verified_bytes(spec):
         pytest.fail("it is not loaded")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from serving.inference.served_models import Repository
+from serving.models.artifact_selection import select_artifact
 from serving.models.bundle import Bundle, open_bundle
-from serving.models.forms import form_of
 from serving.models.manifest import Artifact, Parity
 from tests.support.tasks import tiny_model, write_bundle
 
@@ -105,7 +105,7 @@ CHOICES = [
 def test_the_form_that_is_served(repository: Repository, choice: Choice) -> None:
     """A model is as unproven as its second form."""
     bundle = reserving(offering(repository, *choice.forms), choice.reserved)
-    form = form_of(bundle, choice.precision, choice.engine, unproven=choice.unproven)
+    form = select_artifact(bundle, choice.precision, choice.engine, unproven=choice.unproven)
     assert (form.artifact.precision, form.artifact.target) == choice.served
     assert (form.second is not None) == choice.second
     if choice.engine == "cpu":
@@ -127,7 +127,7 @@ def test_what_is_not_served(
 ) -> None:
     """Artifacts for other hardware, of another precision or without proof: one sentence says which there are."""
     with pytest.raises(BundleError, match=says):
-        form_of(offering(repository, *forms), precision, "ort-cpu", unproven=False)
+        select_artifact(offering(repository, *forms), precision, "ort-cpu", unproven=False)
 
 
 def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:

@@ -219,11 +219,11 @@ def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> 
     write_bundle(models, tiny_model("embed", seed=1), "embed")
     served = Repository.open(models).models
     write_bundle(models, tiny_model("embed", seed=2), "embed")
-    choice = chooser.instead("ort-cuda", "it died", served, crashed=False)
+    choice = chooser.fallback("ort-cuda", "it died", served, crashed=False)
     assert choice is not None
     assert [(model.version, model.bundle.path) for model in choice.repository.models] == [("2", served[0].bundle.path)]
     assert ("ort-cuda", "it died") in [(each.engine, each.reason) for each in choice.rejected]
-    assert chooser.instead("ort-cpu", "it died too", served, crashed=False) is None
+    assert chooser.fallback("ort-cpu", "it died too", served, crashed=False) is None
 
 
 @pytest.fixture
@@ -306,11 +306,11 @@ def test_onnx_runtime_takes_over_from_both_libraries(models: Path, caplog: pytes
     """Where they do not start or die too often, if `--engine` did not ask for them; they take over from a GPU."""
     served = Repository.open(models).models
 
-    def instead(gone: str, *, crashed: bool, **settings: Any) -> str | None:
+    def fallback(gone: str, *, crashed: bool, **settings: Any) -> str | None:
         chooser = Chooser(Settings(models=models, **settings), discovery.Machine)
         if gone == "cpu":
             chooser.reject("ort-cuda", "there is no GPU")
-        choice = chooser.instead(gone, "it died", served, crashed=crashed)
+        choice = chooser.fallback(gone, "it died", served, crashed=crashed)
         if choice is None:
             return None
         assert choice.degraded == crashed
@@ -322,13 +322,13 @@ def test_onnx_runtime_takes_over_from_both_libraries(models: Path, caplog: pytes
         return choice.engine
 
     for crashed in (True, False):
-        assert instead("cpu", crashed=crashed) == "ort-cpu"
-        assert instead("cpu", crashed=crashed, engine="cpu") is None
-        assert instead("cpu", crashed=crashed, engine="tensorrt", cpu_fallback=True) == "ort-cpu"
-        assert instead("ort-cpu", crashed=crashed) is None
-    assert instead("tensorrt", crashed=True, cpu_fallback=True) == "cpu"
-    assert instead("tensorrt", crashed=True) is None
-    assert instead("ort-cuda", crashed=False) == "cpu"
+        assert fallback("cpu", crashed=crashed) == "ort-cpu"
+        assert fallback("cpu", crashed=crashed, engine="cpu") is None
+        assert fallback("cpu", crashed=crashed, engine="tensorrt", cpu_fallback=True) == "ort-cpu"
+        assert fallback("ort-cpu", crashed=crashed) is None
+    assert fallback("tensorrt", crashed=True, cpu_fallback=True) == "cpu"
+    assert fallback("tensorrt", crashed=True) is None
+    assert fallback("ort-cuda", crashed=False) == "cpu"
 
 
 @with_openvino

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from serving.engine.base import Load
+from serving.engine.base import EngineLoad
 from serving.engine.specs import Gpu, ModelSpec, PartFile
 from serving.errors import EngineFailed
 from serving.rollout.engine_load import LoadBuilder
@@ -36,7 +36,7 @@ def test_weights_beside_a_graph_need_room_too(tmp_path: Path, gpus: int, free_mi
     gpu = Gpu(0, "card", "GPU-0", "7.5", 16_384 * MIB)
     chooser = cast("Chooser", SimpleNamespace(gpus=[gpu]))
     loads = LoadBuilder(Settings.load([], {}), chooser, CollectorRegistry())
-    load = Load(engine="ort-cuda", models=[model], threads=1, gpus=[*range(gpus)])
+    load = EngineLoad(engine="ort-cuda", models=[model], threads=1, gpus=[*range(gpus)])
     loads._gpus = cast("None", SimpleNamespace(free_bytes=lambda _: free_mib * MIB))
     if fits:
         loads.check_room(load)

@@ -16,7 +16,7 @@ from loadtest.benchmarks.drive import Requests
 from loadtest.benchmarks.runner import main
 from loadtest.benchmarks.store import Store
 from loadtest.benchmarks.swap import Plan, Swap, SwapBenchmark, figures
-from serving.engine.base import Load
+from serving.engine.base import EngineLoad
 from serving.engine.process.remote_engine import RemoteEngine
 from serving.engine.process.supervisor import Supervisor
 from serving.errors import EngineLost, NotReady
@@ -178,7 +178,7 @@ async def test_a_supervisor_looks_after_the_engine_it_is_given() -> None:
     supervised = Supervisor(LOAD, listener)
     task = asyncio.create_task(supervised.run())
     first = await listener.next("up")
-    other = Load("fake", [model_spec("other", size=SIZE)], threads=1)
+    other = EngineLoad("fake", [model_spec("other", size=SIZE)], threads=1)
     second = await soon(RemoteEngine.start(other))
     supervised.adopt(second, other)
     assert supervised.engine is second

@@ -10,7 +10,7 @@ from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from serving.records import DEFAULT_PRIORITY, ModelIndex
 from serving.scheduling.admission import Admission, AdmissionLimits, Permit, estimate_tokens
 from serving.scheduling.batcher import Policy
-from serving.scheduling.outlook import Outlook
+from serving.scheduling.load_predictor import LoadPredictor
 from tests.support.costs import constant, model_costs
 
 FIRST = ModelIndex(0)
@@ -18,9 +18,9 @@ FIRST = ModelIndex(0)
 
 def bound(capacity: int) -> Admission:
     """An admission of so many tokens, where nothing runs and every batch takes 10 ms."""
-    outlook = Outlook(Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False]))
-    outlook.costs = [model_costs(constant(10_000))]
-    return Admission(outlook, AdmissionLimits(capacity, 1000.0, 5000.0), jitter=lambda: 0.0)
+    predictor = LoadPredictor(Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False]))
+    predictor.costs = [model_costs(constant(10_000))]
+    return Admission(predictor, AdmissionLimits(capacity, 1000.0, 5000.0), jitter=lambda: 0.0)
 
 
 def admit(

@@ -223,9 +223,9 @@ def test_predictions_leave_bulk_work_its_share() -> None:
     made, _ = busy(per_token(125), bulk_share=0.5)
     for _ in range(10):
         submit(made, 64)
-    alone_s = made.outlook.drain_s(0.0)
+    alone_s = made.predictor.drain_s(0.0)
     bulk(made, 64)
-    assert made.outlook.drain_s(0.0) > 1.5 * alone_s
+    assert made.predictor.drain_s(0.0) > 1.5 * alone_s
 
 
 def test_what_is_cancelled_or_put_back_keeps_its_queue() -> None:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from serving.scheduling.cost import (
     BUCKETS,
-    LEAST_FACTOR,
-    LEAST_SHAPE,
-    MOST_FACTOR,
-    MOST_OVERHEAD_US,
-    MOST_SHAPE,
+    MAX_FACTOR,
+    MAX_OVERHEAD_US,
+    MAX_SHAPE,
+    MIN_FACTOR,
+    MIN_SHAPE,
     Correction,
     CostPoint,
     CostTable,
@@ -224,10 +224,10 @@ def test_a_correction_stays_within_its_bounds(seen: list[tuple[int, float, float
     correction = Correction()
     for tokens, table_us, compute_us, occupied_us in seen:
         correction.observe(tokens, table_us, compute_us, occupied_us)
-    assert LEAST_FACTOR <= correction.factor <= MOST_FACTOR
-    assert all(LEAST_SHAPE <= shape <= MOST_SHAPE for shape in correction.shapes)
-    assert 0 <= correction.overhead_us <= MOST_OVERHEAD_US
-    assert 0 <= correction.spread <= MOST_FACTOR / (LEAST_FACTOR * LEAST_SHAPE)
+    assert MIN_FACTOR <= correction.factor <= MAX_FACTOR
+    assert all(MIN_SHAPE <= shape <= MAX_SHAPE for shape in correction.shapes)
+    assert 0 <= correction.overhead_us <= MAX_OVERHEAD_US
+    assert 0 <= correction.spread <= MAX_FACTOR / (MIN_FACTOR * MIN_SHAPE)
     assert 0 <= correction.lasting <= 1
 
 

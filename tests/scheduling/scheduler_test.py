@@ -110,7 +110,7 @@ def test_a_refusal_says_when_the_server_will_have_caught_up() -> None:
         submit(scheduler, 64, now=0.004, timeout=0.05)
     assert refused.value.retry_after_s == pytest.approx(0.084, abs=0.001)
     assert refused.value.retry_after_ms == pytest.approx(84, abs=1)
-    assert scheduler.outlook.drain_s(0.004) == refused.value.retry_after_s
+    assert scheduler.predictor.drain_s(0.004) == refused.value.retry_after_s
 
 
 def test_those_who_are_refused_together_come_back_apart() -> None:
@@ -136,7 +136,7 @@ def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
     submit(scheduler, 64)
     with Permit(scheduler.admission, FIRST, DEFAULT_PRIORITY, 60.0) as permit:
         permit.expect([4 * 126] * 10, None)
-        assert scheduler.outlook.drain_s(0.0) == pytest.approx(0.088)
+        assert scheduler.predictor.drain_s(0.0) == pytest.approx(0.088)
         with pytest.raises(Overloaded):
             submit(scheduler, 64, timeout=0.09)
     assert submit(scheduler, 64, timeout=0.09)
@@ -148,7 +148,7 @@ def test_a_lone_text_in_a_pipeline_keeps_one_lane_of_it() -> None:
     scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None)
     scheduler.engine_up(5, [model_costs(TEN_MS, TEN_MS, narrow_lanes=4, max_batch_tokens=256)])
     start(scheduler, items(8), DEFAULT_PRIORITY, 60.0, 0.0)
-    assert scheduler.outlook.drain_s(0.0) == pytest.approx(0.0025)
+    assert scheduler.predictor.drain_s(0.0) == pytest.approx(0.0025)
     assert submit(scheduler, 8, timeout=0.02)
 
 

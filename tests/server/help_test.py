@@ -14,7 +14,7 @@ from tests.support.descriptions import parser_of
 PARSERS = sorted(bertserve.VERBS.keys() - {"serve", "doctor"})
 """Verbs with a parser of their own: `serve` has the settings, and `doctor` takes them."""
 
-MOST_WORDS = 25
+MAX_WORDS = 25
 """Of a first sentence."""
 
 NEITHER_NOUN_NOR_IMPERATIVE = {
@@ -40,7 +40,7 @@ def faults(text: str | None) -> list[str]:
     opening = re.split(r"[\s:,.]", first)[0].strip("`")
     british = [word for word in BRITISH.findall(text) if not AMERICAN.search(word.lower())]
     found = {
-        f"{len(first.split())} words": len(first.split()) > MOST_WORDS,
+        f"{len(first.split())} words": len(first.split()) > MAX_WORDS,
         f"starts with {opening}": opening.lower() in NEITHER_NOUN_NOR_IMPERATIVE,
         "starts with a small letter": first[0].islower(),
         "is no sentence": text[-1] not in ".?",

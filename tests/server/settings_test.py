@@ -10,7 +10,7 @@ import pytest
 
 from export.cli import export as export_cli
 from serving.errors import StartupError
-from serving.models.forms import verified
+from serving.models.artifact_selection import verify_bundles
 from serving.operations.generated_pages import settings_page
 from serving.settings import Settings, flag_of
 from tests.support.refused_settings import problems
@@ -283,7 +283,7 @@ def test_what_is_no_repository(models: Path, tmp_path: Path, below: str, said: s
         (tmp_path / name).mkdir(parents=True)
     root = models / below if below.startswith("minilm") else tmp_path / below
     with pytest.raises(StartupError) as refused:
-        verified(root)
+        verify_bundles(root)
     assert refused.value.exit_code == 1
     assert f"model repository {root}: {said.format(models=models)}" in str(refused.value)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput, Load
+from serving.engine.base import Batch, BatchOutput, EngineLoad
 from serving.engine.fake import fake_vector
 from serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
@@ -34,7 +34,7 @@ def faulty(faults: Mapping[int, str]) -> dict[str, float | str]:
     return {"fake_faults": ",".join(f"{token}:{fault}" for token, fault in faults.items())}
 
 
-LOAD = Load("fake", [BATCHED], threads=1, options=faulty(FAULTS))
+LOAD = EngineLoad("fake", [BATCHED], threads=1, options=faulty(FAULTS))
 
 
 async def soon(awaited: Awaitable[T]) -> T:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.from_thread import start_blocking_portal
 
-from serving.http.api import Api
+from serving.http.app_context import AppContext
 from serving.http.listener import HttpListener
 from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import BufferBudget
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
-def ready_api(settings: Settings | None = None, **parts: Any) -> Api:
+def ready_api(settings: Settings | None = None, **parts: Any) -> AppContext:
     """What endpoints of a server that is ready ask; those that are not among `parts` are of no use."""
     lifecycle = Lifecycle()
     lifecycle.to(State.WARMING)
@@ -32,21 +32,21 @@ def ready_api(settings: Settings | None = None, **parts: Any) -> Api:
     unused = dict.fromkeys(("pipeline", "repository", "v2", "tei"))
     told = {"status": dict, "render_metrics": bytes, "metrics_type": "", "record_error": lambda *_: None}
     given: dict[str, Any] = {"lifecycle": lifecycle, "settings": settings or Settings.load([], {}), **unused, **told}
-    return Api(**{**given, **parts})
+    return AppContext(**{**given, **parts})
 
 
 @asynccontextmanager
 async def listening(
     app: App, *, budget: BufferBudget | None = None, limiter: ConnectionLimiter | None = None
 ) -> AsyncIterator[HttpListener]:
-    settings = app.api.settings
+    settings = app.context.settings
     opened = bind(LOOPBACK, 0, "HTTP")
     listener = HttpListener(app, opened, settings, budget=budget or BufferBudget.of(settings), limiter=limiter)
     await listener.start()
     try:
         yield listener
     finally:
-        app.api.lifecycle.to(State.DRAINING)
+        app.context.lifecycle.to(State.DRAINING)
         listener.close()
         await asyncio.wait_for(listener.emptied(), 10)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from onnx.reference import ReferenceEvaluator
 
-    from serving.engine.base import Backend, Batch, Load
+    from serving.engine.base import Backend, Batch, EngineLoad
     from serving.engine.specs import ModelSpec
     from serving.records import Array
 
@@ -33,7 +33,7 @@ class Reference(EngineKind):
     targets = ("cpu",)
     fastest = ("fp32",)
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         import onnx  # noqa: PLC0415  see `EngineKind`
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 

@@ -20,7 +20,7 @@ from export.tasks.libraries.pipelines import Transformers
 from export.tasks.limits import UNDIRECTED, limits_for
 from serving.records import MASK
 from serving.tasks import add, replies
-from serving.tasks.base import Asked, GraphOutput, Load, Output, Route, Task, TaskOptions, Way, floats
+from serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, floats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ add(
         write=lambda answer, _: (floats(answer),),
         recorded=lambda _, __, count: [2.5] * count,
         column=lambda _, __: ("norm", float),
-        load=Load(
+        load=LoadFormat(
             body=lambda item: {"inputs": [item["text"]]},
             answers=replies.listed,
             row=lambda norm: norm,

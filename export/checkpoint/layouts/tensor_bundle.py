@@ -37,8 +37,8 @@ _UNCOMPRESSED = 0
 _LONGEST_VARINT = 10
 _LARGEST_INDEX = 1 << 24
 _LONGEST_NAME = 1 << 10
-_MOST_VARIABLES = 1 << 16
-_MOST_FILES = 1 << 10
+_MAX_VARIABLES = 1 << 16
+_MAX_FILES = 1 << 10
 _VERSION = 1
 _FLOATS = {1: "F32", 2: "F64", 14: "BF16", 19: "F16"}
 """Numbers of DataType (tensorflow/core/framework/types.proto), by safetensors' names."""
@@ -130,8 +130,8 @@ def _entries_of(index: Path) -> tuple[BundleHeader, dict[str, BundleEntry]]:
     for key, value in _table(index.read_bytes()):
         if raw and key <= last:
             raise _DamagedError("is damaged: its names are not in order")
-        if len(raw) > _MOST_VARIABLES:
-            raise _DamagedError(f"names more than {_MOST_VARIABLES} variables, which no BERT has")
+        if len(raw) > _MAX_VARIABLES:
+            raise _DamagedError(f"names more than {_MAX_VARIABLES} variables, which no BERT has")
         raw[key] = value
         last = key
     if b"" not in raw:
@@ -141,7 +141,7 @@ def _entries_of(index: Path) -> tuple[BundleHeader, dict[str, BundleEntry]]:
         raise _DamagedError("is of a machine with big-endian numbers, which are not read")
     if header.version.min_consumer > _VERSION:
         raise _DamagedError(f"is of version {header.version.min_consumer} of its format; version {_VERSION} is read")
-    if not 1 <= header.num_shards <= _MOST_FILES:
+    if not 1 <= header.num_shards <= _MAX_FILES:
         raise _DamagedError(f"is damaged: it names {header.num_shards} data files")
     # Keys that begin with a zero byte are slices, which the entries of their variables name.
     named = {key.decode(errors="backslashreplace"): value for key, value in raw.items() if key[0] != 0}

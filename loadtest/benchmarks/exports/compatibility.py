@@ -17,7 +17,7 @@ from export.checkpoint.families import FAMILIES, TOLD
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
 from export.recipe import FORMS
-from loadtest.benchmarks.exports import asked_for, random_checkpoints
+from loadtest.benchmarks.exports import popular_models, random_checkpoints
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.show import filled, rendered
 from serving.host import available_cpus, installed, processor
@@ -65,7 +65,7 @@ class CompatibilityBenchmark(Benchmark):
 
         for name in FAMILIES:
             yield name, partial(_kept, partial(measure, name, "embed", self._sizes, self.options.rounds))
-        yield "fp32 bytes", lambda: {model.name: asked_for.fp32_bytes(model) for model in asked_for.read()}
+        yield "fp32 bytes", lambda: {model.name: popular_models.fp32_bytes(model) for model in popular_models.read()}
         for name, family in FAMILIES.items():
             for task in sorted({*TASKS} - {"embed"} - family.tasks_without):
                 yield f"{name} {task}", partial(_kept, partial(measure, name, task, random_checkpoints.SMALL, 0))
@@ -101,7 +101,7 @@ def tables(text: str, store: Store) -> str:
         "agreement": {
             (name, form): [_agrees(store, name, task, form) for task in TASKS] for name in FAMILIES for form in FORMS
         },
-        "models": [(model, asked_for.verdicts()[model.name]) for model in asked_for.read()],
+        "models": [(model, popular_models.verdicts()[model.name]) for model in popular_models.read()],
         "measured_with": {name: value for name, value in store.facts.items() if name not in {"sizes", "machine"}},
     }
     functions = {"names": _names, "ratio": _ratio, "mib": lambda size: size / _MIB}

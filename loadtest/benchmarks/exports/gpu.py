@@ -23,7 +23,7 @@ from export.recipe import WAIVABLE
 from loadtest.benchmarks.exports.gpu_cells import (
     COMPARED,
     LENGTHS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     SERVED_TOKENS,
     Cell,
     engine_cells,
@@ -169,7 +169,7 @@ class GpuBenchmark(Benchmark):
         try:
             models = self._exported(until)
             # A refusal would end the measurement.
-            limits = ("--default-timeout-ms", "30000", "--max-batch-tokens", str(MOST_TOKENS))
+            limits = ("--default-timeout-ms", "30000", "--max-batch-tokens", str(MAX_TOKENS))
             server = BertServer(models, "fp16", available_cpus(), "--engine", self.options.engine, *limits)
             server.start_limit_s = min(_SERVER_START_S, until - time.monotonic())
             return self._asked_of(self.opened("the server", lambda: server))

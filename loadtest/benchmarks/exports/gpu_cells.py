@@ -38,13 +38,13 @@ LENGTHS = (16, 32, 64, 128, 256, 384)
 COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
 """Shapes (texts, tokens) on which PyTorch runs too."""
 
-MOST_TOKENS = SIZES[-1] * LENGTHS[-1]
+MAX_TOKENS = SIZES[-1] * LENGTHS[-1]
 """Of a batch."""
 
 SERVED_TOKENS = 128
 """Of the texts that a server is asked for, and of those that a GPU's matrix rate is measured with."""
 
-_LEAST_RUNS, _MOST_RUNS, _CELL_S = 20, 300, 0.4
+_MIN_RUNS, _MAX_RUNS, _CELL_S = 20, 300, 0.4
 _MIB = 1 << 20
 
 
@@ -90,7 +90,7 @@ def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int
     torch.cuda.synchronize()
     times: list[float] = []
     started = time.monotonic()
-    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.monotonic() - started < _CELL_S):
+    while len(times) < _MIN_RUNS or (len(times) < _MAX_RUNS and time.monotonic() - started < _CELL_S):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         work()
@@ -139,12 +139,12 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
     def ort_cuda() -> Backend:
         from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
 
-        return OrtCudaBackend([model.spec(model.fused)], device, MOST_TOKENS)
+        return OrtCudaBackend([model.spec(model.fused)], device, MAX_TOKENS)
 
     def tensorrt_engine(target: str) -> Backend:
         file = model.plain.with_name(f"{target}.engine")
         done = tensorrt.build(model.plain, file, target, max_length=LENGTHS[-1], count=lambda _done, _total: None)
-        return TensorRtBackend([model.spec(file, build=done.engine)], device, MOST_TOKENS)
+        return TensorRtBackend([model.spec(file, build=done.engine)], device, MAX_TOKENS)
 
     yield "ort-cuda", ort_cuda
     for target, flavour in ((machine.gpus[0].target, "rtx"), (tensorrt.NATIVE, "enterprise")):
@@ -165,7 +165,7 @@ def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
         times: list[float] = []
         started = time.monotonic()
         runner.run(batch)
-        while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and time.monotonic() - started < _CELL_S):
+        while len(times) < _MIN_RUNS or (len(times) < _MAX_RUNS and time.monotonic() - started < _CELL_S):
             times.append(runner.run(batch).compute_us)
         cells.append(Cell.of(texts, tokens, times))
     return sorted(cells, key=lambda cell: (cell.tokens, cell.texts))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MANY_CONNECTIONS
-from loadtest.benchmarks.hostile.measure import LEFT_MB, MOST_MB, Plan, trial
+from loadtest.benchmarks.hostile.measure import LEFT_MB, MAX_MB, Plan, trial
 from loadtest.benchmarks.hostile.polite import WIRES, Polite
 from loadtest.benchmarks.hostile.victim import Victim
 from loadtest.benchmarks.runner import Benchmark, Page
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PER_S = 100.0
 """Requests of the polite client a second, over each wire."""
 
-MOST_P99_MS, MOST_RATIO = 250.0, 3.0
+MAX_P99_MS, MAX_RATIO = 250.0, 3.0
 _BEFORE_S, _CONTROL_S, _SETTLE_S = 1.5, 2.0, 60.0
 
 Found = tuple[str, dict[str, Any]]
@@ -91,11 +91,11 @@ def _latencies(store: Store) -> Table:
 
     def is_met(row: Found) -> bool:
         during = _worst(row[1]["polite"]["during"], "p99_ms")
-        return during <= MOST_P99_MS and not row[1]["faults"] and (over_control(row) or 0.0) <= MOST_RATIO
+        return during <= MAX_P99_MS and not row[1]["faults"] and (over_control(row) or 0.0) <= MAX_RATIO
 
     note = (
         "HTTP / gRPC, milliseconds. Asked: no request of the polite client fails, p99 during the attack at most"
-        f" {MOST_P99_MS:g} ms and, where the attack aims at the event loop, at most {MOST_RATIO:g} times that of the"
+        f" {MAX_P99_MS:g} ms and, where the attack aims at the event loop, at most {MAX_RATIO:g} times that of the"
         " control (the worse wire of each)."
     )
     return table(
@@ -120,7 +120,7 @@ def _grown(step: dict[str, Any], when: str) -> float:
 def _memory(store: Store) -> Table:
     note = (
         "Of the server process. After: once no more than 20 MB above the start are resident and the descriptors are"
-        f" back, or after a minute. Asked: at most {MOST_MB:g} MB above the start during the attack and"
+        f" back, or after a minute. Asked: at most {MAX_MB:g} MB above the start during the attack and"
         f" {LEFT_MB:g} MB after it."
     )
     return table(
@@ -137,7 +137,7 @@ def _memory(store: Store) -> Table:
         ("after", lambda row: row[1]["descriptors"]["after"]),
         ("seconds until back", lambda row: f"{row[1]['settled_s']:.1f}"),
         ("log lines", lambda row: row[1]["log_lines"]),
-        ("as asked", lambda row: MET[_grown(row[1], "most") <= MOST_MB and _grown(row[1], "after") <= LEFT_MB]),
+        ("as asked", lambda row: MET[_grown(row[1], "most") <= MAX_MB and _grown(row[1], "after") <= LEFT_MB]),
         words=1,
     )
 

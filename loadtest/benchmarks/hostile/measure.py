@@ -19,7 +19,7 @@ _LOOK_S = 0.05
 FEW_DESCRIPTORS = 4
 """By which descriptors may differ before and after: the polite client, or a probe, has connected anew."""
 
-MOST_MB, LEFT_MB = 150.0, 20.0
+MAX_MB, LEFT_MB = 150.0, 20.0
 """By how much an attack may let memory grow, and what it may leave behind."""
 
 _MB = 1e6

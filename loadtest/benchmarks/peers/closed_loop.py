@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from loadtest.report.sample import Spread
 
 _TEXTS, _COMPARED_TEXTS, _ASK_S = 200, 8, 120.0
-_LEAST_COSINE = {"fp32": 0.9999, "INT8": 0.95}
-_LEAST_COSINE_OF_ONE_ARTIFACT = 0.9999
+_MIN_COSINE = {"fp32": 0.9999, "INT8": 0.95}
+_MIN_COSINE_OF_ONE_ARTIFACT = 0.9999
 _FROZEN_FROM_PERCENT = 1.0
 _LONG_TOKENS, _LONGER = 128, 4.0
 """A server that answers 32 long texts at once takes a second or two: a window has to hold some."""
@@ -116,12 +116,12 @@ class PeersBenchmark(who.PeerBenchmark):
                 keys = [key for key in (subject.key(ONE), subject.key(MANY)) if key in self._asked]
                 vectors = [self.client.ask("vectors", way=key, **asked) for key in keys] or [same]
                 alike = min(_least_cosine(found, exact) for found in vectors)
-                if alike < next(least for precision, least in _LEAST_COSINE.items() if precision in subject.engine):
+                if alike < next(least for precision, least in _MIN_COSINE.items() if precision in subject.engine):
                     raise BenchError(f"{subject.name}: wrong embedding of {tokens} tokens (cosine {alike:.4f})")
                 # infinity quantised the same model for itself; everybody else runs the bundle's file.
                 if subject.engine == ORT and subject.system != "infinity":
                     alike_raw = min(_least_cosine(found, same) for found in vectors)
-                    if alike_raw < _LEAST_COSINE_OF_ONE_ARTIFACT:
+                    if alike_raw < _MIN_COSINE_OF_ONE_ARTIFACT:
                         raise BenchError(f"{subject.name}: another artifact than the raw engine's ({alike_raw:.5f})")
                 likeness[subject.name] = min(alike, likeness.get(subject.name, 1.0))
         idle = idle_percent(self._servers)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from loadtest.generator.wire import Reply
 
-_LEAST_COSINE = 0.999
+_MIN_COSINE = 0.999
 """What is promised of a text alone and in any company."""
 
 _RAW_OUTPUT = 6
@@ -77,7 +77,7 @@ class AccountingGenerator(Generator):
         if ours.shape != known.shape:
             return "the answer is no vector of this model"
         cosine = float(ours @ known / (np.linalg.norm(ours) * np.linalg.norm(known)))
-        return "" if cosine >= _LEAST_COSINE else "the answer is another text's"
+        return "" if cosine >= _MIN_COSINE else "the answer is another text's"
 
     def _vector(self, body: bytes) -> NDArray[np.float64]:
         if self._protocol == "http":

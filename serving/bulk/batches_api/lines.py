@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _METHOD = "POST"
 _FIELDS = ("custom_id", "method", "url", "body")
 _LONGEST_ID = 512
-_MOST_PROBLEMS = 100
+_MAX_PROBLEMS = 100
 _PIECE_LINES = 64
 
 _LEVEL = Level(_FIELDS, required=_FIELDS)
@@ -143,7 +143,7 @@ def check_lines(
     seen: set[bytes] = set()
     count = number = 0
     with path.open("rb") as opened:
-        while len(problems) < _MOST_PROBLEMS and (text := opened.readline(most_bytes + 1)):
+        while len(problems) < _MAX_PROBLEMS and (text := opened.readline(most_bytes + 1)):
             number += 1
             if len(text) > most_bytes:
                 message = f"The line has more than {most_bytes} bytes (--body-limit-bytes)."

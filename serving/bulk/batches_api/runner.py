@@ -64,7 +64,7 @@ _SETTLE_S = 0.5
 _TEXTS_AT_ONCE = 256
 """Maximum texts of all jobs in the pipeline."""
 
-_MOST_LATE = 5
+_MAX_LATE = 5
 _RETRY_S = 0.25
 _LONGEST_RETRY_S = 10.0
 _HOUSEKEEPING_S = 30.0
@@ -381,7 +381,7 @@ class BatchesApiRunner:
                     return await work()
             except DeadlineExceeded as error:
                 late += 1
-                if late == _MOST_LATE:
+                if late == _MAX_LATE:
                     raise
                 after_s = error.retry_after_s
             except (Overloaded, Unavailable) as error:

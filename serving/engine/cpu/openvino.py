@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 
 from serving import host
-from serving.engine.base import check_interface, read_artifact, verified, write_kernels
+from serving.engine.base import check_interface, read_artifact, verified_bytes, write_kernels
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
@@ -69,7 +69,7 @@ _SHORT_STEP, _SHORT_TOKENS, _STEP = 8, 32, 16
 the 8 below; 32 are a tenth slower."""
 _SIGNIFICANT_BITS = 4
 
-_MOST_TOKENS = 512
+_MAX_TOKENS = 512
 """Padded tokens that are computed at once. More of them are no faster, and memory grows with the largest batch."""
 _ALONE = (8, 16, 24, 32)
 """Lengths in tokens that have a graph of their own."""
@@ -110,7 +110,7 @@ def load(model: ModelSpec, threads: Sequence[int], *, alone: bool = True) -> lis
         alone: Whether the commonest lengths have graphs of their own, where that is of use.
     """
     try:
-        with verified(model) as data:
+        with verified_bytes(model) as data:
             # Only by its path does it find weights that are not in the graph; it maps them.
             graph = ov.Core().read_model(model.path if model.data_sha256 else data)
             _check_tensors(model, graph)
@@ -215,7 +215,7 @@ class OpenVinoModel:
         """The outputs, cut to the batch's own size."""
         tensors = self._padder.tensors(batch)
         rows, length = len(batch.texts), batch.padded_length
-        most = max(1, _MOST_TOKENS // self._length(length)) if self._rounds else rows
+        most = max(1, _MAX_TOKENS // self._length(length)) if self._rounds else rows
         if rows <= most:
             return self._outputs_of(tensors, length)
         parts = [{name: values[at : at + most] for name, values in tensors.items()} for at in range(0, rows, most)]

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serving import host
-from serving.engine.base import check_interface, verified
+from serving.engine.base import check_interface, verified_bytes
 from serving.engine.batches import Padder
 from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
@@ -115,7 +115,7 @@ class GraphPart:
 def open_part(model: ModelSpec, threads: int) -> GraphPart:
     """A part's graph; `model` has its file in place of the model's first."""
     try:
-        with verified(model) as data:
+        with verified_bytes(model) as data:
             return GraphPart(_session(model, data, threads))
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
@@ -124,7 +124,7 @@ def open_part(model: ModelSpec, threads: int) -> GraphPart:
 def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """The model once for each number of threads, from one reading of the file."""
     try:
-        with verified(model) as data:
+        with verified_bytes(model) as data:
             sessions = [_session(model, data, count) for count in threads]
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error

@@ -34,7 +34,7 @@ Runtime = Literal["ort-cuda", "rtx", "enterprise"]
 
 _PROVIDER = "CUDAExecutionProvider"
 
-_LEAST_CAPABILITY = {13: (7, 5), 12: (5, 0)}
+_MIN_CAPABILITY = {13: (7, 5), 12: (5, 0)}
 """The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
 
 
@@ -83,7 +83,7 @@ class Machine(msgspec.Struct, frozen=True):
                 f"the NVIDIA driver is too old: it runs CUDA up to {newest}, {name} {library.version} needs"
                 f" {library.cuda}.0; install a newer driver, or {name} for CUDA {self.cuda[0]}"
             )
-        least = _LEAST_CAPABILITY.get(library.cuda, (0, 0))
+        least = _MIN_CAPABILITY.get(library.cuda, (0, 0))
         if tuple(map(int, gpu.compute_capability.split("."))) < least:
             yield (
                 f"{gpu.name} has compute capability {gpu.compute_capability}, {name} for CUDA"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from serving.engine.base import verified
+from serving.engine.base import verified_bytes
 from serving.engine.cpu.ort import (
     LOAD_ERRORS,
     LOG_ERRORS_ONLY,
@@ -97,7 +97,7 @@ def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
 def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
     """A graph on the device's stream; raises BundleError where the provider cannot run it."""
     try:
-        with verified(spec) as data:
+        with verified_bytes(spec) as data:
             session = _session(spec, data, device, graphs=graphs)
     except LOAD_ERRORS as error:
         raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error

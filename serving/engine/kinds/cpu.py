@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO side by side; see `serving.engine.cpu.best`."""
+"""ONNX Runtime and OpenVINO side by side; see `serving.engine.cpu.hybrid`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.engine.kinds.kind import EngineKind
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
 
 
 class Cpu(EngineKind):
@@ -42,13 +42,13 @@ class Cpu(EngineKind):
             return f"the engine cpu gains nothing here: this processor has no VNNI, so {reason}"
         return super().obstacle(targets, asked=asked)
 
-    def open(self, load: Load) -> tuple[Backend, str]:
-        from serving.engine.cpu import best  # noqa: PLC0415  see `EngineKind`
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
+        from serving.engine.cpu import hybrid  # noqa: PLC0415  see `EngineKind`
         from serving.engine.parts import pipeline  # noqa: PLC0415
 
         load_model = partial(pipeline.load, nice=load.nice)
-        backend = best.BestCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
-        return backend, best.VERSION
+        backend = hybrid.HybridCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
+        return backend, hybrid.VERSION
 
 
 ENGINE = Cpu()

@@ -9,7 +9,7 @@ from serving.engine.kinds.kind import EngineKind, EngineSetting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
 
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
 _TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
@@ -44,7 +44,7 @@ class Fake(EngineKind):
     def runs(self, target: str, gpu: str = "") -> bool:  # noqa: ARG002  it runs anything
         return True
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.fake import FakeBackend, Fault  # noqa: PLC0415  see `EngineKind`
 
         told = {name: load.options.get(name, setting.default) for name, setting in self.settings.items()}

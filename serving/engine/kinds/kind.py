@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.gpu.model import BackendModel
@@ -50,7 +50,7 @@ class EngineKind:
     help = ""
     """A sentence for the help of `--engine`."""
     settings: Mapping[str, EngineSetting] = {}
-    """Settings of its own, by name; `Load.options` has their values."""
+    """Settings of its own, by name; `EngineLoad.options` has their values."""
     rank: int
     """Its place among the engines: the lowest goes first."""
     auto = False
@@ -121,7 +121,7 @@ class EngineKind:
         """Why it does not run these models on these GPUs, in sentences, as far as can be said without trying."""
         return ()
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         """In the engine process: the engine with its models, and the version of its library.
 
         Raises:
@@ -142,7 +142,7 @@ class GpuKind(EngineKind):
     fastest = ("fp16", "int8", "fp32")
     """INT8 is often no faster there and always less exact."""
 
-    def open(self, load: Load, *, in_one_process: bool = False) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad, *, in_one_process: bool = False) -> tuple[Backend, str]:
         """As of every engine; in one process, tools prove models that are split."""
         from serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
         from serving.engine.gpu.cuda import Device  # noqa: PLC0415
@@ -164,6 +164,6 @@ class GpuKind(EngineKind):
         except cuda_driver.CudaError as error:
             raise BundleError(self.cannot(cuda_driver.explained(error))) from error
 
-    def open_on(self, device: Device, load: Load, load_split: LoadSplit) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
         """As `open`; what it raises of CUDA refuses the models. A model split by layers is loaded by `load_split`."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
 
 
 class OpenVino(EngineKind):
@@ -23,7 +23,7 @@ class OpenVino(EngineKind):
     """ONNX Runtime's own graphs are fused into operators that OpenVINO lacks."""
     forms = ("int8-openvino",)
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  see `EngineKind`
 
         return OpenVinoBackend(load.models, load.threads), VERSION

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
 
 
 class OrtCpu(EngineKind):
@@ -22,7 +22,7 @@ class OrtCpu(EngineKind):
     extra = "cpu"
     made_for = ("cpu",)
 
-    def open(self, load: Load) -> tuple[Backend, str]:
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
         from serving.engine.parts import pipeline  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ from serving.engine.kinds.kind import GpuKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import LoadSplit
@@ -29,7 +29,7 @@ class OrtCuda(GpuKind):
     def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
         yield from map(self.cannot, machine.obstacles("ONNX Runtime", "ort-cuda", gpus[0]))
 
-    def open_on(self, device: Device, load: Load, load_split: LoadSplit) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
         from serving.engine.gpu import ort_cuda  # noqa: PLC0415  see `EngineKind`
 
         return ort_cuda.OrtCudaBackend(load.models, device, load.max_batch_tokens, load_split), ort_cuda.VERSION

@@ -11,7 +11,7 @@ from serving.host import command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.engine.base import Backend, Load
+    from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
     from serving.engine.kinds.kind import LoadSplit
@@ -37,7 +37,7 @@ class TensorRt(GpuKind):
             if model.build is not None:
                 yield from map(self.cannot, misfits(Path(model.path).name, model.build, machine, gpus[0]))
 
-    def open_on(self, device: Device, load: Load, load_split: LoadSplit) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
         from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
 
         backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels, load_split)

@@ -25,7 +25,7 @@ from serving.unawaited import start
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from serving.engine.base import Batch, BatchOutput, Done, Load
+    from serving.engine.base import Batch, BatchOutput, Done, EngineLoad
     from serving.engine.process.wire import Ready
     from serving.errors import BertserveError
     from serving.scheduling.cost import CostPoint
@@ -34,11 +34,11 @@ log = logging.getLogger("bertserve.engine")
 
 
 async def start_engine(
-    load: Load,
+    load: EngineLoad,
     hang_s: float = 2.0,
     *,
     started: Callable[[int], None] = lambda _: None,
-    verified: Callable[[], Awaitable[None]] | None = None,
+    on_verified: Callable[[], Awaitable[None]] | None = None,
     crash_limit: int = 3,
     crash_window_s: float = 60.0,
     start_limit_s: float = START_LIMIT_S,
@@ -47,16 +47,16 @@ async def start_engine(
 
     A model that is split by layers takes all of them for one process, which starts the others itself.
 
-    For several GPUs `verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
+    For several GPUs `on_verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
     dies `crash_limit` times within the window, or is not ready in time, is given up.
     """
     if len(load.gpus) > 1 and all(model.stages == 1 for model in load.models):
-        if verified is not None:
-            await verified()
+        if on_verified is not None:
+            await on_verified()
         return await RemoteFleet.start(
             load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s
         )
-    return await RemoteEngine.start(load, hang_s, started=started, verified=verified)
+    return await RemoteEngine.start(load, hang_s, started=started, on_verified=on_verified)
 
 
 class RemoteFleet:
@@ -66,7 +66,7 @@ class RemoteFleet:
     ready: Ready
 
     def __init__(
-        self, load: Load, hang_s: float, *, crash_limit: int, crash_window_s: float, start_limit_s: float
+        self, load: EngineLoad, hang_s: float, *, crash_limit: int, crash_window_s: float, start_limit_s: float
     ) -> None:
         self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.gpus)]
         self.on_end: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ class RemoteFleet:
     @classmethod
     async def start(
         cls,
-        load: Load,
+        load: EngineLoad,
         hang_s: float = 2.0,
         *,
         crash_limit: int = 3,
@@ -237,7 +237,7 @@ class _Member:
         self.fleet.member_failed(self, passing=crashed or passing)
 
 
-def for_one_gpu(load: Load, index: int) -> Load:
+def for_one_gpu(load: EngineLoad, index: int) -> EngineLoad:
     """What one of the processes loads; the first alone writes the kernels it compiles, which fit each GPU.
 
     A GPU has one lane: where a fleet's costs are given, those of the narrow lanes only repeat the wide one's.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from serving.children import module_command
-from serving.engine.base import Engine, LaneKind, Load, lanes_for
+from serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
 from serving.engine.kinds import ENGINES
 from serving.engine.process.wire import FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
@@ -118,11 +118,11 @@ class RemoteEngine:
     @classmethod
     async def start(
         cls,
-        load: Load,
+        load: EngineLoad,
         hang_s: float = 2.0,
         *,
         started: Callable[[int], None] = lambda _: None,
-        verified: Callable[[], Awaitable[None]] | None = None,
+        on_verified: Callable[[], Awaitable[None]] | None = None,
     ) -> RemoteEngine:
         """Starts a process and waits until its models are warm.
 
@@ -130,7 +130,7 @@ class RemoteEngine:
             load: What it loads.
             hang_s: A batch that was predicted to be short and has no answer after this time counts as a hang.
             started: Called with the process's id once it can be paused; it has done nothing yet.
-            verified: Awaited before it loads anything, where it verifies bundles first: it then needs memory.
+            on_verified: Awaited before it loads anything, where it verifies bundles first: it then needs memory.
 
         Raises:
             EngineFailed: It refused to load; the message is for the operator.
@@ -160,7 +160,7 @@ class RemoteEngine:
         engine.apart = all(model.stages > 1 for model in load.models)
         engine.devices = max(1, len(load.gpus))
         try:
-            await engine._connect(ends, load, started, verified)
+            await engine._connect(ends, load, started, on_verified)
         except BaseException as error:
             if not isinstance(error, EngineFailed):
                 process.kill()  # it may be paused, and then it would not see that its sockets close
@@ -173,9 +173,9 @@ class RemoteEngine:
     async def _connect(
         self,
         ends: list[socket.socket],
-        load: Load,
+        load: EngineLoad,
         started: Callable[[int], None],
-        verified: Callable[[], Awaitable[None]] | None,
+        on_verified: Callable[[], Awaitable[None]] | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         for end in ends:
@@ -193,8 +193,8 @@ class RemoteEngine:
         started(self.pid)
         kind, payload = await control.answer()
         if kind is Kind.VERIFIED:
-            if verified is not None:
-                await verified()
+            if on_verified is not None:
+                await on_verified()
             self._send(pack(Kind.PROCEED, b""))
             kind, payload = await control.answer()
         if kind is Kind.REFUSED:

@@ -22,7 +22,7 @@ from serving.errors import EngineFailed, EngineLost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.engine.base import Load
+    from serving.engine.base import EngineLoad
 
 log = logging.getLogger("bertserve.engine")
 
@@ -30,7 +30,7 @@ log = logging.getLogger("bertserve.engine")
 START_LIMIT_S = 600.0
 """For the first engine, whatever has to be verified, compiled and measured."""
 
-_RESTART_FACTOR, _LEAST_RESTART_S = 10.0, 60.0
+_RESTART_FACTOR, _MIN_RESTART_S = 10.0, 60.0
 """Another start takes about as long as the one before; so many times that counts as a hang, with this at least."""
 
 _PAUSE_S = 1.0
@@ -67,14 +67,14 @@ class Supervisor:
 
     def __init__(
         self,
-        load: Load,
+        load: EngineLoad,
         listener: EngineListener,
         *,
         crash_limit: int = 3,
         crash_window_s: float = 60.0,
         hang_s: float = 2.0,
         start_limit_s: float = START_LIMIT_S,
-        start: Callable[[Load, float], Awaitable[EngineLife]] = RemoteEngine.start,
+        start: Callable[[EngineLoad, float], Awaitable[EngineLife]] = RemoteEngine.start,
     ) -> None:
         self.load = load
         self._hang_s = hang_s
@@ -90,7 +90,7 @@ class Supervisor:
         self.restarts = 0
         self.restart_s = 0.0
 
-    def set_load(self, load: Load) -> None:
+    def set_load(self, load: EngineLoad) -> None:
         """Changes what is loaded from now on; earlier deaths are forgotten."""
         self.load = load
         self._crashes.clear()
@@ -116,7 +116,7 @@ class Supervisor:
                 self._read_no_kernels()
             else:
                 took_s = loop.time() - began
-                limit_s = min(self._start_limit_s, max(_LEAST_RESTART_S, _RESTART_FACTOR * took_s))
+                limit_s = min(self._start_limit_s, max(_MIN_RESTART_S, _RESTART_FACTOR * took_s))
                 self.restart_s = took_s if comparable else 0.0
                 self._follow(engine, self.load)
                 await self._watch(engine)
@@ -149,14 +149,14 @@ class Supervisor:
             kernels = [msgspec.structs.replace(files, read="", sha256="") for files in self.load.kernels]
             self.load = msgspec.structs.replace(self.load, kernels=kernels)
 
-    def adopt(self, engine: EngineLife, load: Load) -> None:
+    def adopt(self, engine: EngineLife, load: EngineLoad) -> None:
         """Keeps another, ready engine alive from now on; the one before belongs to the caller."""
         if self.engine is not None:
             self.engine.on_end = self.engine.on_lost = lambda: None
         self._follow(engine, load)
         self._changed.set()
 
-    def _follow(self, engine: EngineLife, load: Load) -> None:
+    def _follow(self, engine: EngineLife, load: EngineLoad) -> None:
         self.engine = engine
         # The next engine is wanted soon: it uses these costs, and verifies nothing again. What this one compiled has
         # been written, and nobody would take what the next one writes.

@@ -34,9 +34,9 @@ LIMIT_S = 2.5
 _SHORTEST = 8
 """Tokens of the shortest real texts; the other lengths are the buckets."""
 
-_LEAST_RUNS, _MOST_RUNS = 6, 25
+_MIN_RUNS, _MAX_RUNS = 6, 25
 _CELL_S, _LONG_CELL_S = 0.025, 0.1
-"""A cell ends after `_LEAST_RUNS` that took `_CELL_S`, or after two runs that took `_LONG_CELL_S`: short texts are
+"""A cell ends after `_MIN_RUNS` that took `_CELL_S`, or after two runs that took `_LONG_CELL_S`: short texts are
 measured often, since disturbances last as long as they do, and long ones seldom."""
 
 _WORTH, _SMALL_TOKENS = 0.95, 128
@@ -84,7 +84,7 @@ class _Model:
         Narrow lanes come first, because they carry most of the load, and short texts, because they gain most.
         """
         limit = time.perf_counter() + LIMIT_S
-        runs = _MOST_RUNS if measure else 1
+        runs = _MAX_RUNS if measure else 1
         points = [
             self._cell(kind, tokens, 1, runs if time.perf_counter() < limit else 1)
             for tokens in self._lengths
@@ -131,7 +131,7 @@ def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) 
                     break
                 own.append(output.compute_us)
                 seconds = time.perf_counter() - started
-                if (len(own) >= _LEAST_RUNS and seconds > _CELL_S) or (len(own) > 1 and seconds > _LONG_CELL_S):
+                if (len(own) >= _MIN_RUNS and seconds > _CELL_S) or (len(own) > 1 and seconds > _LONG_CELL_S):
                     break
         except EngineFault as fault:
             faults.append(fault)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from serving import logs
-from serving.engine.base import DeviceLost, LaneKind, Load
+from serving.engine.base import DeviceLost, EngineLoad, LaneKind
 from serving.engine.batches import OneByOne
 from serving.engine.cpu.backend import CpuBackend
 from serving.engine.kinds import ENGINES
@@ -53,12 +53,12 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
 
     Args:
         descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
-        verify: Verifies `Load.bundles`; raises BundleError where one must not be served.
+        verify: Verifies `EngineLoad.bundles`; raises BundleError where one must not be served.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     control, *lanes = [Channel(socket.socket(fileno=descriptor)) for descriptor in descriptors]
-    load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=Load)
+    load = msgspec.json.decode(_until_the_end(lambda: bytes(control.receive()[3])), type=EngineLoad)
     writer = logs.start(load.log_format, "info")
     try:
         if load.bundles:
@@ -115,7 +115,7 @@ def _until_the_end(speak: Callable[[], T]) -> T:
         os._exit(0)
 
 
-def prepare(load: Load) -> tuple[Backend, Ready]:
+def prepare(load: EngineLoad) -> tuple[Backend, Ready]:
     """Loads and warms every model; raises BundleError where an artifact cannot be served."""
     backend, version = open_backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
@@ -132,7 +132,7 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def open_backend(load: Load) -> tuple[Backend, str]:
+def open_backend(load: EngineLoad) -> tuple[Backend, str]:
     """The engine with its models, and the version of its library; raises BundleError where it cannot be had."""
     engine = ENGINES[load.engine]
     try:

@@ -32,8 +32,8 @@ from serving.tasks.windows import Windows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.http.api import Api
     from serving.http.apis.vectors import VectorType
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.inference.served_models import ServedModel
@@ -60,27 +60,27 @@ _DOCUMENTS = msgspec.json.Decoder(_Documents)
 
 
 @router.hot("/v2/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TYPED, of_task("embed")))
-async def embed(api: Api, http: HttpRequest) -> HttpReply:
+async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts, in Cohere's shape."""
-    return await _embed(api, http, "2")
+    return await _embed(context, http, "2")
 
 
 @router.hot("/v1/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TEXTS, of_task("embed")))
-async def embed_v1(api: Api, http: HttpRequest) -> HttpReply:
+async def embed_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts, in the shape of Cohere's first version."""
-    return await _embed(api, http, "1")
+    return await _embed(context, http, "1")
 
 
 @router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
-async def rerank(api: Api, http: HttpRequest) -> HttpReply:
+async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Order documents, in Cohere's shape."""
-    return await rank(api, http, "2")
+    return await rank(context, http, "2")
 
 
 @router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
-async def rerank_v1(api: Api, http: HttpRequest) -> HttpReply:
+async def rerank_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     """Order documents, in the shape of Cohere's first version, and Jina's and vLLM's."""
-    return await rank(api, http, "1")
+    return await rank(context, http, "1")
 
 
 def brings_documents(body: bytes) -> bool:
@@ -93,24 +93,24 @@ def brings_documents(body: bytes) -> bool:
         return False
 
 
-async def _embed(api: Api, http: HttpRequest, version: str) -> HttpReply:
-    message = await http.json(_EMBED, api.turn)
+async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpReply:
+    message = await http.json(_EMBED, context.large_body_lock)
     texts = _texts(message)
-    model = _model(api, http, message.model, "embed")
+    model = _model(context, http, message.model, "embed")
     truncate = None if message.truncate is None else _TRUNCATE[message.truncate]
     inputs, cut = texts, 0
     if message.max_tokens is not None:
-        allowed = api.settings.auto_truncate if truncate is None else truncate
-        inputs, cut = await _shortened(api, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
+        allowed = context.settings.auto_truncate if truncate is None else truncate
+        inputs, cut = await _shortened(context, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
     request = InferRequest(
         inputs,
         EmbedOptions(dimensions=message.output_dimension),
-        api.settings.max_openai_batch_size,
+        context.settings.max_openai_batch_size,
         model.name,
         truncate=truncate,
         input_type=None if message.input_type == "image" else message.input_type,
     )
-    outcome = await api.pipeline.infer(http.stamp(request))
+    outcome = await context.pipeline.infer(http.stamp(request))
     plain = version == "1" and not message.embedding_types
     types: dict[VectorType, None] = dict.fromkeys(message.embedding_types or ["float"])
     reply = {
@@ -142,24 +142,24 @@ def _texts(message: CohereEmbedRequest) -> list[str]:
     return texts if message.texts is None else message.texts
 
 
-async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
+async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
     """Orders documents; `repeat` puts each beside its score where the request does not say."""
-    message = await http.json(_RANK, api.turn)
+    message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
         raise InvalidRequest(f"`{field}` is {most}; at least 1 is given")
-    model = _model(api, http, message.model, "rerank")
+    model = _model(context, http, message.model, "rerank")
     fields = [_TEXT] if message.rank_fields is None else message.rank_fields
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
     if (tokens := message.max_tokens_per_doc) is not None:
-        documents, cut = await _shortened(api, model, documents, tokens, "max_tokens_per_doc", truncate=True)
+        documents, cut = await _shortened(context, model, documents, tokens, "max_tokens_per_doc", truncate=True)
     request = InferRequest(
         [(message.query, document) for document in documents],
         RerankOptions(windows=_windows(message.max_chunks_per_doc)),
-        api.settings.max_openai_batch_size,
+        context.settings.max_openai_batch_size,
         model.name,
     )
-    outcome = await api.pipeline.infer(http.stamp(request))
+    outcome = await context.pipeline.infer(http.stamp(request))
     if message.return_documents is not None:
         repeat = message.return_documents
     ranks = [
@@ -173,10 +173,10 @@ async def rank(api: Api, http: HttpRequest, version: str, *, repeat: bool = Fals
     return json_reply(reply, head=_head(outcome, cut))
 
 
-def _model(api: Api, http: HttpRequest, named: str | None, task: str) -> ServedModel:
+def _model(context: AppContext, http: HttpRequest, named: str | None, task: str) -> ServedModel:
     """The model that the path names, else the one of the body."""
-    name = http.parameters.get("model") or api.repository.named_or_only(named, task)
-    return api.repository.find(name, task=task)
+    name = http.parameters.get("model") or context.repository.named_or_only(named, task)
+    return context.repository.find(name, task=task)
 
 
 def _read(index: int, document: str | dict[str, str], fields: Sequence[str]) -> str:
@@ -203,7 +203,7 @@ def _windows(most: int | None) -> Windows | None:
 
 
 async def _shortened(
-    api: Api, model: ServedModel, texts: Sequence[str], tokens: int, field: str, *, truncate: Truncate
+    context: AppContext, model: ServedModel, texts: Sequence[str], tokens: int, field: str, *, truncate: Truncate
 ) -> tuple[list[str], int]:
     """Texts of at most so many tokens, and how many were cut off.
 
@@ -212,13 +212,13 @@ async def _shortened(
     """
     if tokens < 1:
         raise InvalidRequest(f"`{field}` is {tokens}; at least 1 is taken")
-    if tokens >= model.tokenizer.max_length or len(texts) > api.settings.max_openai_batch_size:
+    if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_openai_batch_size:
         return list(texts), 0  # the model takes less, or so many texts are refused
 
     def shorten(tokenizer: TextTokenizer) -> list[tuple[str, int]]:
         return [tokenizer.shortened(text, tokens, truncate=truncate) for text in texts]
 
-    done = await api.pipeline.read(model, sum(model.tokenizer.sizes_bytes(texts, truncate=truncate)), shorten)
+    done = await context.pipeline.read(model, sum(model.tokenizer.sizes_bytes(texts, truncate=truncate)), shorten)
     for index, (_, surplus) in enumerate(done):
         if surplus and not truncate:
             raise InvalidRequest(

@@ -15,7 +15,7 @@ from serving.http.routes import Docs, Router
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
 
 router = Router("Operations")
@@ -66,7 +66,7 @@ def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
     unchanged = HttpReply(body, NOT_MODIFIED, reply.content_type, reply.head)
 
     @router.get(path, docs, summary=summary, public=True)
-    async def serve(_: Api, http: HttpRequest) -> HttpReply:
+    async def serve(_: AppContext, http: HttpRequest) -> HttpReply:
         # Among several, or weakened by a proxy on the way, the tag means the same.
         return unchanged if entity in (http.header(b"if-none-match") or b"") else reply
 

@@ -39,7 +39,7 @@ from serving.tasks.zero_shot import ZeroShotOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.http.api import Api, Endpoint
+    from serving.http.app_context import AppContext, Endpoint
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.records import TextInput
@@ -148,13 +148,13 @@ _CLASSIFY, _FEATURES, _VERTEX = JsonDecoder(ClassifyRequest), JsonDecoder(Featur
 
 
 @router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], TASKS["classify"].example)
-async def classify(api: Api, http: HttpRequest) -> HttpReply:
+async def classify(context: AppContext, http: HttpRequest) -> HttpReply:
     """Classify texts; for each its classes, best first."""
-    return await _classify(api, http, empty=True)
+    return await _classify(context, http, empty=True)
 
 
-async def _classify(api: Api, http: HttpRequest, *, empty: bool) -> HttpReply:
-    message = await http.json(_CLASSIFY, api.turn)
+async def _classify(context: AppContext, http: HttpRequest, *, empty: bool) -> HttpReply:
+    message = await http.json(_CLASSIFY, context.large_body_lock)
     parameters = message.parameters
     listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     inputs: list[TextInput] = [_text(value) for value in listed]
@@ -163,38 +163,38 @@ async def _classify(api: Api, http: HttpRequest, *, empty: bool) -> HttpReply:
     if parameters.candidate_labels is not None:
         if parameters.windows is not None:
             raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
-        return await _classify_by(api, http, inputs, parameters, alone=not isinstance(message.inputs, list))
+        return await _classify_by(context, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
-    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
     # This task's API answers one input with a list of one, and its clients take that apart.
     return _reply(outcome.answer, outcome)
 
 
 async def _classify_by(
-    api: Api, http: HttpRequest, inputs: Sequence[TextInput], parameters: ClassifyParameters, *, alone: bool
+    context: AppContext, http: HttpRequest, inputs: Sequence[TextInput], parameters: ClassifyParameters, *, alone: bool
 ) -> HttpReply:
     """Zero-shot classification; a text alone is answered by a list of its labels."""
     labels = parameters.candidate_labels or []
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
-    count, most = len(inputs) * len(labels), api.settings.max_client_batch_size
+    count, most = len(inputs) * len(labels), context.settings.max_client_batch_size
     if count > most:
         raise InvalidRequest(
             f"{len(inputs)} texts with {len(labels)} `candidate_labels` each are {count} inputs;"
             f" at most {most} are taken{setting_of(most)}"
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
-    outcome = await _run_task(api, http, inputs, options, truncate=parameters.truncate)
+    outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
     return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
 
 
 def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
     """What answers on a task's own route; `unnamed` where the route named no task."""
 
-    async def answer(api: Api, http: HttpRequest) -> HttpReply:
-        message = await http.json(decoder, api.turn)
+    async def answer(context: AppContext, http: HttpRequest) -> HttpReply:
+        message = await http.json(decoder, context.large_body_lock)
         inputs, options, truncate = route.read(message, unnamed)
-        outcome = await _run_task(api, http, inputs, options, truncate=truncate)
+        outcome = await _run_task(context, http, inputs, options, truncate=truncate)
         return _reply(route.write(message, outcome.answer), outcome)
 
     answer.__doc__ = route.summary
@@ -217,9 +217,9 @@ for _task in TASKS.values():
     _add(_task)
 
 
-async def _features(api: Api, http: HttpRequest) -> HttpReply:
+async def _features(context: AppContext, http: HttpRequest) -> HttpReply:
     """Vectors of texts, or cosines of sentences with one."""
-    message = await http.json(_FEATURES, api.turn)
+    message = await http.json(_FEATURES, context.large_body_lock)
     inputs, given = message.inputs, message.parameters
     beside = {name: getattr(message, name) for name in given.__struct_fields__}
     given = msgspec.structs.replace(given, **{name: value for name, value in beside.items() if value is not None})
@@ -227,7 +227,7 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
         parameters = SimilarityParameters(
             given.truncate, given.truncation_direction, given.prompt_name, given.input_type
         )
-        return await tei.compare(api, http, SimilarityRequest(inputs, parameters))
+        return await tei.compare(context, http, SimilarityRequest(inputs, parameters))
     texts = EmbedRequest(
         inputs,
         given.truncate,
@@ -237,28 +237,28 @@ async def _features(api: Api, http: HttpRequest) -> HttpReply:
         given.normalize,
         given.dimensions,
     )
-    return await tei.embed_texts(api, http, texts)
+    return await tei.embed_texts(context, http, texts)
 
 
 _RUN |= {
     "embed": _features,
     "embed_tokens": tei.embed_all,
-    "classify": lambda api, http: _classify(api, http, empty=False),
+    "classify": lambda context, http: _classify(context, http, empty=False),
     "rerank": tei.rerank,
 }
 
 
-def _only_model(api: Api) -> Sequence[str]:
-    names = all_models(api)
+def _only_model(context: AppContext) -> Sequence[str]:
+    names = all_models(context)
     return names if len(names) == 1 else []
 
 
-def _example(api: Api) -> object:
-    return api.repository.models[0].task.example
+def _example(context: AppContext) -> object:
+    return context.repository.models[0].task.example
 
 
-def _instances(api: Api) -> object:
-    return {"instances": [_example(api)]}
+def _instances(context: AppContext) -> object:
+    return {"instances": [_example(context)]}
 
 
 _run_docs = Docs(dict[str, Any], Any, _example, _only_model)
@@ -267,26 +267,26 @@ _run_docs = Docs(dict[str, Any], Any, _example, _only_model)
 @router.hot("/", _run_docs, summary="Answer as the only model's task does.")
 @router.hot("/invocations", _run_docs, summary="Answer as the only model's task does, for SageMaker.")
 @router.hot("/models/{model}", Docs(dict[str, Any], Any, _example, all_models))
-async def run(api: Api, http: HttpRequest) -> HttpReply:
+async def run(context: AppContext, http: HttpRequest) -> HttpReply:
     """Answer as a model's task does."""
-    model = api.repository.find(http.parameters.get("model"))
+    model = context.repository.find(http.parameters.get("model"))
     http.parameters = {"model": model.name}
-    return await _RUN[model.manifest.task](api, http)
+    return await _RUN[model.manifest.task](context, http)
 
 
 @router.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
-async def vertex(api: Api, http: HttpRequest) -> HttpReply:
+async def vertex(context: AppContext, http: HttpRequest) -> HttpReply:
     """Answer several requests as the only model's task does, for Vertex AI."""
-    message = await http.json(_VERTEX, api.turn)
-    model = api.repository.find(None)
-    api.tei.check_count(len(message.instances), "instances")
+    message = await http.json(_VERTEX, context.large_body_lock)
+    model = context.repository.find(None)
+    context.tei.check_count(len(message.instances), "instances")
     endpoint = _RUN[model.manifest.task]
 
     async def one(index: int, fields: Mapping[str, object]) -> bytes:
         body = msgspec.json.encode(fields)
         instance = msgspec.structs.replace(http, body=body, parameters={"model": model.name}, ignored=None)
         try:
-            reply = await endpoint(api, instance)
+            reply = await endpoint(context, instance)
         except InvalidRequest as error:
             named = copy.copy(error)
             named.message = f"instance {index}: {error.message}"
@@ -309,10 +309,15 @@ async def vertex(api: Api, http: HttpRequest) -> HttpReply:
 
 
 async def _run_task(
-    api: Api, http: HttpRequest, inputs: Sequence[TextInput], options: TaskOptions[A], *, truncate: bool | None
+    context: AppContext,
+    http: HttpRequest,
+    inputs: Sequence[TextInput],
+    options: TaskOptions[A],
+    *,
+    truncate: bool | None,
 ) -> Outcome[A]:
-    most, model = api.settings.max_client_batch_size, http.parameters.get("model")
-    return await api.pipeline.infer(http.stamp(InferRequest(inputs, options, most, model, truncate=truncate)))
+    most, model = context.settings.max_client_batch_size, http.parameters.get("model")
+    return await context.pipeline.infer(http.stamp(InferRequest(inputs, options, most, model, truncate=truncate)))
 
 
 def _text(value: str | TextPair) -> TextInput:

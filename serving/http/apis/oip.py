@@ -41,7 +41,7 @@ from serving.oip.views import ModelConfig, ModelMetadata
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.http.api import Api, Endpoint
+    from serving.http.app_context import AppContext, Endpoint
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.oip.tensors import Output
@@ -67,9 +67,9 @@ _QUICK = 1
 """The level of compression: vectors hardly shrink, whatever is spent on them."""
 
 
-def _example(api: Api) -> dict[str, Any]:
+def _example(context: AppContext) -> dict[str, Any]:
     """A request that the first model answers."""
-    view = next(view for view in map(api.v2.view, api.v2.names) if view.takes_text)
+    view = next(view for view in map(context.v2.view, context.v2.names) if view.takes_text)
     given = view.model.task.example.get("inputs")
     texts = {TEXT: given if isinstance(given, str) else "What is a T4?", PAIR: "A T4 is a graphics card."}
     return {
@@ -93,15 +93,15 @@ _infer_docs = Docs(
 
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
 @router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
-async def model_infer(api: Api, http: HttpRequest) -> HttpReply:
-    message, tensors = await _read(api, http)
+async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
+    message, tensors = await _read(context, http)
     _pass_over(http, message)
     names = [output.name for output in message.outputs]
     model, version = _named(http)
-    view, request = api.v2.request(model, version, tensors, names, message.parameters)
+    view, request = context.v2.request(model, version, tensors, names, message.parameters)
     http.stamp(request)
     binary = _wants_binary(message)
-    outcome = await api.v2.infer_under(view, request)
+    outcome = await context.v2.infer_under(view, request)
     width = 0 if view.takes_text else tensors[0].shape[-1]
     reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
     accepted = http.headers.get(b"accept-encoding", b"")
@@ -109,31 +109,31 @@ async def model_infer(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.get("/v2", Docs(gives=ServerMetadata))
-async def server(api: Api, _: HttpRequest) -> HttpReply:
+async def server(context: AppContext, _: HttpRequest) -> HttpReply:
     """What this server is."""
-    return json_reply(api.v2.server_metadata())
+    return json_reply(context.v2.server_metadata())
 
 
 @router.get(
     "/v2/health/live", Docs(gives=Liveness, statuses={_BAD_REQUEST: "The server should be restarted."}), public=True
 )
-async def live(api: Api, _: HttpRequest) -> HttpReply:
+async def live(context: AppContext, _: HttpRequest) -> HttpReply:
     """Whether the server runs."""
-    return json_reply(Liveness(api.lifecycle.live), 200 if api.lifecycle.live else _BAD_REQUEST)
+    return json_reply(Liveness(context.lifecycle.live), 200 if context.lifecycle.live else _BAD_REQUEST)
 
 
 @router.get(
     "/v2/health/ready", Docs(gives=Readiness, statuses={_BAD_REQUEST: "New requests should go elsewhere."}), public=True
 )
-async def ready(api: Api, _: HttpRequest) -> HttpReply:
+async def ready(context: AppContext, _: HttpRequest) -> HttpReply:
     """Whether it is ready."""
-    return json_reply(Readiness(api.lifecycle.ready), 200 if api.lifecycle.ready else _BAD_REQUEST)
+    return json_reply(Readiness(context.lifecycle.ready), 200 if context.lifecycle.ready else _BAD_REQUEST)
 
 
 @router.get("/v2/models/stats", Docs(gives=StatisticsReply))
-async def all_statistics(api: Api, _: HttpRequest) -> HttpReply:
+async def all_statistics(context: AppContext, _: HttpRequest) -> HttpReply:
     """What each model did."""
-    return json_reply(api.v2.statistics(None))
+    return json_reply(context.v2.statistics(None))
 
 
 def _of_model(
@@ -150,8 +150,8 @@ def _of_model(
 
 
 @_of_model("", "What a model takes and gives", ModelMetadata)
-async def metadata(api: Api, http: HttpRequest) -> HttpReply:
-    return json_reply(api.v2.view(*_named(http)).metadata())
+async def metadata(context: AppContext, http: HttpRequest) -> HttpReply:
+    return json_reply(context.v2.view(*_named(http)).metadata())
 
 
 @_of_model(
@@ -160,31 +160,31 @@ async def metadata(api: Api, http: HttpRequest) -> HttpReply:
     ModelReadiness,
     {_BAD_REQUEST: "The model is not ready, or there is none of that name and version."},
 )
-async def model_ready(api: Api, http: HttpRequest) -> HttpReply:
-    if api.v2.model_ready(*_named(http)):
+async def model_ready(context: AppContext, http: HttpRequest) -> HttpReply:
+    if context.v2.model_ready(*_named(http)):
         return json_reply(ModelReadiness(http.parameters["model"], ready=True))
     return HttpReply(_NOT_READY, _BAD_REQUEST)
 
 
 @_of_model("/config", "A model as Triton describes it", ModelConfig)
-async def config(api: Api, http: HttpRequest) -> HttpReply:
-    return json_reply(api.v2.config(*_named(http)))
+async def config(context: AppContext, http: HttpRequest) -> HttpReply:
+    return json_reply(context.v2.config(*_named(http)))
 
 
 @_of_model("/stats", "What a model has answered", StatisticsReply)
-async def statistics(api: Api, http: HttpRequest) -> HttpReply:
-    return json_reply(api.v2.statistics(*_named(http)))
+async def statistics(context: AppContext, http: HttpRequest) -> HttpReply:
+    return json_reply(context.v2.statistics(*_named(http)))
 
 
 @router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
-async def index(api: Api, http: HttpRequest) -> HttpReply:
+async def index(context: AppContext, http: HttpRequest) -> HttpReply:
     """The models of the repository."""
-    message = await _INDEX.decode_in_turn(http.body, api.turn, http) if http.body else IndexRequest()
-    return json_reply(api.v2.index(ready=message.ready))
+    message = await _INDEX.decode_in_turn(http.body, context.large_body_lock, http) if http.body else IndexRequest()
+    return json_reply(context.v2.index(ready=message.ready))
 
 
-def _controlled(api: Api) -> list[str]:
-    return api.v2.names if api.v2.control else []
+def _controlled(context: AppContext) -> list[str]:
+    return context.v2.names if context.v2.control else []
 
 
 _control_docs = Docs(
@@ -199,25 +199,25 @@ _control_docs = Docs(
 
 
 @router.post("/v2/repository/models/{model}/load", _control_docs)
-async def load(api: Api, http: HttpRequest) -> HttpReply:
+async def load(context: AppContext, http: HttpRequest) -> HttpReply:
     """Load a model of the repository."""
-    await api.v2.load(http.parameters["model"], await _control_parameters(api, http))
+    await context.v2.load(http.parameters["model"], await _control_parameters(context, http))
     return HttpReply(b"{}")
 
 
 @router.post("/v2/repository/models/{model}/unload", _control_docs)
-async def unload(api: Api, http: HttpRequest) -> HttpReply:
+async def unload(context: AppContext, http: HttpRequest) -> HttpReply:
     """Unload a model of the repository."""
-    await _control_parameters(api, http)
-    api.v2.unload(http.parameters["model"])
+    await _control_parameters(context, http)
+    context.v2.unload(http.parameters["model"])
     return HttpReply(b"{}")
 
 
-async def _control_parameters(api: Api, http: HttpRequest) -> Mapping[str, object]:
+async def _control_parameters(context: AppContext, http: HttpRequest) -> Mapping[str, object]:
     """The parameters of a model's loading or unloading."""
     if not http.body:
         return {}
-    parameters = (await _CONTROL.decode_in_turn(http.body, api.turn, http)).parameters
+    parameters = (await _CONTROL.decode_in_turn(http.body, context.large_body_lock, http)).parameters
     if (ignored := CONTROL.passed_over(parameters)) is not None:
         http.pass_over(ignored)
     return parameters
@@ -226,11 +226,11 @@ async def _control_parameters(api: Api, http: HttpRequest) -> Mapping[str, objec
 # What Triton has beyond this, so that its clients learn that it is not here.
 
 
-async def refuse_shared_memory(_: Api, __: HttpRequest) -> HttpReply:
+async def refuse_shared_memory(_: AppContext, __: HttpRequest) -> HttpReply:
     raise Unsupported(SHARED_MEMORY)
 
 
-async def refuse_settings(_: Api, __: HttpRequest) -> HttpReply:
+async def refuse_settings(_: AppContext, __: HttpRequest) -> HttpReply:
     raise Unsupported(SETTINGS)
 
 
@@ -249,14 +249,14 @@ def _named(http: HttpRequest) -> tuple[str, str | None]:
     return http.parameters["model"], http.parameters.get("version")
 
 
-async def _read(api: Api, http: HttpRequest) -> tuple[InferMessage, list[Tensor]]:
+async def _read(context: AppContext, http: HttpRequest) -> tuple[InferMessage, list[Tensor]]:
     """The message and its inputs: from JSON and what lies behind it, or of a raw request the body as the only input."""
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
     length = len(body) if header is None else _length(header, len(body))
     if length == 0 and header is not None:
-        return _RAW, [api.v2.raw_input(http.parameters["model"], body)]
-    message = await _INFER.decode_in_turn(body[:length], api.turn, http)
+        return _RAW, [context.v2.raw_input(http.parameters["model"], body)]
+    message = await _INFER.decode_in_turn(body[:length], context.large_body_lock, http)
     return message, _tensors(message.inputs, body[length:])
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from serving.bulk.batches_api.runner import Retry
     from serving.errors import BertserveError
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.inference.requests import InputType, Outcome
     from serving.inference.served_models import ServedModel
 
@@ -51,22 +51,22 @@ EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
 _embed_models = of_task("embed")
 
 
-def _example(api: Api) -> dict[str, str]:
-    return {"model": _embed_models(api)[0], "input": "What is a T4?"}
+def _example(context: AppContext) -> dict[str, str]:
+    return {"model": _embed_models(context)[0], "input": "What is a T4?"}
 
 
 @router.get("/v1/models", Docs(gives=ModelList))
-async def models(api: Api, _: HttpRequest) -> HttpReply:
+async def models(context: AppContext, _: HttpRequest) -> HttpReply:
     """The models of this server."""
-    repository = api.repository
+    repository = context.repository
     served = [_card(model) for model in repository.models if repository.serves(model.name)]
     return json_reply(ModelList("list", served))
 
 
 @router.get("/v1/models/{model}", Docs(gives=ModelCard, models=all_models))
-async def model(api: Api, http: HttpRequest) -> HttpReply:
+async def model(context: AppContext, http: HttpRequest) -> HttpReply:
     """One of them."""
-    return json_reply(_card(api.repository.find(http.parameters["model"])))
+    return json_reply(_card(context.repository.find(http.parameters["model"])))
 
 
 _embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models)
@@ -74,11 +74,11 @@ _embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_mod
 
 @router.hot("/v1/embeddings", _embeddings_docs)
 @router.hot("/embeddings", _embeddings_docs, summary="Embed texts, for clients whose address of the API has no /v1.")
-async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
+async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts, in OpenAI's shape."""
-    message = await http.json(EMBEDDINGS, api.turn)
-    name, inputs = await inputs_of(api, message)
-    outcome = await embed_inputs(api, http, message, name, inputs)
+    message = await http.json(EMBEDDINGS, context.large_body_lock)
+    name, inputs = await inputs_of(context, message)
+    outcome = await embed_inputs(context, http, message, name, inputs)
     reply = {
         "object": "list",
         "data": embeddings_of(outcome, message),
@@ -88,32 +88,36 @@ async def embeddings(api: Api, http: HttpRequest) -> HttpReply:
     return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), head=outcome_head(outcome))
 
 
-async def inputs_of(api: Api, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
+async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
     """The model's name, and the texts, and token ids where these are the model's own."""
-    name = api.repository.named_or_only(message.model, "embed")
-    model = api.repository.find(name, task="embed")
-    inputs, read_ids = text_inputs(_plain(message.input)), api.read_ids
+    name = context.repository.named_or_only(message.model, "embed")
+    model = context.repository.find(name, task="embed")
+    inputs, read_ids = text_inputs(_plain(message.input)), context.read_ids
     check_not_empty(inputs, "input")
     rows = [value for value in inputs if not isinstance(value, str)]
     if read_ids is None or not rows:
-        return name, [text if isinstance(text, str) else _own_ids(api, model, text) for text in inputs]
-    return name, await api.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
+        return name, [text if isinstance(text, str) else _own_ids(context, model, text) for text in inputs]
+    return name, await context.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
 async def embed_inputs(
-    api: Api, http: HttpRequest, message: EmbeddingsRequest, name: str | None, inputs: Sequence[str | list[int]]
+    context: AppContext,
+    http: HttpRequest,
+    message: EmbeddingsRequest,
+    name: str | None,
+    inputs: Sequence[str | list[int]],
 ) -> Outcome[NDArray[np.float32]]:
     """The vectors of inputs, all of a message's or some."""
     request = InferRequest(
         inputs,
         EmbedOptions(message.normalized, message.dimensions),
-        api.settings.max_openai_batch_size,
+        context.settings.max_openai_batch_size,
         name,
         truncate=message.truncate,
         prompt_name=message.prompt_name,
         input_type=message.input_type or _JINA_TASKS.get(message.task),
     )
-    return await api.pipeline.infer(http.stamp(request))
+    return await context.pipeline.infer(http.stamp(request))
 
 
 def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
@@ -127,7 +131,7 @@ def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) ->
     return cast("list[str | list[int] | int]", inputs)
 
 
-def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
+def _own_ids(context: AppContext, model: ServedModel, ids: list[int]) -> list[int]:
     """Token ids as the model reads them.
 
     Clients of OpenAI's own server send its tokenizer's ids, which would be embed_inputs as other words than were meant.
@@ -136,7 +140,7 @@ def _own_ids(api: Api, model: ServedModel, ids: list[int]) -> list[int]:
         ForeignTokenIds: They may be such.
     """
     tokenizer = model.tokenizer
-    if api.settings.accept_bare_ids:
+    if context.settings.accept_bare_ids:
         return tokenizer.framed(ids)
     if ids and not tokenizer.is_framed(ids):
         raise ForeignTokenIds(
@@ -177,21 +181,21 @@ _BULK = str(BULK).encode()
 class EmbeddingLines:
     """Answers lines through the pipeline, as bulk work."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, context: AppContext) -> None:
+        self._context = context
         self._headers = {b"content-type": JSON, b"x-request-priority": _BULK}
 
     async def prepare(self, line_id: str, body: bytes) -> EmbeddingLine:
         """See `Endpoint`."""
         http = HttpRequest("POST", PATH, self._headers, body, line_id, time.perf_counter())
-        http.refuses_unknown = self._api.refuses_unknown
-        message = await http.json(EMBEDDINGS, self._api.turn)
-        name, inputs = await inputs_of(self._api, message)
+        http.refuses_unknown = self._context.refuses_unknown
+        message = await http.json(EMBEDDINGS, self._context.large_body_lock)
+        name, inputs = await inputs_of(self._context, message)
         http.body = b""
         # A line of too many inputs, or of none, is asked in one piece: it gets the pipeline's own refusal.
-        size = _PIECE_TEXTS if len(inputs) <= self._api.settings.max_openai_batch_size else len(inputs)
+        size = _PIECE_TEXTS if len(inputs) <= self._context.settings.max_openai_batch_size else len(inputs)
         pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
-        return EmbeddingLine(self._api, http, message, name, pieces)
+        return EmbeddingLine(self._context, http, message, name, pieces)
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
         """See `Endpoint`."""
@@ -203,7 +207,7 @@ class EmbeddingLines:
 class EmbeddingLine:
     """A line that was understood."""
 
-    api: Api
+    context: AppContext
     http: HttpRequest
     message: EmbeddingsRequest
     model: str | None
@@ -230,7 +234,7 @@ class EmbeddingLine:
 
     async def _embed(self, piece: Sequence[str | list[int]]) -> Outcome[NDArray[np.float32]]:
         http = msgspec.structs.replace(self.http, arrival=time.perf_counter())
-        return await embed_inputs(self.api, http, self.message, self.model, piece)
+        return await embed_inputs(self.context, http, self.message, self.model, piece)
 
     def _body(self, outcomes: Sequence[Outcome[NDArray[np.float32]]]) -> Iterable[bytes]:
         """The body in pieces, each made when the one before has been written."""

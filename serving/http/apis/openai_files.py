@@ -13,8 +13,8 @@ from serving.bulk.batches_api.store import INPUT_PURPOSE
 from serving.errors import Forbidden, InvalidRequest, MalformedRequest, UnsupportedMediaType
 from serving.fields.rule import Level
 from serving.http.apis.openai_files_messages import (
-    LEAST_KEEP_S,
-    MOST_KEEP_S,
+    MAX_KEEP_S,
+    MIN_KEEP_S,
     BatchList,
     BatchObject,
     BatchRequest,
@@ -25,7 +25,7 @@ from serving.http.apis.openai_files_messages import (
     file_object,
 )
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply
-from serving.http.forms import FileForm
+from serving.http.multipart import FileForm
 from serving.http.routes import Docs, Router
 from serving.security.keys import owner_of
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from serving.bulk.batches_api.service import BatchesApiService
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
 
 router = Router("OpenAI")
 
 _WINDOW_S = 86_400
-_MOST_FILES, _MOST_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
+_MAX_FILES, _MAX_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
 _PURPOSE, _ANCHOR, _SECONDS = "purpose", "expires_after[anchor]", "expires_after[seconds]"
 _UPLOADED = Level((_PURPOSE, _ANCHOR, _SECONDS), required=[_PURPOSE])
-_MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
+_MAX_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _GONE = {404: "There is no such file or batch of this key."}
 _FULL = {507: "The disk is full, or the files are as many or as large as they may be."}
 _BUSY = {409: "A batch still reads the file."}
@@ -90,13 +90,13 @@ _FORM = {
         "file": {"type": "string", "format": "binary"},
         _PURPOSE: {"type": "string", "enum": [INPUT_PURPOSE]},
         _ANCHOR: {"type": "string", "enum": ["created_at"]},
-        _SECONDS: {"type": "integer", "minimum": LEAST_KEEP_S, "maximum": MOST_KEEP_S},
+        _SECONDS: {"type": "integer", "minimum": MIN_KEEP_S, "maximum": MAX_KEEP_S},
     },
 }
 
 
-def _offered(api: Api) -> bool:
-    return api.jobs is not None
+def _offered(context: AppContext) -> bool:
+    return context.jobs is not None
 
 
 def _page(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def _page(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @router.upload("/v1/files", Docs(gives=FileObject, form=_FORM, reply=_FILE_EXAMPLE, statuses=_FULL, offered=_offered))
-async def create_file(api: Api, http: HttpRequest) -> HttpReply:
+async def create_file(context: AppContext, http: HttpRequest) -> HttpReply:
     """Upload a file of requests, a line of JSON each, for a batch."""
-    jobs = _jobs(api)
-    if api.keys is None and _is_foreign_page(api, http):
+    jobs = _jobs(context)
+    if context.keys is None and _is_foreign_page(context, http):
         raise Forbidden("pages of other origins may not upload files here; --cors-origins lets them")
     if b"content-encoding" in http.headers:
         raise UnsupportedMediaType("a file is uploaded as it is, without a Content-Encoding")
@@ -128,7 +128,7 @@ async def create_file(api: Api, http: HttpRequest) -> HttpReply:
                 )
             http.pass_over(ignored)
         keep_s = _kept_s(form.fields)
-        return json_reply(file_object(await upload.accept(_owner(api, http), form.file_name, keep_s)))
+        return json_reply(file_object(await upload.accept(_owner(context, http), form.file_name, keep_s)))
 
 
 @router.get(
@@ -139,18 +139,18 @@ async def create_file(api: Api, http: HttpRequest) -> HttpReply:
         statuses=_GONE,
         takes_query={
             "purpose": "Files of this purpose: `batch` or `batch_output`.",
-            "limit": f"1 to {_MOST_FILES}, which is the default.",
+            "limit": f"1 to {_MAX_FILES}, which is the default.",
             "order": "By the time of creation: `asc`, or `desc`, the default.",
             "after": "Id of a file: those behind it.",
         },
         offered=_offered,
     ),
 )
-async def list_files(api: Api, http: HttpRequest) -> HttpReply:
+async def list_files(context: AppContext, http: HttpRequest) -> HttpReply:
     """The files of this key."""
-    jobs, query = _jobs(api), _query(http)
-    limit = _limit(query, _MOST_FILES, _MOST_FILES)
-    order, owner = query.get("order", "desc"), _owner(api, http)
+    jobs, query = _jobs(context), _query(http)
+    limit = _limit(query, _MAX_FILES, _MAX_FILES)
+    order, owner = query.get("order", "desc"), _owner(context, http)
     if order not in {"asc", "desc"}:
         raise InvalidRequest("`order` must be `asc` or `desc`")
     files, more = await jobs.run(
@@ -163,16 +163,16 @@ async def list_files(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.get("/v1/files/{file_id}", Docs(gives=FileObject, reply=_FILE_EXAMPLE, statuses=_GONE, offered=_offered))
-async def retrieve_file(api: Api, http: HttpRequest) -> HttpReply:
+async def retrieve_file(context: AppContext, http: HttpRequest) -> HttpReply:
     """A file's size, name and times."""
-    owner, file_id = _owner(api, http), http.parameters["file_id"]
-    return json_reply(file_object(await _jobs(api).run(lambda store: store.file(owner, file_id))))
+    owner, file_id = _owner(context, http), http.parameters["file_id"]
+    return json_reply(file_object(await _jobs(context).run(lambda store: store.file(owner, file_id))))
 
 
 @router.get("/v1/files/{file_id}/content", Docs(gives_file=True, statuses=_GONE, offered=_offered))
-async def file_content(api: Api, http: HttpRequest) -> HttpReply:
+async def file_content(context: AppContext, http: HttpRequest) -> HttpReply:
     """A file's content."""
-    jobs, owner, file_id = _jobs(api), _owner(api, http), http.parameters["file_id"]
+    jobs, owner, file_id = _jobs(context), _owner(context, http), http.parameters["file_id"]
     file = await jobs.run(lambda store: store.file(owner, file_id))
     # A browser must not show what a client has sent as a page of this server.
     name = quote(file.name or file.id).encode()
@@ -189,10 +189,10 @@ async def file_content(api: Api, http: HttpRequest) -> HttpReply:
         offered=_offered,
     ),
 )
-async def delete_file(api: Api, http: HttpRequest) -> HttpReply:
+async def delete_file(context: AppContext, http: HttpRequest) -> HttpReply:
     """Delete a file."""
-    owner, file_id = _owner(api, http), http.parameters["file_id"]
-    await _jobs(api).run(lambda store: store.delete_file(owner, file_id))
+    owner, file_id = _owner(context, http), http.parameters["file_id"]
+    await _jobs(context).run(lambda store: store.delete_file(owner, file_id))
     return json_reply(DeletedFile(file_id, "file", deleted=True))
 
 
@@ -211,21 +211,21 @@ async def delete_file(api: Api, http: HttpRequest) -> HttpReply:
         offered=_offered,
     ),
 )
-async def create_batch(api: Api, http: HttpRequest) -> HttpReply:
+async def create_batch(context: AppContext, http: HttpRequest) -> HttpReply:
     """Have the requests of a file answered."""
-    jobs = _jobs(api)
-    message = await http.json(_BATCH, api.turn)
+    jobs = _jobs(context)
+    message = await http.json(_BATCH, context.large_body_lock)
     pairs = message.metadata or {}
-    if len(pairs) > _MOST_PAIRS or any(
+    if len(pairs) > _MAX_PAIRS or any(
         len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE for key, value in pairs.items()
     ):
         raise InvalidRequest(
-            f"`metadata` has at most {_MOST_PAIRS} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters"
+            f"`metadata` has at most {_MAX_PAIRS} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters"
         )
     now = int(time.time())
     job = BatchesApiJob(
         id=f"batch_{secrets.token_hex(16)}",
-        owner=_owner(api, http),
+        owner=_owner(context, http),
         endpoint=message.endpoint,
         input_file_id=message.input_file_id,
         completion_window=message.completion_window,
@@ -244,46 +244,46 @@ async def create_batch(api: Api, http: HttpRequest) -> HttpReply:
         reply=_page(_BATCH_EXAMPLE),
         statuses=_GONE,
         takes_query={
-            "limit": f"1 to {_MOST_BATCHES}; {_USUAL_BATCHES} by default.",
+            "limit": f"1 to {_MAX_BATCHES}; {_USUAL_BATCHES} by default.",
             "after": "Id of a batch: those before it.",
         },
         offered=_offered,
     ),
 )
-async def list_batches(api: Api, http: HttpRequest) -> HttpReply:
+async def list_batches(context: AppContext, http: HttpRequest) -> HttpReply:
     """The batches of this key, the latest first."""
-    query, owner = _query(http), _owner(api, http)
-    limit = _limit(query, _USUAL_BATCHES, _MOST_BATCHES)
-    found, more = await _jobs(api).run(lambda store: store.list_jobs(owner, after=query.get("after"), limit=limit))
+    query, owner = _query(http), _owner(context, http)
+    limit = _limit(query, _USUAL_BATCHES, _MAX_BATCHES)
+    found, more = await _jobs(context).run(lambda store: store.list_jobs(owner, after=query.get("after"), limit=limit))
     data = [batch_object(job) for job in found]
     return json_reply(BatchList("list", data, data[0].id if data else None, data[-1].id if data else None, more))
 
 
 @router.get("/v1/batches/{batch_id}", Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE, offered=_offered))
-async def retrieve_batch(api: Api, http: HttpRequest) -> HttpReply:
+async def retrieve_batch(context: AppContext, http: HttpRequest) -> HttpReply:
     """How far a batch is."""
-    owner, batch_id = _owner(api, http), http.parameters["batch_id"]
-    return json_reply(batch_object(await _jobs(api).run(lambda store: store.job(owner, batch_id))))
+    owner, batch_id = _owner(context, http), http.parameters["batch_id"]
+    return json_reply(batch_object(await _jobs(context).run(lambda store: store.job(owner, batch_id))))
 
 
 @router.post(
     "/v1/batches/{batch_id}/cancel",
     Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE | _ENDED, offered=_offered),
 )
-async def cancel_batch(api: Api, http: HttpRequest) -> HttpReply:
+async def cancel_batch(context: AppContext, http: HttpRequest) -> HttpReply:
     """Cancel a batch; what is computed stays."""
-    return json_reply(batch_object(await _jobs(api).cancel(_owner(api, http), http.parameters["batch_id"])))
+    return json_reply(batch_object(await _jobs(context).cancel(_owner(context, http), http.parameters["batch_id"])))
 
 
-def _jobs(api: Api) -> BatchesApiService:
-    if api.jobs is None:
+def _jobs(context: AppContext) -> BatchesApiService:
+    if context.jobs is None:
         raise Forbidden("files and batches are off on this server; its operator switches them on with --batch-dir")
-    return api.jobs
+    return context.jobs
 
 
-def _is_foreign_page(api: Api, http: HttpRequest) -> bool:
+def _is_foreign_page(context: AppContext, http: HttpRequest) -> bool:
     """Whether a page of another origin sends a form, for which browsers ask no leave beforehand."""
-    origin, allowed = http.headers.get(b"origin"), api.settings.allowed_origins
+    origin, allowed = http.headers.get(b"origin"), context.settings.allowed_origins
     if origin is None or allowed & {"*", origin.decode("latin-1")}:
         return False
     # Behind a proxy the host may be another one, and without TLS browsers say no site.
@@ -291,8 +291,8 @@ def _is_foreign_page(api: Api, http: HttpRequest) -> bool:
     return not same_host and http.headers.get(b"sec-fetch-site") != b"same-origin"
 
 
-def _owner(api: Api, http: HttpRequest) -> str:
-    return "" if api.keys is None else owner_of(http.header(b"authorization"))
+def _owner(context: AppContext, http: HttpRequest) -> str:
+    return "" if context.keys is None else owner_of(http.header(b"authorization"))
 
 
 def _kept_s(form: Mapping[str, str]) -> int | None:
@@ -303,11 +303,9 @@ def _kept_s(form: Mapping[str, str]) -> int | None:
         return None
     seconds = form.get(_SECONDS, "")
     if form.get(_ANCHOR) != "created_at" or not (
-        seconds.isascii() and seconds.isdigit() and LEAST_KEEP_S <= int(seconds[:10]) <= MOST_KEEP_S
+        seconds.isascii() and seconds.isdigit() and MIN_KEEP_S <= int(seconds[:10]) <= MAX_KEEP_S
     ):
-        raise InvalidRequest(
-            f"`expires_after` has the `anchor` created_at and {LEAST_KEEP_S} to {MOST_KEEP_S} `seconds`"
-        )
+        raise InvalidRequest(f"`expires_after` has the `anchor` created_at and {MIN_KEEP_S} to {MAX_KEEP_S} `seconds`")
     return int(seconds)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from serving.bulk.batches_api.records import BatchesApiJob, JobState, Problem, StoredFile
 
-LEAST_KEEP_S, MOST_KEEP_S = 3600, 2_592_000
+MIN_KEEP_S, MAX_KEEP_S = 3600, 2_592_000
 
 
 class FileObject(msgspec.Struct):
@@ -47,7 +47,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     """How long the files that a batch writes are kept, from their making."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, msgspec.Meta(ge=LEAST_KEEP_S, le=MOST_KEEP_S)]
+    seconds: Annotated[int, msgspec.Meta(ge=MIN_KEEP_S, le=MAX_KEEP_S)]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from serving.errors import ForeignTokenIds, InvalidRequest, StartupError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_MOST_IDS = 8192
+_MAX_IDS = 8192
 """Of one input, as OpenAI's models take."""
 
 
@@ -61,8 +61,8 @@ class OpenAiIds:
         return [row if isinstance(row, str) else self._text(index, row) for index, row in enumerate(rows)]
 
     def _text(self, index: int, ids: Sequence[int]) -> str:
-        if len(ids) > _MOST_IDS:
-            raise InvalidRequest(f"input {index} has {len(ids)} token ids; at most {_MOST_IDS} are read")
+        if len(ids) > _MAX_IDS:
+            raise InvalidRequest(f"input {index} has {len(ids)} token ids; at most {_MAX_IDS} are read")
         try:
             return b"".join([self._table[token] for token in ids]).decode("utf-8", "replace")
         except KeyError:

@@ -11,7 +11,7 @@ from serving.http.exchange import HttpReply
 from serving.http.routes import Docs, Router
 
 if TYPE_CHECKING:
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
 
 router = Router("Operations")
@@ -28,30 +28,30 @@ class StateReply(msgspec.Struct):
 
 
 @router.get("/livez", Docs(gives=StateReply, statuses={503: "The server should be restarted."}), public=True)
-async def livez(api: Api, _: HttpRequest) -> HttpReply:
+async def livez(context: AppContext, _: HttpRequest) -> HttpReply:
     """200 unless the server should be restarted."""
-    return _state(api, good=api.lifecycle.live)
+    return _state(context, good=context.lifecycle.live)
 
 
 @router.get("/readyz", Docs(gives=StateReply, statuses={503: "New requests should go elsewhere."}), public=True)
-async def readyz(api: Api, _: HttpRequest) -> HttpReply:
+async def readyz(context: AppContext, _: HttpRequest) -> HttpReply:
     """200 while new requests should come here."""
-    return _state(api, good=api.lifecycle.ready)
+    return _state(context, good=context.lifecycle.ready)
 
 
 @router.get("/metrics", Docs())
-async def metrics(api: Api, _: HttpRequest) -> HttpReply:
+async def metrics(context: AppContext, _: HttpRequest) -> HttpReply:
     """Prometheus metrics."""
-    return HttpReply(api.render_metrics(), content_type=api.metrics_type.encode())
+    return HttpReply(context.render_metrics(), content_type=context.metrics_type.encode())
 
 
 @router.get("/status", Docs(gives=dict[str, Any], takes_headers=["Prefer"], gives_headers=["Preference-Applied"]))
-async def status(api: Api, http: HttpRequest) -> HttpReply:
+async def status(context: AppContext, http: HttpRequest) -> HttpReply:
     """State, the last minute, queue, admission, costs and the models."""
     if http.header(b"prefer") == _MINIMAL:
-        return HttpReply(orjson.dumps(api.status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
-    return HttpReply(orjson.dumps(api.status()))
+        return HttpReply(orjson.dumps(context.status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
+    return HttpReply(orjson.dumps(context.status()))
 
 
-def _state(api: Api, *, good: bool) -> HttpReply:
-    return HttpReply(orjson.dumps({"state": api.lifecycle.state}), 200 if good else 503)
+def _state(context: AppContext, *, good: bool) -> HttpReply:
+    return HttpReply(orjson.dumps({"state": context.lifecycle.state}), 200 if good else 503)

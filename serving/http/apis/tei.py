@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.records import Side, TextInput, Truncate
@@ -73,20 +73,20 @@ _COMPARED = {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A tea
 
 
 async def _run_task(
-    api: Api,
+    context: AppContext,
     http: HttpRequest,
     inputs: Sequence[TextInput],
     options: TaskOptions[A],
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
 ) -> Outcome[A]:
-    settings = api.settings
+    settings = context.settings
     check_not_empty(inputs)
     cut = _truncation(message.truncate, message.truncation_direction, settings.auto_truncate)
     model = http.parameters.get("model")
     request = InferRequest(inputs, options, settings.max_client_batch_size, model, truncate=cut)
     if not isinstance(message, PredictRequest | RerankRequest):
         request.prompt_name, request.input_type = message.prompt_name, message.input_type
-    return await api.pipeline.infer(http.stamp(request))
+    return await context.pipeline.infer(http.stamp(request))
 
 
 @router.infer(
@@ -96,30 +96,34 @@ async def _run_task(
     list[list[float | EmbeddedChunk]],
     {"inputs": ["What is a T4?", "A graphics card."]},
 )
-async def embed(api: Api, http: HttpRequest) -> HttpReply:
+async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts; one vector an input."""
-    return await embed_texts(api, http, await http.json(_EMBED, api.turn))
+    return await embed_texts(context, http, await http.json(_EMBED, context.large_body_lock))
 
 
-async def embed_texts(api: Api, http: HttpRequest, message: EmbedRequest) -> HttpReply:
+async def embed_texts(context: AppContext, http: HttpRequest, message: EmbedRequest) -> HttpReply:
     inputs = text_inputs(message.inputs)
     options = EmbedOptions(message.normalize, message.dimensions)
     if message.chunk:
-        return await _embed_chunks(api, http, message, inputs, options)
+        return await _embed_chunks(context, http, message, inputs, options)
     if message.late_chunking or message.chunk_tokens is not None or message.chunk_overlap:
         raise InvalidRequest("`chunk_tokens`, `chunk_overlap` and `late_chunking` need `chunk` to be true")
-    outcome = await _run_task(api, http, inputs, options, message)
+    outcome = await _run_task(context, http, inputs, options, message)
     body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
 async def _embed_chunks(
-    api: Api, http: HttpRequest, message: EmbedRequest, inputs: Sequence[str | list[int]], vectors: EmbedOptions
+    context: AppContext,
+    http: HttpRequest,
+    message: EmbedRequest,
+    inputs: Sequence[str | list[int]],
+    vectors: EmbedOptions,
 ) -> HttpReply:
     kind = LateChunkOptions if message.late_chunking else ChunkOptions
     try:
         options = kind(message.chunk_tokens, message.chunk_overlap, vectors)
-        outcome = await _run_task(api, http, inputs, options, message)
+        outcome = await _run_task(context, http, inputs, options, message)
     except WrongTask as error:
         if not message.late_chunking:
             raise
@@ -133,12 +137,12 @@ async def _embed_chunks(
 
 
 @router.infer("/embed_all", "embed_tokens", EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"})
-async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
+async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed the tokens of texts; one vector a token, those of special tokens included."""
-    message = await http.json(_EMBED_ALL, api.turn)
+    message = await http.json(_EMBED_ALL, context.large_body_lock)
     inputs = text_inputs(message.inputs)
     try:
-        outcome = await _run_task(api, http, inputs, EmbedTokensOptions(), message)
+        outcome = await _run_task(context, http, inputs, EmbedTokensOptions(), message)
     except WrongTask as error:
         raise WrongTask(f"{error.message}; `bertserve export MODEL --task embed_tokens` makes such a model") from None
     if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
@@ -149,20 +153,20 @@ async def embed_all(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.named("POST", "/embed_sparse")
-async def embed_sparse(api: Api, http: HttpRequest) -> HttpReply:
+async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
     """No model here gives sparse vectors."""
-    await http.json(_EMBED_ALL, api.turn)
-    api.repository.find(http.parameters.get("model"), task="embed")
+    await http.json(_EMBED_ALL, context.large_body_lock)
+    context.repository.find(http.parameters.get("model"), task="embed")
     raise WrongTask(NO_SPARSE)
 
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
-async def predict(api: Api, http: HttpRequest) -> HttpReply:
+async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
     """Classify texts or pairs; each input's classes, best first."""
-    message = await http.json(_PREDICT, api.turn)
+    message = await http.json(_PREDICT, context.large_body_lock)
     inputs = _predict_inputs(message.inputs)
     outcome = await _run_task(
-        api, http, inputs, ClassifyOptions("none" if message.raw_scores else None, windows=message.windows), message
+        context, http, inputs, ClassifyOptions("none" if message.raw_scores else None, windows=message.windows), message
     )
     # A list that holds a list is a batch, also of one.
     single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
@@ -172,13 +176,13 @@ async def predict(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.infer("/rerank", "rerank", (RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED)
-async def rerank(api: Api, http: HttpRequest) -> HttpReply:
+async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Order texts by how well they answer a query; `documents` as Jina's and vLLM's rerankers do."""
     if cohere.brings_documents(http.body):
-        return await cohere.rank(api, http, "1", repeat=True)
-    message = await http.json(_RERANK, api.turn)
+        return await cohere.rank(context, http, "1", repeat=True)
+    message = await http.json(_RERANK, context.large_body_lock)
     pairs = [(message.query, text) for text in message.texts]
-    outcome = await _run_task(api, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
+    outcome = await _run_task(context, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
     ranks = [
         Rank(index, score, message.texts[index] if message.return_text else None)
         for index, score in enumerate(outcome.answer)
@@ -190,17 +194,17 @@ async def rerank(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
-async def similarity(api: Api, http: HttpRequest) -> HttpReply:
+async def similarity(context: AppContext, http: HttpRequest) -> HttpReply:
     """The cosines of sentences with one."""
-    return await compare(api, http, await http.json(_SIMILARITY, api.turn))
+    return await compare(context, http, await http.json(_SIMILARITY, context.large_body_lock))
 
 
-async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> HttpReply:
+async def compare(context: AppContext, http: HttpRequest, message: SimilarityRequest) -> HttpReply:
     if not message.inputs.sentences:
         raise EmptyInput("`sentences` is empty; send at least one")
     parameters = message.parameters or SimilarityParameters()
     inputs = [message.inputs.source_sentence, *message.inputs.sentences]
-    outcome = await _run_task(api, http, inputs, EmbedOptions(normalize=True), parameters)
+    outcome = await _run_task(context, http, inputs, EmbedOptions(normalize=True), parameters)
     vectors = outcome.answer
     cosines = np.clip(vectors[1:] @ vectors[0], -1.0, 1.0)
     body = orjson.dumps(cosines, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -208,11 +212,11 @@ async def compare(api: Api, http: HttpRequest, message: SimilarityRequest) -> Ht
 
 
 @router.named("POST", "/tokenize", Docs(TokenizeRequest, TokenizeReply, {"inputs": "What is a T4?"}, all_models))
-async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
+async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
     """The tokens of texts."""
-    message = await http.json(_TOKENIZE, api.turn)
+    message = await http.json(_TOKENIZE, context.large_body_lock)
     return HttpReply(
-        await api.tei.tokenize(
+        await context.tei.tokenize(
             http.parameters.get("model"),
             [message.inputs] if isinstance(message.inputs, str) else message.inputs,
             msgspec.json.encode,
@@ -224,17 +228,17 @@ async def tokenize(api: Api, http: HttpRequest) -> HttpReply:
 
 
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
-async def decode(api: Api, http: HttpRequest) -> HttpReply:
+async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
     """The texts of token ids."""
-    message = await http.json(_DECODE, api.turn)
+    message = await http.json(_DECODE, context.large_body_lock)
     rows, bare = _rows(message.ids), message.skip_special_tokens
-    return HttpReply(await api.tei.decode(http.parameters.get("model"), rows, msgspec.json.encode, bare=bare))
+    return HttpReply(await context.tei.decode(http.parameters.get("model"), rows, msgspec.json.encode, bare=bare))
 
 
 @router.named("GET", "/info", Docs(gives=Info, models=all_models))
-async def info(api: Api, http: HttpRequest) -> HttpReply:
+async def info(context: AppContext, http: HttpRequest) -> HttpReply:
     """A model and the server's limits."""
-    return json_reply(api.tei.info(http.parameters.get("model")))
+    return json_reply(context.tei.info(http.parameters.get("model")))
 
 
 _UNHEALTHY = {503: "The server is not ready for requests."}
@@ -242,9 +246,9 @@ _UNHEALTHY = {503: "The server is not ready for requests."}
 
 @router.get("/health", Docs(statuses=_UNHEALTHY), public=True)
 @router.get("/ping", Docs(statuses=_UNHEALTHY), public=True)
-async def health(api: Api, _: HttpRequest) -> HttpReply:
+async def health(context: AppContext, _: HttpRequest) -> HttpReply:
     """200 while new requests should come here."""
-    if api.lifecycle.ready:
+    if context.lifecycle.ready:
         return HttpReply(b"", content_type=b"text/plain")
     return json_reply(TeiError("unhealthy", "Unhealthy"), 503)
 

@@ -30,8 +30,8 @@ from export.tasks import answer as questions
 from serving.errors import InvalidRequest
 from serving.inference.served_models import ServedModel
 from serving.inference.tokenizer import TextTokenizer
+from serving.models.artifact_selection import select_artifact
 from serving.models.bundle import BundleWriter, file_entry, open_bundle
-from serving.models.forms import form_of
 from serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
 from serving.records import ModelIndex
 from serving.tasks import WAYS
@@ -209,7 +209,7 @@ class Served:
 
     def __init__(self, bundle: Path) -> None:
         opened = open_bundle(bundle)
-        form = form_of(opened, "fp32", "ort-cpu", unproven=False)
+        form = select_artifact(opened, "fp32", "ort-cpu", unproven=False)
         manifest = opened.manifest
         self._model = ServedModel.of(form, ModelIndex(0), TextTokenizer.open(opened.path, manifest))
         self._engine = open_engine(form.spec(), "cpu", 1)

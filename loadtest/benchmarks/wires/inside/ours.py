@@ -16,8 +16,8 @@ import uvloop
 from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
-from serving.http.api import Api
 from serving.http.app import App
+from serving.http.app_context import AppContext
 from serving.http.exchange import OCTETS, HttpReply, HttpRequest
 from serving.http.listener import HttpListener
 from serving.http.routes import Docs, Router
@@ -37,14 +37,14 @@ async def http(port: int) -> None:
     """A hot route, which the connection calls past ASGI."""
     router = Router("wires")
 
-    async def empty(_: Api, __: HttpRequest) -> HttpReply:
+    async def empty(_: AppContext, __: HttpRequest) -> HttpReply:
         return HttpReply(REPLY, content_type=OCTETS)
 
     router.hot("/", Docs(), summary="nothing")(empty)
     nothing: Any = SimpleNamespace(closing=False)  # all that an empty handler asks
     settings = Settings.load([], {})
-    api = Api(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, "", _ignored)
-    app = App(api, [router], documented=False)
+    context = AppContext(nothing, nothing, nothing, settings, nothing, nothing, dict, bytes, "", _ignored)
+    app = App(context, [router], documented=False)
     await HttpListener(app, _opened(port), settings, budget=BufferBudget.of(settings)).start()
     await asyncio.Event().wait()
 

@@ -54,7 +54,7 @@ on like machines must choose alike, and a disturbed measurement is hardly ever o
 _LIMIT_S, _BUCKET_S = 3.5, 0.7
 """For the choice of a model and of one of its buckets. Buckets that there is no time for count as the one before."""
 
-_LEAST_TURNS, _TURNS = 4, 12
+_MIN_TURNS, _TURNS = 4, 12
 _CLEAR = 0.3
 """Between what a bucket gains and the margin: then more turns would change nothing."""
 
@@ -66,7 +66,7 @@ _LONG_TOKENS = 32
 """Longer buckets are measured at two of their lengths instead of four."""
 
 
-class BestCpuBackend(CpuBackend):
+class HybridCpuBackend(CpuBackend):
     def __init__(
         self,
         models: Sequence[ModelSpec],
@@ -214,7 +214,7 @@ def _gain(
                 if turn:  # the first is a cold one
                     before = least.get((load, library), times)
                     least[load, library] = [min(pair) for pair in zip(before, times, strict=True)]
-        if turn < _LEAST_TURNS:
+        if turn < _MIN_TURNS:
             continue
         ratios = [sum(least[load, "openvino"]) / sum(least[load, "onnxruntime"]) for load in range(len(loads))]
         gain = statistics.fmean(map(math.log, ratios))

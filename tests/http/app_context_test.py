@@ -11,12 +11,12 @@ from serving.http.exchange import HttpReply, HttpRequest
 from tests.support.http_app import ready_api
 
 if TYPE_CHECKING:
-    from serving.http.api import Api
+    from serving.http.app_context import AppContext
 
 REQUEST = HttpRequest("POST", "/embed", {}, b"", "r-1", 0.0)
 
 
-def _api(recorded: list[str]) -> Api:
+def _context(recorded: list[str]) -> AppContext:
     return ready_api(record_error=lambda error, *_: recorded.append(error.reason))
 
 
@@ -24,13 +24,13 @@ def test_what_waits_for_work_that_is_cancelled_is_answered() -> None:
     """As when the server ends while a version is loaded: 503, and nobody says that the client had gone."""
     recorded: list[str] = []
 
-    async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
+    async def endpoint(_: AppContext, __: HttpRequest) -> HttpReply:
         load = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(load.cancel)
         await load
         return HttpReply(b"")
 
-    reply = asyncio.run(_api(recorded).answer(endpoint, "/embed", REQUEST))
+    reply = asyncio.run(_context(recorded).answer(endpoint, "/embed", REQUEST))
     assert (reply.status, reply.error and reply.error.reason, recorded) == (503, "not_ready", [])
 
 
@@ -38,12 +38,12 @@ def test_a_request_whose_client_has_gone_is_not_answered() -> None:
     """It is counted, and its cancellation goes on."""
     recorded: list[str] = []
 
-    async def endpoint(_: Api, __: HttpRequest) -> HttpReply:
+    async def endpoint(_: AppContext, __: HttpRequest) -> HttpReply:
         await asyncio.get_running_loop().create_future()
         return HttpReply(b"")
 
     async def leave() -> None:
-        exchange = asyncio.create_task(_api(recorded).answer(endpoint, "/embed", REQUEST))
+        exchange = asyncio.create_task(_context(recorded).answer(endpoint, "/embed", REQUEST))
         await asyncio.sleep(0)
         exchange.cancel()
         with pytest.raises(asyncio.CancelledError):

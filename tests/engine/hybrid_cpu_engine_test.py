@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from serving import host
-from serving.engine.base import Batch, Load
+from serving.engine.base import Batch, EngineLoad
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.process.worker import prepare
 from serving.engine.specs import KernelFiles
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from serving.engine.specs import ModelSpec
     from serving.records import Array
 
-best = pytest.importorskip("serving.engine.cpu.best", reason="the extra `openvino` is not installed")
+hybrid = pytest.importorskip("serving.engine.cpu.hybrid", reason="the extra `openvino` is not installed")
 
 ONLY = ModelIndex(0)
 LENGTHS = (3, 16, 17, 32, 33, MAX_LENGTH)
@@ -90,7 +90,7 @@ def test_every_lane_computes_a_length_by_the_library_of_its_bucket(
     spec: ModelSpec, answers: dict[str, dict[int, Array]], libraries: list[str]
 ) -> None:
     """As an earlier start has chosen, alone and in a batch: an answer does not depend on where it is computed."""
-    backend, ready = prepare(Load("cpu", [spec], threads=2, costs=[costs(libraries)]))
+    backend, ready = prepare(EngineLoad("cpu", [spec], threads=2, costs=[costs(libraries)]))
     assert (ready.engine, ready.costs) == ("cpu", [costs(libraries)])
     assert len(backend.lanes()) == 3
     for lane in range(3):
@@ -117,7 +117,7 @@ def test_a_model_without_a_second_form_takes_openvino_from_no_other(tmp_path: Pa
 
 def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:
     """Nothing makes one; it would let an answer depend on its company. Each of its texts is then computed alone."""
-    backend, _ = prepare(Load("cpu", [spec], threads=2, costs=[costs(MIXED)]))
+    backend, _ = prepare(EngineLoad("cpu", [spec], threads=2, costs=[costs(MIXED)]))
     with pytest.raises(EngineFault, match="different libraries"):
         backend.runner(0).run(Batch(ONLY, [text(16), text(17)]))
 
@@ -125,13 +125,13 @@ def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:
 @pytest.mark.long
 def test_what_a_start_has_chosen_the_next_one_keeps(spec: ModelSpec) -> None:
     """Every cost names its library, one for a bucket on all lanes."""
-    _, first = prepare(Load("cpu", [spec], threads=2))
+    _, first = prepare(EngineLoad("cpu", [spec], threads=2))
     chosen = libraries_of(first.costs[0])
     assert set(chosen) == {8, 16, 32, MAX_LENGTH}
     assert set(chosen.values()) <= {"onnxruntime", "openvino"}
     assert all(point.library == chosen[point.tokens] for point in first.costs[0])
     assert chosen[8] == chosen[16]
-    _, second = prepare(Load("cpu", [spec], threads=2, costs=first.costs))
+    _, second = prepare(EngineLoad("cpu", [spec], threads=2, costs=first.costs))
     assert second.costs == first.costs
 
 
@@ -151,10 +151,10 @@ class Slower:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[int], bool]], None]:
     """Makes a library take five milliseconds more for some lengths: far beyond what noise makes of small models."""
-    monkeypatch.setattr(best, "_LIMIT_S", 60.0)
+    monkeypatch.setattr(hybrid, "_LIMIT_S", 60.0)
 
     def slow(library: str, is_slow: Callable[[int], bool]) -> None:
-        module = getattr(best, library)
+        module = getattr(hybrid, library)
         load = module.load
         monkeypatch.setattr(
             module, "load", lambda *model, **how: [Slower(lane, is_slow) for lane in load(*model, **how)]
@@ -182,17 +182,17 @@ def test_the_border_between_the_libraries_is_where_the_faster_one_changes(
     libraries: list[str],
 ) -> None:
     """Of 8, 16, 32 and 64 tokens."""
-    monkeypatch.setattr(best, "_LIMIT_S", limit_s)
+    monkeypatch.setattr(hybrid, "_LIMIT_S", limit_s)
     slow("ort", lambda length: length > border)
     slow("openvino", lambda length: length <= border)
-    _, ready = prepare(Load("cpu", [spec], threads=1))
+    _, ready = prepare(EngineLoad("cpu", [spec], threads=1))
     assert list(libraries_of(ready.costs[0]).values()) == libraries
 
 
 @pytest.mark.parametrize("gains", [[0.0, 0.0, 0.0], [-0.39, -1, -1], [1, 0.39, -1], [1, -0.3, 0.3], [0.0]])
 def test_a_small_gain_moves_no_border(gains: list[float]) -> None:
     """What is about as fast is chosen alike at every start: up to 16 tokens ONNX Runtime."""
-    assert best._border(gains) == 1
+    assert hybrid._border(gains) == 1
 
 
 def test_what_openvino_compiled_is_read_again(
@@ -201,18 +201,18 @@ def test_what_openvino_compiled_is_read_again(
     """To the same bits on every lane; kernels of another library or processor, or broken ones, are compiled anew."""
 
     def rows(*kernels: KernelFiles) -> list[NDArray[np.float32]]:
-        backend = best.BestCpuBackend([spec], 2, [costs(MIXED)], kernels)
+        backend = hybrid.HybridCpuBackend([spec], 2, [costs(MIXED)], kernels)
         return [backend.runner(lane).run(Batch(ONLY, [text(32)] * 2)).arrays[0] for lane in range(3)]
 
     kept = tmp_path / "kernels"
     compiled = rows(KernelFiles(write=str(kept)))
     with monkeypatch.context() as patched:
-        patched.setattr(best.openvino, "load", None)
+        patched.setattr(hybrid.openvino, "load", None)
         np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
     assert "cached kernels" not in caplog.text
     np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256="0" * 64)), compiled)
     assert "the cached kernels of embed cannot be read" in caplog.text
-    monkeypatch.setattr(best.openvino.host, "cpu", lambda: "another processor")
+    monkeypatch.setattr(hybrid.openvino.host, "cpu", lambda: "another processor")
     caplog.set_level("INFO")
     np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
     assert "are of another artifact, processor or library" in caplog.text
@@ -222,7 +222,7 @@ def test_a_model_without_a_second_form_is_left_to_onnx_runtime(tmp_path: Path) -
     """Beside one that has both, or as the next version of one that had."""
     write_bundle(tmp_path, tiny_model("tag"))
     model = Repository.open(tmp_path, engine="cpu").models[0].spec()
-    _, ready = prepare(Load("cpu", [model], threads=2, costs=[costs(MIXED)]))
+    _, ready = prepare(EngineLoad("cpu", [model], threads=2, costs=[costs(MIXED)]))
     assert set(libraries_of(ready.costs[0]).values()) == {"onnxruntime"}
 
 

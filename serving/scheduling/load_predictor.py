@@ -50,7 +50,7 @@ class Demand(msgspec.Struct, frozen=True):
     work_us: float
 
 
-class Outlook:
+class LoadPredictor:
     """The state of a device slot, and predictions from it; times are in seconds of the driver's clock.
 
     Attributes:

@@ -47,8 +47,10 @@ class Model:
 
 
 def read() -> list[Model]:
-    """The models of `asked_for.jsonl`."""
-    lines = (importlib.resources.files("loadtest.benchmarks.exports") / "asked_for.jsonl").read_text(encoding="utf-8")
+    """The models of `popular_models.jsonl`."""
+    lines = (importlib.resources.files("loadtest.benchmarks.exports") / "popular_models.jsonl").read_text(
+        encoding="utf-8"
+    )
     return [Model(**json.loads(line)) for line in lines.splitlines()]
 
 

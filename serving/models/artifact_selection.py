@@ -35,7 +35,7 @@ _COPIED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelForm:
+class ServableArtifact:
     """A model and the artifact of its bundle that an engine runs.
 
     Attributes:
@@ -104,7 +104,7 @@ def _data_sha256(graph: Artifact | Part) -> str:
     return "" if graph.data is None else graph.data.sha256
 
 
-def verified(root: Path, cache: Path | None = None) -> list[Bundle]:
+def verify_bundles(root: Path, cache: Path | None = None) -> list[Bundle]:
     """The newest version of every model in `<root>/<model>/<version>/`, and what this node made of it.
 
     Raises:
@@ -166,7 +166,9 @@ def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool 
     ]
 
 
-def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = "") -> ModelForm:
+def select_artifact(
+    bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = ""
+) -> ServableArtifact:
     """The artifact that an engine runs: proven before unproven, then the fastest, then this node's own.
 
     Raises:
@@ -205,29 +207,31 @@ def form_of(bundle: Bundle, precision: str, engine: str, *, unproven: bool, targ
         )
     by_default = precision == "auto"
     second = _second(bundle, best, kind.second, unproven=unproven, by_default=by_default)
-    return ModelForm(bundle=bundle, artifact=best, second=second)
+    return ServableArtifact(bundle=bundle, artifact=best, second=second)
 
 
-def without_second(forms: Sequence[ModelForm], engine: EngineKind, *, by_default: bool = False) -> Iterator[str]:
+def without_second(
+    servables: Sequence[ServableArtifact], engine: EngineKind, *, by_default: bool = False
+) -> Iterator[str]:
     """Why models run in the engine's first library alone, in sentences."""
     lacking: list[str] = []
-    for form in forms if engine.second else ():
-        made = [each.precision for each in form.bundle.artifacts if each.target == engine.second]
-        if form.second is not None or (by_default and made and _left_for_fp32(form)):
+    for servable in servables if engine.second else ():
+        made = [each.precision for each in servable.bundle.artifacts if each.target == engine.second]
+        if servable.second is not None or (by_default and made and _left_for_fp32(servable)):
             continue
-        if not made or form.artifact.precision in made:
-            lacking.append(form.name)
+        if not made or servable.artifact.precision in made:
+            lacking.append(servable.name)
         else:
-            reason = f"its artifact for {engine.library} is {made[0]}, and {form.artifact.precision} is served"
-            yield f"ONNX Runtime alone runs {form.name}: {reason}"
+            reason = f"its artifact for {engine.library} is {made[0]}, and {servable.artifact.precision} is served"
+            yield f"ONNX Runtime alone runs {servable.name}: {reason}"
     if lacking:
         yield f"ONNX Runtime alone runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
 
 
-def log_agreement(form: ModelForm) -> None:
+def log_agreement(servable: ServableArtifact) -> None:
     """Says in the log where INT8, which nobody asked for by name, gives too few of PyTorch's answers."""
-    name, task = form.name, form.manifest.task
-    for artifact in form.artifacts:
+    name, task = servable.name, servable.manifest.task
+    for artifact in servable.artifacts:
         if artifact.reserved:
             log.warning("%s: %s is served for want of fp32: it %s", name, artifact.file, artifact.reserved)
             return
@@ -235,15 +239,15 @@ def log_agreement(form: ModelForm) -> None:
             advice = "a bundle exported today would serve fp32: export it again, or give --precision fp32"
             log.warning("%s: %s is served: it %s; %s", name, artifact.file, few, advice)
             return
-    if (left := _left_for_fp32(form)) is not None:
+    if (left := _left_for_fp32(servable)) is not None:
         log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
 
 
-def _left_for_fp32(form: ModelForm) -> Artifact | None:
+def _left_for_fp32(servable: ServableArtifact) -> Artifact | None:
     """The artifact that is served only where it is asked for, and in whose place fp32 is."""
-    if form.artifact.precision != "fp32":
+    if servable.artifact.precision != "fp32":
         return None
-    return next((artifact for artifact in form.bundle.artifacts if artifact.reserved), None)
+    return next((artifact for artifact in servable.bundle.artifacts if artifact.reserved), None)
 
 
 def few_agree(artifact: Artifact, task: str) -> str:

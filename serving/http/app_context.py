@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.http")
 
-Endpoint: TypeAlias = Callable[["Api", HttpRequest], Coroutine[Any, Any, HttpReply]]
+Endpoint: TypeAlias = Callable[["AppContext", HttpRequest], Coroutine[Any, Any, HttpReply]]
 """Answers a request of one route, or raises a `BertserveError`."""
 
 ReadIds: TypeAlias = Callable[[Sequence[str | list[int]]], list[str]]
 
 
 @dataclass(slots=True, frozen=True)
-class Api:
+class AppContext:
     """What endpoints need.
 
     Attributes:
@@ -52,7 +52,7 @@ class Api:
         jobs: Files and batches; None where they are off.
         read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
         refuses_unknown: Whether a field that is not read is refused.
-        turn: Held by the large body that is decompressed, or looked through: one at a time is.
+        large_body_lock: Held by the large body that is decompressed, or looked through: one at a time is.
 
     Whoever sends a reply tells `sent`, once: what is counted, logged and traced is the reply that went out.
     """
@@ -73,7 +73,7 @@ class Api:
     jobs: BatchesApiService | None = None
     read_ids: ReadIds | None = None
     refuses_unknown: bool = False
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_body_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
         """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.
@@ -86,7 +86,7 @@ class Api:
         request.refuses_unknown = self.refuses_unknown
         try:
             if request.body and b"content-encoding" in request.headers:
-                await request.inflate(self.settings.body_limit_bytes, self.turn)
+                await request.inflate(self.settings.body_limit_bytes, self.large_body_lock)
             return await endpoint(self, request)
         except BertserveError as error:
             return refuse(error.without_traceback(), request)
