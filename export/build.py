@@ -20,13 +20,13 @@ import transformers
 
 from export.engines import native, tensorrt
 from export.errors import BrokenLimitError, ExportError, NoRoomError
-from export.graph import draft, optimize, task_model
+from export.graph import editor, optimize, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import parity, reference
 from export.proof.end_to_end import EndToEndProof
 from export.proof.engine import open_engine
+from export.proof.evaluation import Labelled, ReferenceEvaluation
 from export.proof.reference_library import NotLoadedError, load
-from export.proof.yardstick import Labelled, Yardstick
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
 from export.split import flow, layers, ranks
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
     from export.checkpoint.reader import Checkpoint
     from export.progress import Progress
-    from export.proof.yardstick import Result
+    from export.proof.evaluation import Result
     from export.recipe import Recipe
     from export.tasks.accuracy import Examples
-    from export.tasks.decisions import Judge
+    from export.tasks.decisions import DecisionComparator
     from serving.engine.base import Engine
     from serving.models.bundle import Bundle
     from serving.models.manifest import FileEntry, Precision, Target
@@ -117,7 +117,7 @@ class _Export:
         self._folder = writer.path
         self._raw = writer.path / _WORK / "raw.onnx"
         self._fused = writer.path / _WORK / "fused.onnx"
-        self._judge = judge_of(checkpoint)
+        self._comparator = comparator_of(checkpoint)
         self._int8 = int8.Int8(recipe, checkpoint, progress)
         self._findings: dict[str, page.Finding] = {}
         self._refused: list[str] = []
@@ -133,20 +133,20 @@ class _Export:
 
     def _made(self, node: CacheWriter | None) -> Built:
         self._raw.parent.mkdir()
-        yardstick = self._yardstick(self._examples())
+        evaluation = self._evaluation(self._examples())
         # A large model fills memory, and PyTorch's modules form reference cycles.
         gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
-        artifacts = [made for form in self._recipe.forms if (made := self._attempt(form, yardstick)) is not None]
+        artifacts = [made for form in self._recipe.forms if (made := self._attempt(form, evaluation)) is not None]
         if not artifacts:
             raise BrokenLimitError("; ".join(self._refused))
-        shipped, own = self._engines(node, yardstick)
+        shipped, own = self._engines(node, evaluation)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
-            reference.write(self._folder / reference.REFERENCE, self._judge, yardstick.reference)
+            reference.write(self._folder / reference.REFERENCE, self._comparator, evaluation.reference)
             manifest = self._manifest((*artifacts, *shipped), self._files())
-            bundle = self._writer.publish(self._reported(manifest, yardstick.reference))
+            bundle = self._writer.publish(self._reported(manifest, evaluation.reference))
             if node is not None:
                 node.publish(bundle, engines=own, files=[native.TIMINGS])
         return Built(bundle, self._refused)
@@ -171,7 +171,7 @@ class _Export:
         )
         return [reader.read(path) for path in self._recipe.references]
 
-    def _yardstick(self, examples: Sequence[Examples]) -> Yardstick:
+    def _evaluation(self, examples: Sequence[Examples]) -> ReferenceEvaluation:
         """Writes the graph and computes PyTorch's answers."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
@@ -190,7 +190,7 @@ class _Export:
         answers = parity.Reference(texts, encoded, rows[: len(encoded)])
         del model  # before another library loads the same
         gc.collect()
-        return Yardstick(self._judge, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
+        return ReferenceEvaluation(self._comparator, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
 
     def _end_to_end_proof(self) -> EndToEndProof | None:
         """The answers of the reference library; None if it cannot load the folder."""
@@ -211,10 +211,10 @@ class _Export:
         self._reference_library = ReferenceLibrary(name, texts, reason)
         self._progress.notice(f"no end-to-end check, answers were compared by token ids only: {reason}")
 
-    def _attempt(self, name: str, yardstick: Yardstick) -> Artifact | None:
+    def _attempt(self, name: str, evaluation: ReferenceEvaluation) -> Artifact | None:
         """An artifact, or None if it fails. Only fp32 is required."""
         try:
-            return self._judged(name, self._artifact(name, yardstick))
+            return self._judged(name, self._artifact(name, evaluation))
         except NoRoomError:
             raise
         except ExportError as error:
@@ -227,21 +227,21 @@ class _Export:
                 leftover.unlink()
             return None
 
-    def _artifact(self, name: str, yardstick: Yardstick) -> Artifact:
+    def _artifact(self, name: str, evaluation: ReferenceEvaluation) -> Artifact:
         form = FORMS[name]
         path = self._folder / form.file
         if name in int8.FORMS:
-            return self._eight_bits(path, name, yardstick)
+            return self._eight_bits(path, name, evaluation)
         whole = path if self._recipe.split == 1 else self._raw.with_name(path.name)
         with self._progress.stage(f"making {path.name}"):
             if name == "fp16":
                 half.convert(self._fused, whole, shared_layers=self._checkpoint.family.shared_layers)
             elif self._recipe.split == 1:
-                draft.copy(self._fused, path, draft.MAPPED)
+                editor.copy(self._fused, path, editor.MAPPED)
         if name != "fp16":
-            return self._verified(self._in_parts(self._fused, name), name, yardstick)
+            return self._verified(self._in_parts(self._fused, name), name, evaluation)
         # A CPU would round differently from a GPU.
-        return self._verified(self._in_parts(whole, name), name, yardstick, runnable=[self._twin(whole)])
+        return self._verified(self._in_parts(whole, name), name, evaluation, runnable=[self._twin(whole)])
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
         """The files of an artifact: one, or one for each part of a split graph."""
@@ -258,21 +258,23 @@ class _Export:
             return layers.split(graph, paths)
 
     def _eight_bits(
-        self, path: Path, name: str, yardstick: Yardstick, ways: Sequence[int8.Way] = int8.WAYS
+        self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = int8.WAYS
     ) -> Artifact:
         way, *others = ways
         made = path if self._recipe.split == 1 else self._raw.with_name(path.name)
         with self._progress.stage(f"making {path.name}"):
             self._int8.make(name, made, way, self._fused, self._raw)
         try:
-            return self._verified(self._in_parts(made, name), name, yardstick, self._int8.quantisation(name, way))
+            return self._verified(self._in_parts(made, name), name, evaluation, self._int8.quantisation(name, way))
         except BrokenLimitError as broken:
             if not others:
                 raise
             self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
-        return self._eight_bits(path, name, yardstick, others)
+        return self._eight_bits(path, name, evaluation, others)
 
-    def _engines(self, node: CacheWriter | None, yardstick: Yardstick) -> tuple[list[Artifact], list[Artifact]]:
+    def _engines(
+        self, node: CacheWriter | None, evaluation: ReferenceEvaluation
+    ) -> tuple[list[Artifact], list[Artifact]]:
         """TensorRT engines for the bundle, and engines of this node for its cache.
 
         They are proven on the GPU that runs them.
@@ -281,15 +283,15 @@ class _Export:
             return [], []
         away = [target for target in self._recipe.tensorrt if target not in {tensorrt.NATIVE, tensorrt.GRAPH}]
         shipped, own = [], []
-        for graph in self._engine_graphs(yardstick):
+        for graph in self._engine_graphs(evaluation):
             if tensorrt.GRAPH in self._recipe.tensorrt:
-                draft.copy(graph.path, self._folder / ENGINE_GRAPHS[graph.precision])
+                editor.copy(graph.path, self._folder / ENGINE_GRAPHS[graph.precision])
             shipped += [self._engine(graph, target, self._folder) for target in away]
             if node is not None:
                 own.append(self._engine(graph, tensorrt.NATIVE, node.path, node.path / native.TIMINGS))
         return shipped, own
 
-    def _engine_graphs(self, yardstick: Yardstick) -> list[_EngineGraph]:
+    def _engine_graphs(self, evaluation: ReferenceEvaluation) -> list[_EngineGraph]:
         """The requested graphs for TensorRT, without a quantized one that breaks a limit."""
         halved, precisions = self._raw.with_name("half.onnx"), self._recipe.tensorrt_precisions
         with self._progress.stage("making the fp16 graph"):
@@ -301,7 +303,7 @@ class _Export:
         try:
             with self._progress.stage(f"making {_INT8_GRAPH}"):
                 self._int8.make_for_tensorrt(quantised, self._raw, halved, exponents)
-            _, result = self._compared(_INT8_GRAPH, [self._twin(quantised)], INT8_ENGINE, "cpu", yardstick)
+            _, result = self._compared(_INT8_GRAPH, [self._twin(quantised)], INT8_ENGINE, "cpu", evaluation)
         except NoRoomError:
             raise
         except ExportError as error:
@@ -360,18 +362,18 @@ class _Export:
         self,
         paths: Sequence[Path],
         name: str,
-        yardstick: Yardstick,
+        evaluation: ReferenceEvaluation,
         quantisation: Quantisation | None = None,
         *,
         runnable: Sequence[Path] = (),
     ) -> Artifact:
         """A compared artifact, or what stands for it on this machine."""
         form, (path, *others) = FORMS[name], paths
-        engine, result = self._compared(form.file, runnable or paths, name, _prover(form.target), yardstick)
+        engine, result = self._compared(form.file, runnable or paths, name, _prover(form.target), evaluation)
         verdict = result.verdict
         # Timings of a twin, or of parts in one process, say nothing about the real artifact.
         timed = form.target != "cuda" and not others
-        latencies = self._latencies(path.name, engine, yardstick, batched=verdict.batch_invariant) if timed else []
+        latencies = self._latencies(path.name, engine, evaluation, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
             file=path.name,
@@ -420,18 +422,20 @@ class _Export:
         tokens = max(timed)
         return f"; fp32 takes {fp32[tokens] / own[tokens]:.1f} times as long for a text of {tokens} tokens"
 
-    def _latencies(self, name: str, engine: Engine, yardstick: Yardstick, *, batched: bool) -> list[latency.Latency]:
+    def _latencies(
+        self, name: str, engine: Engine, evaluation: ReferenceEvaluation, *, batched: bool
+    ) -> list[latency.Latency]:
         with self._progress.stage(f"timing {name}"):
             return latency.measure(
                 engine,
-                yardstick.reference.encoded,
+                evaluation.reference.encoded,
                 max_length=self._checkpoint.max_length,
                 batches=latency.BATCHES if batched else latency.BATCHES[:1],
                 count=self._progress.count,
             )
 
     def _compared(
-        self, title: str, runnable: Sequence[Path], name: str, target: Target, yardstick: Yardstick
+        self, title: str, runnable: Sequence[Path], name: str, target: Target, evaluation: ReferenceEvaluation
     ) -> tuple[Engine, Result]:
         """Compares an artifact, or its stand-in, with PyTorch.
 
@@ -440,7 +444,7 @@ class _Export:
             runnable: The graph that runs, or those of its parts.
             name: The artifact's name in limits.
             target: The library that runs it here.
-            yardstick: PyTorch's answers.
+            evaluation: PyTorch's answers.
 
         Raises:
             BrokenLimitError: It breaks a limit that the recipe does not waive.
@@ -451,8 +455,8 @@ class _Export:
                 self._checkpoint, *runnable, split=self._recipe.split, split_by=self._recipe.split_by
             )
             engine = open_engine(spec, target, available_cpus())
-            result = yardstick.compare(engine, limits, self._progress.count, exact=name == "fp32")
-        proof = yardstick.end_to_end_proof
+            result = evaluation.compare(engine, limits, self._progress.count, exact=name == "fp32")
+        proof = evaluation.end_to_end_proof
         if proof is not None and proof.obstacle and not self._reference_library.unproven:
             self._leave_unproven(proof.name, proof.texts, proof.obstacle)
         for limit, sentence in result.broken.items():
@@ -513,8 +517,8 @@ class _Export:
         )
 
 
-def judge_of(checkpoint: Checkpoint) -> Judge:
-    return EXPORTS[checkpoint.task].judge(
+def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
+    return EXPORTS[checkpoint.task].comparator(
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
         multi_label=checkpoint.labels.multi_label,

@@ -12,23 +12,23 @@ from onnx.reference import ReferenceEvaluator
 from export.graph.nodes import replace
 
 if TYPE_CHECKING:
-    from export.graph.draft import Draft
+    from export.graph.editor import GraphEditor
 
 
-def fold(draft: Draft) -> None:
+def fold(editor: GraphEditor) -> None:
     """Replaces operators whose inputs are all constants."""
-    draft.lift_constants()
+    editor.lift_constants()
     kept = []
-    for node in draft.graph.node:
+    for node in editor.graph.node:
         inputs = [name for name in node.input if name]
-        if not inputs or not all(name in draft for name in inputs):
+        if not inputs or not all(name in editor for name in inputs):
             kept.append(node)
             continue
         takes, gives = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, node.output))
         alone = helper.make_graph([node], "node", takes, gives)
-        evaluator = ReferenceEvaluator(helper.make_model(alone, opset_imports=draft.model.opset_import))
-        made = evaluator.run(None, {name: draft[name] for name in inputs})
+        evaluator = ReferenceEvaluator(helper.make_model(alone, opset_imports=editor.model.opset_import))
+        made = evaluator.run(None, {name: editor[name] for name in inputs})
         for name, array in zip(node.output, made, strict=True):
-            draft[name] = np.asarray(array)
-    replace(draft.graph, kept)
-    draft.drop_unused()
+            editor[name] = np.asarray(array)
+    replace(editor.graph, kept)
+    editor.drop_unused()

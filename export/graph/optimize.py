@@ -16,7 +16,7 @@ from onnxruntime.transformers.optimizer import optimize_model
 from export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
 from export.errors import ExportError
 from export.graph import flow
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.graph.nodes import matrices
 from export.progress import quiet
 from serving.records import IDS
@@ -124,20 +124,20 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     Raises:
         ExportError: The graph did not fuse completely.
     """
-    draft = Draft(raw, fused)
+    editor = GraphEditor(raw, fused)
     with quiet():
-        _restore(draft, _optimized(draft, shape))
+        _restore(editor, _optimized(editor, shape))
     # The optimizer's objects form reference cycles, which hold the model until a collection.
     gc.collect()
     if shape.shared_layers:
-        draft.share_equal()
-    draft.save()
+        editor.share_equal()
+    editor.save()
     check_counts(operators(fused), shape.fused(), "the fusion")
     flow.check(raw, fused)
 
 
-def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
-    model = _light(draft)
+def _optimized(editor: GraphEditor, shape: Shape) -> onnx.ModelProto:
+    model = _light(editor)
     _put_branches_first(model.graph)
     _take_lengths_from_ids(model.graph)
     options = FusionOptions("bert")
@@ -158,14 +158,14 @@ def _optimized(draft: Draft, shape: Shape) -> onnx.ModelProto:
     return fused
 
 
-def _light(draft: Draft) -> onnx.ModelProto:
+def _light(editor: GraphEditor) -> onnx.ModelProto:
     """The graph without matrices that fusions do not inspect: non-square ones of products, and tables.
 
     Matrices of products become inputs. Tables keep one row, because the embedding fusion reads their width. The
     optimizer copies
     the model for each shape inference: without most of its bytes, it needs a fraction of the memory.
     """
-    whole, aside, tables = draft.graph, _matrices(draft.graph), _tables(draft.graph)
+    whole, aside, tables = editor.graph, _matrices(editor.graph), _tables(editor.graph)
     graph = onnx.GraphProto(name=whole.name)
     graph.node.extend(whole.node)
     graph.input.extend(whole.input)
@@ -174,24 +174,24 @@ def _light(draft: Draft) -> onnx.ModelProto:
         if tensor.name in aside:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
-            array = draft[tensor.name]
+            array = editor[tensor.name]
             graph.initializer.append(
                 numpy_helper.from_array(array[:1] if tensor.name in tables else array, tensor.name)
             )
-    return onnx.helper.make_model(graph, opset_imports=draft.model.opset_import, ir_version=draft.model.ir_version)
+    return onnx.helper.make_model(graph, opset_imports=editor.model.opset_import, ir_version=editor.model.ir_version)
 
 
-def _restore(draft: Draft, light: onnx.ModelProto) -> None:
+def _restore(editor: GraphEditor, light: onnx.ModelProto) -> None:
     """Applies the changes of the light graph to the whole graph."""
-    aside = _matrices(draft.graph) | _tables(draft.graph)
+    aside = _matrices(editor.graph) | _tables(editor.graph)
     for tensor in light.graph.initializer:
         array = numpy_helper.to_array(tensor)
-        if tensor.name not in draft or (tensor.name not in aside and not np.array_equal(draft[tensor.name], array)):
-            draft[tensor.name] = array
-    draft.keep(aside.union(tensor.name for tensor in light.graph.initializer))
-    del draft.graph.node[:], draft.model.opset_import[:]
-    draft.graph.node.extend(light.graph.node)
-    draft.model.opset_import.extend(light.opset_import)
+        if tensor.name not in editor or (tensor.name not in aside and not np.array_equal(editor[tensor.name], array)):
+            editor[tensor.name] = array
+    editor.keep(aside.union(tensor.name for tensor in light.graph.initializer))
+    del editor.graph.node[:], editor.model.opset_import[:]
+    editor.graph.node.extend(light.graph.node)
+    editor.model.opset_import.extend(light.opset_import)
 
 
 def _matrices(graph: onnx.GraphProto) -> frozenset[str]:

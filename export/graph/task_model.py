@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from export.errors import ExportError
 from export.graph import architectures, tensors
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.graph.fold import fold
 from export.graph.sentence_head import SentenceHead
 from export.progress import quiet
@@ -236,18 +236,18 @@ def write(model: TaskModel, path: Path) -> None:
             # The fusions match the output of the tracing exporter.
             dynamo=False,
         )
-    draft = Draft(path, path)
-    for output, spec in zip(draft.graph.output, model.outputs, strict=True):
+    editor = GraphEditor(path, path)
+    for output, spec in zip(editor.graph.output, model.outputs, strict=True):
         # The exporter loses sizes behind some operators, such as a slice of a normalized vector.
         for axis, size in zip(output.type.tensor_type.shape.dim, spec.shape, strict=True):
             if size != -1:
                 axis.dim_value = size
-    draft.move_out()
+    editor.move_out()
     if model.folded:
-        fold(draft)
+        fold(editor)
     if model.shared_layers:
-        draft.share_equal()
-    draft.save()
+        editor.share_equal()
+    editor.save()
 
 
 def _axes(spec: TensorSpec, *, masks: bool) -> dict[int, str]:

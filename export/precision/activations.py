@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.precision.equalise import Seen
 from serving.engine.base import Batch
 from serving.engine.batches import Padder
@@ -74,9 +74,9 @@ def _joined(parts: Sequence[Seen]) -> Seen:
 def _probe(path: Path, names: Sequence[str]) -> Path:
     """The graph with the activations among its outputs."""
     probe = path.with_name(f"probe.{path.name}")
-    draft = Draft(path, probe)
-    draft.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    draft.save()
+    editor = GraphEditor(path, probe)
+    editor.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    editor.save()
     return probe
 
 

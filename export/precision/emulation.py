@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from export.graph import nodes
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.precision import ranges
 
 if TYPE_CHECKING:
@@ -38,24 +38,24 @@ def emulate(source: Path, target: Path) -> None:
         source: The fp16 graph, or the quantized one.
         target: Where to write.
     """
-    draft = Draft(source, target)
-    graph = draft.graph
-    draft.lift_constants()
-    halves = set(draft.of_type(TensorProto.FLOAT16))
+    editor = GraphEditor(source, target)
+    graph = editor.graph
+    editor.lift_constants()
+    halves = set(editor.of_type(TensorProto.FLOAT16))
     halves |= nodes.activations(graph, halves, TensorProto.FLOAT16)
     steps: dict[str, NodeProto] = {}
     for node in graph.node:
         name = node.output[0]
-        if node.op_type == "DequantizeLinear" and node.input[0] in draft:
-            values, scale = (draft[each].astype(np.float32) for each in node.input[:2])
-            draft[f"{name}:wide"] = values * scale
+        if node.op_type == "DequantizeLinear" and node.input[0] in editor:
+            values, scale = (editor[each].astype(np.float32) for each in node.input[:2])
+            editor[f"{name}:wide"] = values * scale
             continue
         quantises = node.op_type in _QUANTISES
         if node.op_type == "Cast" or node.op_type in ranges.MOVES or (halves.isdisjoint(node.output) and not quantises):
             steps[name] = node
             continue
         for half in halves.intersection(node.input):
-            if f"{half}:wide" not in draft:
+            if f"{half}:wide" not in editor:
                 steps.setdefault(f"{half}:wide", nodes.cast(half, f"{half}:wide", TensorProto.FLOAT))
         wide = nodes.copy(node, [f"{each}:wide" if each in halves else each for each in node.input])
         if quantises:
@@ -67,4 +67,4 @@ def emulate(source: Path, target: Path) -> None:
         steps[name] = nodes.cast(wide.output[0], name, TensorProto.FLOAT16)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(steps.values())
-    draft.write()
+    editor.write()

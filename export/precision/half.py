@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from export.errors import ExportError
 from export.graph import nodes
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.precision import ranges
 
 if TYPE_CHECKING:
@@ -64,22 +64,22 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mappi
     Raises:
         ExportError: A weight exceeds fp16's range, or the graph cannot be kept in range.
     """
-    draft = Draft(source, target)
-    draft.lift_constants()
-    exponents = _Conversion(draft).run()
+    editor = GraphEditor(source, target)
+    editor.lift_constants()
+    exponents = _Conversion(editor).run()
     if shared_layers:
-        draft.share_equal()
-    draft.write()
+        editor.share_equal()
+    editor.write()
     return exponents
 
 
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self._graph = graph = draft.graph
-        self._constants = float_constants(draft)
+    def __init__(self, editor: GraphEditor) -> None:
+        self._draft = editor
+        self._graph = graph = editor.graph
+        self._constants = float_constants(editor)
         self._floats = nodes.activations(graph, self._constants.keys(), TensorProto.FLOAT)
         self._ranges = ranges.of_graph(graph, self._constants)
         self._producers = {name: node for node in graph.node for name in node.output}
@@ -277,14 +277,14 @@ def _carried(node: NodeProto, exponents: list[int]) -> int | None:
     return None if any(exponents) else 0
 
 
-def float_constants(draft: Draft) -> dict[str, Array]:
+def float_constants(editor: GraphEditor) -> dict[str, Array]:
     """The float32 initializers.
 
     A scalar beyond fp16's range is the -inf or -3.4e38 of a mask. It becomes fp16's lowest number: its exponential is 0
     as well,
     and it stays finite in whatever type a runtime adds it.
     """
-    arrays = {name: draft[name] for name in draft.of_type(TensorProto.FLOAT)}
+    arrays = {name: editor[name] for name in editor.of_type(TensorProto.FLOAT)}
     return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from export.errors import ExportError
 from export.graph import optimize
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.graph.task_model import spec_of
 from export.precision import activations, calibration, openvino, qdq, quantize
 from export.precision.equalise import choose
@@ -83,7 +83,7 @@ class Int8:
         Raises:
             ExportError: Some matrix was not quantized.
         """
-        cuts, products = self._cuts_of(raw), find(Draft(raw, raw).graph)
+        cuts, products = self._cuts_of(raw), find(GraphEditor(raw, raw).graph)
         qdq.quantize(halved, path, optimize.shape_of(self._checkpoint), exponents, products, cuts)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
@@ -110,10 +110,10 @@ def cuts_of(
         texts: Calibration text.
         count: Called with the number of finished texts and of all.
     """
-    draft = Draft(path, path)
-    products = find(draft.graph)
+    editor = GraphEditor(path, path)
+    products = find(editor.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)
     return {
-        product.activations: choose(activation, draft.joined(product.weights), may_repeat=bool(product.source))
+        product.activations: choose(activation, editor.joined(product.weights), may_repeat=bool(product.source))
         for product, activation in zip(products, seen, strict=True)
     }

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from export.errors import ExportError
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.graph.nodes import matrices, replace
 from export.precision import equalise
 from export.precision.products import find
@@ -66,9 +66,9 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
-    draft = Draft(raw, quantized)
-    found = 0 if cuts is None else _cut_products(draft, cuts)
-    axes = _weights(draft.graph)
+    editor = GraphEditor(raw, quantized)
+    found = 0 if cuts is None else _cut_products(editor, cuts)
+    axes = _weights(editor.graph)
     found += sum(axis == _COLUMNS for axis in axes.values())
     expected = shape.products * (shape.stored_layers or shape.layers)
     if found < expected:
@@ -79,15 +79,15 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
     for name, axis in axes.items():
         # With static activations only the tables are left: the last matrices stay exact.
         if cuts is None or axis == _ROWS:
-            _replace(draft, name, axis)
+            _replace(editor, name, axis)
     if shape.shared_layers:
-        draft.share_equal()
-    draft.write()
+        editor.share_equal()
+    editor.write()
 
 
-def _cut_products(draft: Draft, cuts: Mapping[str, Cut]) -> int:
+def _cut_products(editor: GraphEditor, cuts: Mapping[str, Cut]) -> int:
     """Quantizes every product except the last matrices; returns their number."""
-    graph = draft.graph
+    graph = editor.graph
     by_output = {name: product for product in find(graph) for name in product.outputs}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
@@ -97,23 +97,23 @@ def _cut_products(draft: Draft, cuts: Mapping[str, Cut]) -> int:
             cut = cuts[product.activations]
             if product.activations not in done:
                 done.add(product.activations)
-                nodes += _cut_activations(draft, product.activations, cut)
+                nodes += _cut_activations(editor, product.activations, cut)
             weight = f"{node.output[0]}.matrix"
-            nodes.append(_matrix(draft, weight, draft[node.input[1]] * cut.factors[:, None]))
+            nodes.append(_matrix(editor, weight, editor[node.input[1]] * cut.factors[:, None]))
             node.input[:] = [f"{product.activations}.cut", weight]
         nodes.append(node)
     replace(graph, nodes)
-    draft.drop_unused()
+    editor.drop_unused()
     return len(by_output)
 
 
-def _cut_activations(draft: Draft, name: str, cut: Cut) -> list[onnx.NodeProto]:
+def _cut_activations(editor: GraphEditor, name: str, cut: Cut) -> list[onnx.NodeProto]:
     make, part = onnx.helper.make_node, f"{name}.cut"
     step, zero, values = f"{part}.step", f"{part}.zero", f"{part}.values"
-    draft[step], draft[zero] = cut.scale, cut.zero
+    editor[step], editor[zero] = cut.scale, cut.zero
     nodes = []
     if not cut.is_even:
-        draft[f"{part}.factors"] = 1 / cut.factors
+        editor[f"{part}.factors"] = 1 / cut.factors
         nodes.append(make("Mul", [name, f"{part}.factors"], [f"{part}.divided"]))
         name = f"{part}.divided"
     nodes.append(make("QuantizeLinear", [name, step, zero], [values]))
@@ -121,10 +121,10 @@ def _cut_activations(draft: Draft, name: str, cut: Cut) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _matrix(draft: Draft, name: str, matrix: NDArray[np.float32]) -> onnx.NodeProto:
+def _matrix(editor: GraphEditor, name: str, matrix: NDArray[np.float32]) -> onnx.NodeProto:
     """A matrix as 8-bit values and the operator that scales its columns."""
     values, scale = f"{name}.values", f"{name}.scale"
-    draft[values], draft[scale] = equalise.eight_bits(matrix)
+    editor[values], editor[scale] = equalise.eight_bits(matrix)
     return onnx.helper.make_node("DequantizeLinear", [values, scale], [name], axis=_COLUMNS)
 
 
@@ -139,18 +139,18 @@ def _weights(graph: onnx.GraphProto) -> dict[str, int]:
     }
 
 
-def _replace(draft: Draft, name: str, axis: int) -> None:
+def _replace(editor: GraphEditor, name: str, axis: int) -> None:
     """Replaces a weight by 8-bit values and a scale."""
-    graph = draft.graph
-    values, scale, zero = eight_bits(draft[name], axis)
-    del draft[name]
+    graph = editor.graph
+    values, scale, zero = eight_bits(editor[name], axis)
+    del editor[name]
     users = [node for node in graph.node if name in node.input]
     is_looked_up = values.size >= _LARGE_TABLE and all(node.op_type == "Gather" for node in users)
     if is_looked_up:
         scale, zero = scale[:, None], zero[:, None].astype(np.float32)
     parts: dict[str, NDArray[Any]] = {f"{name}.values": values, f"{name}.scale": scale, f"{name}.zero": zero}
     for key, array in parts.items():
-        draft[key] = array
+        editor[key] = array
     if not is_looked_up:
         graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", list(parts), [name], axis=axis))
         return

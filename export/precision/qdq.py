@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from export.errors import ExportError
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.graph.nodes import replace
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def quantize(
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
-    draft = Draft(halved, quantized)
-    draft.move_out()
-    draft.convert(_OPSET, _IR_VERSION)
-    found = _Quantiser(draft, exponents, {name: cuts[each.activations] for each in products for name in each.outputs})
+    editor = GraphEditor(halved, quantized)
+    editor.move_out()
+    editor.convert(_OPSET, _IR_VERSION)
+    found = _Quantiser(editor, exponents, {name: cuts[each.activations] for each in products for name in each.outputs})
     found.run()
     expected = shape.products * (shape.stored_layers or shape.layers)
     if found.count < expected:
@@ -68,16 +68,16 @@ def quantize(
             f"{expected} expected; the installed torch and transformers do not fit together"
         )
     if shape.shared_layers:
-        draft.share_equal()
-    draft.write()
+        editor.share_equal()
+    editor.write()
 
 
 class _Quantiser:
-    def __init__(self, draft: Draft, exponents: Mapping[str, int], cuts: Mapping[str, Cut]) -> None:
-        self._draft = draft
+    def __init__(self, editor: GraphEditor, exponents: Mapping[str, int], cuts: Mapping[str, Cut]) -> None:
+        self._draft = editor
         self._exponents, self._cuts = exponents, cuts
         self._users: dict[str, list[onnx.NodeProto]] = {}
-        for node in draft.graph.node:
+        for node in editor.graph.node:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
         self._seen: dict[str, tuple[Floats, float]] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from export.graph.draft import MAPPED, Draft
+from export.graph.editor import MAPPED, GraphEditor
 from export.graph.nodes import copy, replace
 from export.graph.optimize import check_counts, operators
 from export.precision.equalise import eight_bits
@@ -48,11 +48,11 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
     Raises:
         ExportError: Some matrix was not quantized.
     """
-    draft = Draft(fused, quantized)
-    _Quantiser(draft, cuts, static=static).run()
+    editor = GraphEditor(fused, quantized)
+    _Quantiser(editor, cuts, static=static).run()
     if shape.shared_layers:
-        draft.share_equal()
-    draft.write(MAPPED)
+        editor.share_equal()
+    editor.write(MAPPED)
     expected = {
         "QAttention": shape.layers * shape.attention_fusion,
         "MatMulIntegerToFloat": (shape.products - _PARTS * shape.attention_fusion) * shape.layers
@@ -65,11 +65,11 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
 
 
 class _Quantiser:
-    def __init__(self, draft: Draft, cuts: Mapping[str, Cut], *, static: bool) -> None:
-        self._draft, self._graph = draft, draft.graph
+    def __init__(self, editor: GraphEditor, cuts: Mapping[str, Cut], *, static: bool) -> None:
+        self._draft, self._graph = editor, editor.graph
         self._cuts, self._static = cuts, static
-        self._floats = set(draft.of_type(onnx.TensorProto.FLOAT))
-        self._products = find(draft.graph)
+        self._floats = set(editor.of_type(onnx.TensorProto.FLOAT))
+        self._products = find(editor.graph)
         self._multiplied = {name for product in self._products for name in product.outputs}
         # Repetitions of each column of a product, by the product's output.
         self._repeats = {
@@ -77,7 +77,7 @@ class _Quantiser:
             for product in self._products
             if (repeats := cuts[product.activations].repeats) is not None
         }
-        self._attention = {node.output[0]: node for node in draft.graph.node if node.op_type == "Attention"}
+        self._attention = {node.output[0]: node for node in editor.graph.node if node.op_type == "Attention"}
         self._cut: dict[str, str] = {}
 
     def run(self) -> None:

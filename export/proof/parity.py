@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.tasks.decisions import Judge, Numbers
+    from export.tasks.decisions import DecisionComparator, Numbers
     from export.tasks.limits import Limits
     from export.texts.corpus import Text
     from serving.engine.base import Engine
@@ -106,13 +106,19 @@ class Verdict:
 
 
 def verify(
-    engine: Engine, judge: Judge, reference: Reference, limits: Limits, *, max_length: int, count: Count
+    engine: Engine,
+    comparator: DecisionComparator,
+    reference: Reference,
+    limits: Limits,
+    *,
+    max_length: int,
+    count: Count,
 ) -> Verdict:
     """Runs an artifact over the texts: each alone, and padded to its sequence bucket in a mixed batch.
 
     Args:
         engine: Runs the artifact as its only model; its first lane takes padding and batches.
-        judge: Reads its answers.
+        comparator: Reads its answers.
         reference: The texts and PyTorch's answers.
         limits: The limits to keep.
         max_length: The model's maximum input in tokens.
@@ -125,21 +131,21 @@ def verify(
     probes = _probes(texts, max_length)
     company = _in_company(probes.texts, max_length)
     ticks = _Ticks(count, len(texts) + len(probes.cut) + len(company))
-    alone = _run(engine, judge, texts, _alone(texts), ticks)
-    cut = _run(engine, judge, [probes.texts[index] for index in probes.cut], _alone(probes.cut), ticks)
-    together = _run(engine, judge, probes.texts, company, ticks)
-    comparison = _compare(judge, alone, reference.rows)
-    parity = _parity(judge, comparison, alone, reference)
-    sample = sample_parity(judge, [alone[index] for index in reference.sampled], reference)
-    invariance = _invariance(judge, probes.rows(alone, cut), together, len(texts))
+    alone = _run(engine, comparator, texts, _alone(texts), ticks)
+    cut = _run(engine, comparator, [probes.texts[index] for index in probes.cut], _alone(probes.cut), ticks)
+    together = _run(engine, comparator, probes.texts, company, ticks)
+    comparison = _compare(comparator, alone, reference.rows)
+    parity = _parity(comparator, comparison, alone, reference)
+    sample = sample_parity(comparator, [alone[index] for index in reference.sampled], reference)
+    invariance = _invariance(comparator, probes.rows(alone, cut), together, len(texts))
     is_invariant = _is_invariant(invariance, limits)
     return Verdict(comparison, parity, sample, invariance, is_invariant, broken_limits(parity, limits))
 
 
-def sample_parity(judge: Judge, rows: Sequence[Row], reference: Reference) -> Parity:
+def sample_parity(comparator: DecisionComparator, rows: Sequence[Row], reference: Reference) -> Parity:
     """Compares the answers to the texts of a sample; the reference is the whole one."""
     sample = reference.sample()
-    return _parity(judge, _compare(judge, rows, sample.rows), rows, sample)
+    return _parity(comparator, _compare(comparator, rows, sample.rows), rows, sample)
 
 
 def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
@@ -180,14 +186,14 @@ def beside(before: Parity | None, now: Parity) -> str:
     return f"{words} {getattr(now, name):.4f}{there}"
 
 
-def answers(engine: Engine, judge: Judge, texts: Sequence[EncodedText], count: Count) -> list[Row]:
+def answers(engine: Engine, comparator: DecisionComparator, texts: Sequence[EncodedText], count: Count) -> list[Row]:
     """An artifact's raw answers, each text alone.
 
     Raises:
         ExportError: The engine failed on a text.
     """
     plan = _alone(texts)
-    return _run(engine, judge, texts, plan, _Ticks(count, len(plan)))
+    return _run(engine, comparator, texts, plan, _Ticks(count, len(plan)))
 
 
 def _alone(texts: Sequence[object]) -> Plan:
@@ -282,24 +288,28 @@ class _Ticks:
         self._count(self._done, self._total)
 
 
-def _run(engine: Engine, judge: Judge, texts: Sequence[EncodedText], plan: Plan, ticks: _Ticks) -> list[Row]:
+def _run(
+    engine: Engine, comparator: DecisionComparator, texts: Sequence[EncodedText], plan: Plan, ticks: _Ticks
+) -> list[Row]:
     rows: dict[int, Row] = {}
     for indices, neighbours in plan:
         batch = [texts[index] for index in indices]
         output = run_batch(engine, [*batch, *neighbours])
-        rows.update(zip(indices, judge.rows(output.arrays, batch), strict=True))
+        rows.update(zip(indices, comparator.rows(output.arrays, batch), strict=True))
         ticks.tick()
     return [rows[index] for index in range(len(texts))]
 
 
-def _compare(judge: Judge, rows: Sequence[Row], reference: Sequence[Row]) -> Comparison:
-    actual, expected = ([judge.numbers(row) for row in side] for side in (rows, reference))
+def _compare(comparator: DecisionComparator, rows: Sequence[Row], reference: Sequence[Row]) -> Comparison:
+    actual, expected = ([comparator.numbers(row) for row in side] for side in (rows, reference))
     pairs = np.stack([np.concatenate(expected), np.concatenate(actual)], axis=1)
     chosen = np.random.default_rng(0).permutation(len(pairs))[:_POINTS]
-    return Comparison(_differences(actual, expected), _cosines(judge, rows, reference), pairs[chosen])
+    return Comparison(_differences(actual, expected), _cosines(comparator, rows, reference), pairs[chosen])
 
 
-def _parity(judge: Judge, comparison: Comparison, rows: Sequence[Row], reference: Reference) -> Parity:
+def _parity(
+    comparator: DecisionComparator, comparison: Comparison, rows: Sequence[Row], reference: Reference
+) -> Parity:
     cosines = comparison.cosines
     return Parity(
         texts=len(comparison.differences),
@@ -307,14 +317,16 @@ def _parity(judge: Judge, comparison: Comparison, rows: Sequence[Row], reference
         cosine_mean=None if cosines is None else float(cosines.mean()),
         cosine_p01=None if cosines is None else float(np.percentile(cosines, 1)),
         cosine_min=None if cosines is None else float(cosines.min()),
-        agreement=judge.agreement(rows, reference.rows, reference.encoded),
+        agreement=comparator.agreement(rows, reference.rows, reference.encoded),
         worst=shown(reference.texts[int(comparison.worst_first()[0])]),
     )
 
 
-def _invariance(judge: Judge, alone: Sequence[Row], together: Sequence[Row], texts: int) -> Invariance:
-    expected, actual = ([judge.numbers(row) for row in rows] for rows in (alone, together))
-    cosines = _cosines(judge, together, alone)
+def _invariance(
+    comparator: DecisionComparator, alone: Sequence[Row], together: Sequence[Row], texts: int
+) -> Invariance:
+    expected, actual = ([comparator.numbers(row) for row in rows] for rows in (alone, together))
+    cosines = _cosines(comparator, together, alone)
     return Invariance(
         texts=texts,
         max_abs_difference=float(_differences(actual, expected).max()),
@@ -327,10 +339,12 @@ def _differences(actual: Sequence[Numbers], expected: Sequence[Numbers]) -> NDAr
     return np.array([np.abs(one - other).max(initial=0) for one, other in zip(actual, expected, strict=True)])
 
 
-def _cosines(judge: Judge, actual: Sequence[Row], expected: Sequence[Row]) -> NDArray[np.float64] | None:
-    if not judge.directed:
+def _cosines(
+    comparator: DecisionComparator, actual: Sequence[Row], expected: Sequence[Row]
+) -> NDArray[np.float64] | None:
+    if not comparator.directed:
         return None
-    return np.array([judge.cosine(one, other) for one, other in zip(actual, expected, strict=True)])
+    return np.array([comparator.cosine(one, other) for one, other in zip(actual, expected, strict=True)])
 
 
 def _is_invariant(invariance: Invariance, limits: Limits) -> bool:

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.tasks.decisions import Judge
+    from export.tasks.decisions import DecisionComparator
 
 REFERENCE = "reference.safetensors"
 
 
-def write(path: Path, judge: Judge, reference: Reference) -> None:
+def write(path: Path, comparator: DecisionComparator, reference: Reference) -> None:
     """Writes the answers.
 
     Args:
         path: Where to write.
-        judge: Knows the outputs.
+        comparator: Knows the outputs.
         reference: Texts and answers.
     """
     ids = [np.frombuffer(text.ids, np.int32) for text in reference.encoded]
@@ -49,17 +49,17 @@ def write(path: Path, judge: Judge, reference: Reference) -> None:
         "types": np.concatenate(types),
         "lengths": np.array([len(part) for part in ids], np.int32),
     }
-    for index, spec in enumerate(judge.outputs):
+    for index, spec in enumerate(comparator.outputs):
         tensors[f"output.{spec.name}"] = np.concatenate([row[index].ravel() for row in reference.rows])
     save_file(tensors, path, {"texts": json.dumps(reference.texts, ensure_ascii=False)})
 
 
-def read(path: Path, judge: Judge) -> Reference:
+def read(path: Path, comparator: DecisionComparator) -> Reference:
     """Reads the answers of a bundle.
 
     Args:
         path: The file.
-        judge: Knows the outputs.
+        comparator: Knows the outputs.
 
     Raises:
         ExportError: The file is damaged, or not of this model.
@@ -74,8 +74,8 @@ def read(path: Path, judge: Judge) -> Reference:
             for ids, types in zip(_parts(tensors["ids"], lengths), _parts(tensors["types"], lengths), strict=True)
         ]
         columns = []
-        for spec in judge.outputs:
-            sizes = judge.sizes(spec, encoded)
+        for spec in comparator.outputs:
+            sizes = comparator.sizes(spec, encoded)
             fixed = [size for size in spec.shape[1:] if size != -1]
             parts = _parts(tensors[f"output.{spec.name}"], [size * int(np.prod(fixed)) for size in sizes])
             varies = len(spec.shape) > 1 and spec.shape[1] == -1

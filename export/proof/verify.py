@@ -16,7 +16,7 @@ from export.checkpoint.vocabulary import Vocabulary
 from export.errors import ExportError
 from export.proof import parity, reference
 from export.proof.engine import gpu_obstacle, open_engine
-from export.proof.yardstick import Labelled, Yardstick
+from export.proof.evaluation import Labelled, ReferenceEvaluation
 from export.recipe import limits_of
 from export.tasks import EXPORTS
 from export.texts import corpus
@@ -129,7 +129,7 @@ class _Verification:
         manifest = bundle.manifest
         self._bundle, self._manifest = bundle, manifest
         self._threads, self._progress = threads, progress
-        self._judge = EXPORTS[manifest.task].judge(
+        self._comparator = EXPORTS[manifest.task].comparator(
             manifest.outputs,
             manifest.special_ids,
             multi_label=manifest.multi_label,
@@ -140,22 +140,22 @@ class _Verification:
         with progress.stage("reading PyTorch's answers"):
             answers = self._answers()
             labelled = [self._labelled(path) for path in references]
-        self._yardstick = Yardstick(self._judge, answers, labelled, manifest.max_length)
+        self._evaluation = ReferenceEvaluation(self._comparator, answers, labelled, manifest.max_length)
 
     def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
         return [self._outcome(artifact) for artifact in artifacts]
 
     def repeated(self, artifact: Artifact) -> Outcome:
         """The result of `repeat_sample` for an artifact."""
-        judge, reference, proven = self._judge, self._yardstick.reference, artifact.parity
+        comparator, reference, proven = self._comparator, self._evaluation.reference, artifact.parity
         if proven is None:
             raise ExportError(f"nobody has compared {artifact.file} with PyTorch")
         limits = limits_of(artifact, self._manifest.task)
         try:
-            rows = parity.answers(self._engine(artifact), judge, reference.sample().encoded, self._progress.count)
+            rows = parity.answers(self._engine(artifact), comparator, reference.sample().encoded, self._progress.count)
         except (BundleError, ExportError) as error:
             return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
-        now = parity.sample_parity(judge, rows, reference)
+        now = parity.sample_parity(comparator, rows, reference)
         broken = parity.broken_limits(parity.elsewhere(proven, artifact.sample, now), limits)
         faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
         here = msgspec.structs.replace(artifact, parity=now)
@@ -168,7 +168,7 @@ class _Verification:
         path, manifest = self._bundle.path, self._manifest
         if reference.REFERENCE not in {entry.file for entry in manifest.files}:
             raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
-        answers = reference.read(path / reference.REFERENCE, self._judge)
+        answers = reference.read(path / reference.REFERENCE, self._comparator)
         if len(answers.texts) < corpus.MIN_TEXTS:
             raise ExportError(
                 f"bundle {path}: {reference.REFERENCE} holds {len(answers.texts)} texts; {corpus.MIN_TEXTS} are needed"
@@ -208,7 +208,7 @@ class _Verification:
         limits = limits_of(artifact, self._manifest.task)
         try:
             with self._progress.stage(f"comparing {artifact.file} with PyTorch"):
-                result = self._yardstick.compare(self._engine(artifact), limits, self._progress.count)
+                result = self._evaluation.compare(self._engine(artifact), limits, self._progress.count)
         except (BundleError, ExportError) as error:
             return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
         verdict = result.verdict

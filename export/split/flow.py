@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from export.graph.draft import MAPPED, Draft
+from export.graph.editor import MAPPED, GraphEditor
 from export.split.tables import FUSED, table_of
 from serving.records import IDS
 
@@ -46,8 +46,8 @@ class Flow:
         last_cut: Cuts lie before this step: it, or one after it, answers.
     """
 
-    def __init__(self, draft: Draft) -> None:
-        graph = draft.graph
+    def __init__(self, editor: GraphEditor) -> None:
+        graph = editor.graph
         self.nodes = list(graph.node)
         self._inputs = {value.name for value in graph.input}
         self._outputs = [value.name for value in graph.output]
@@ -146,10 +146,10 @@ class Flow:
 class Kinds:
     """The types and shapes of a graph's tensors, as ONNX Runtime sees them: it knows its own operators."""
 
-    def __init__(self, draft: Draft, names: Iterable[str]) -> None:
+    def __init__(self, editor: GraphEditor, names: Iterable[str]) -> None:
         wanted = sorted(set(names))
         light = ModelProto()
-        light.CopyFrom(_without_weights(draft))
+        light.CopyFrom(_without_weights(editor))
         light.graph.output.extend(
             ValueInfoProto(name=name) for name in wanted if name not in {o.name for o in light.graph.output}
         )
@@ -187,32 +187,32 @@ def read_sizes_of_inputs(source: Path, target: Path) -> None:
 
     What depends on these sizes alone, as masks, then depends on the inputs alone, and every part computes it anew.
     """
-    draft = Draft(source, target)
-    draft.lift_constants()
+    editor = GraphEditor(source, target)
+    editor.lift_constants()
     readers: dict[str, list[NodeProto]] = {}
-    for node in draft.graph.node:
+    for node in editor.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
-    inputs = {value.name for value in draft.graph.input}
+    inputs = {value.name for value in editor.graph.input}
     shapes = [
         node
-        for node in draft.graph.node
+        for node in editor.graph.node
         if node.op_type == "Shape"
         and node.input[0] not in inputs
-        and all(_reads_texts_or_tokens(draft, reader) for reader in readers.get(node.output[0], []))
+        and all(_reads_texts_or_tokens(editor, reader) for reader in readers.get(node.output[0], []))
     ]
-    kinds = Kinds(draft, {node.input[0] for node in shapes})
+    kinds = Kinds(editor, {node.input[0] for node in shapes})
     # The embeddings: ONNX Runtime cannot tell that the rows of positions are as many as the tokens.
-    normalised = next((node.output[0] for node in draft.graph.node if node.op_type == "LayerNormalization"), "")
+    normalised = next((node.output[0] for node in editor.graph.node if node.op_type == "LayerNormalization"), "")
     for node in shapes:
         if node.input[0] == normalised or kinds.is_of_tokens(node.input[0]):
             node.input[0] = IDS
-    draft.write(MAPPED)
+    editor.write(MAPPED)
 
 
-def _reads_texts_or_tokens(draft: Draft, node: NodeProto) -> bool:
+def _reads_texts_or_tokens(editor: GraphEditor, node: NodeProto) -> bool:
     """Whether a node takes the first or the second size of a shape."""
-    return node.op_type == "Gather" and node.input[1] in draft and bool(np.all(draft[node.input[1]] <= 1))
+    return node.op_type == "Gather" and node.input[1] in editor and bool(np.all(editor[node.input[1]] <= 1))
 
 
 _KINDS = {
@@ -226,16 +226,16 @@ _KINDS = {
 }
 
 
-def _without_weights(draft: Draft) -> ModelProto:
+def _without_weights(editor: GraphEditor) -> ModelProto:
     """The graph with its large constants as inputs."""
-    whole = draft.graph
+    whole = editor.graph
     graph = helper.make_graph(whole.node, whole.name, whole.input, whole.output)
     for tensor in whole.initializer:
         if _size(tensor) > _LIGHT or tensor.data_location == TensorProto.EXTERNAL:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.initializer.append(tensor)
-    return helper.make_model(graph, opset_imports=draft.model.opset_import, ir_version=draft.model.ir_version)
+    return helper.make_model(graph, opset_imports=editor.model.opset_import, ir_version=editor.model.ir_version)
 
 
 def _size(tensor: TensorProto) -> int:

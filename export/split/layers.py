@@ -9,7 +9,7 @@ from onnx import ValueInfoProto
 
 from export.errors import ExportError
 from export.graph import nodes as graphs
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.split import tables
 from export.split.flow import Flow, Kinds
 
@@ -21,7 +21,7 @@ SLACK = 1.1
 """A part may hold so many times its equal share of the weights."""
 
 LARGEST_PART = 1 << 20
-"""As `MAPPED` of a draft: parts are made to save memory, and those of small models too."""
+"""As `MAPPED` of a editor: parts are made to save memory, and those of small models too."""
 
 _WORTH = 0.95
 """More is sent, as of a table that parts share, where the slowest one then has less than so much of its work."""
@@ -51,11 +51,11 @@ def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> li
     Raises:
         ExportError: No cut leaves every part small enough.
     """
-    draft = Draft(source, targets[0])
-    draft.lift_constants()
-    flow, parts = Flow(draft), len(targets)
+    editor = GraphEditor(source, targets[0])
+    editor.lift_constants()
+    flow, parts = Flow(editor), len(targets)
     whole = sum(flow.bytes[name] for name in frozenset[str]().union(*flow.weights))
-    limit, sent = SLACK * whole / parts, _sent(draft, flow, engines=engines)
+    limit, sent = SLACK * whole / parts, _sent(editor, flow, engines=engines)
     plain, shared = _cuts(flow, flow.weights, sent, parts, limit), None
     table, step = flow.table
     if table and not engines:
@@ -74,10 +74,10 @@ def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> li
     )
 
 
-def _sent(draft: Draft, flow: Flow, *, engines: bool) -> dict[int, int]:
+def _sent(editor: GraphEditor, flow: Flow, *, engines: bool) -> dict[int, int]:
     """For each cut that may be, by the step behind it, how many large tensors it sends."""
     crossing = {step: flow.crossing(step) for step in range(1, flow.last_cut + 1)}
-    kinds = Kinds(draft, {name for names in crossing.values() for name in names})
+    kinds = Kinds(editor, {name for names in crossing.values() for name in names})
     return {
         step: sum(not kinds.is_small(name) for name in names)
         for step, names in crossing.items()
@@ -87,16 +87,16 @@ def _sent(draft: Draft, flow: Flow, *, engines: bool) -> dict[int, int]:
 
 def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts, table: str) -> list[Path]:
     """Writes parts that share a table so that they hold about the same."""
-    draft = Draft(source, targets[0])
-    draft.lift_constants()
-    count, first, *others = len(draft[table]), *_filled(cuts.sizes, flow.bytes[table])
+    editor = GraphEditor(source, targets[0])
+    editor.lift_constants()
+    count, first, *others = len(editor[table]), *_filled(cuts.sizes, flow.bytes[table])
     # The first part's rows are the last piece: it runs behind those that look words up for it.
     weights = [max(each, 1.0) for each in (*others, first)]
     ends = [round(count * end / sum(weights)) for end in accumulate(weights)]
     in_pieces = source.with_name(f"{source.stem}.pieces.onnx")
     found = tables.cut(source, in_pieces, table, ends[:-1])
-    draft = Draft(in_pieces, targets[0])
-    pieces = Flow(draft)
+    editor = GraphEditor(in_pieces, targets[0])
+    pieces = Flow(editor)
     moved = len(pieces.steps) - len(flow.steps)
     lookups = [target.with_name(f"{target.stem}.lookup.onnx") for target in targets[1:]]
     stages = [*map(pieces.behind, found[:-1]), *(end + moved for end in cuts.ends)]
@@ -118,12 +118,12 @@ def _filled(held: Sequence[float], amount: float) -> list[float]:
 
 def _write(source: Path, targets: Sequence[Path], flow: Flow, ends: Sequence[int]) -> None:
     """Writes what lies between the ends, one graph to each target."""
-    draft = Draft(source, targets[0])
-    draft.lift_constants()
-    kinds = Kinds(draft, {name for end in ends for name in flow.crossing(end)})
+    editor = GraphEditor(source, targets[0])
+    editor.lift_constants()
+    kinds = Kinds(editor, {name for end in ends for name in flow.crossing(end)})
     known = set[str]()
     for target, start, end in zip(targets, [0, *ends], [*ends, len(flow.steps)], strict=True):
-        part = Draft(source, target)
+        part = GraphEditor(source, target)
         part.lift_constants()
         narrow(part, flow, kinds, known, start, end)
         known.update(flow.made(start, end))
@@ -185,7 +185,7 @@ def _costs(
     return costs
 
 
-def narrow(part: Draft, flow: Flow, kinds: Kinds, known: set[str], start: int, end: int) -> None:
+def narrow(part: GraphEditor, flow: Flow, kinds: Kinds, known: set[str], start: int, end: int) -> None:
     """Leaves one part of a graph; `known` are the tensors that parts before it answer."""
     graph = part.graph
     nodes = flow.part(start, end)

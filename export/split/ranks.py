@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from export.errors import ExportError
 from export.graph import nodes as graphs
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.split.flow import Flow, Kinds
 from export.split.layers import LARGEST_PART, SLACK, narrow
 from export.split.tables import Maker
@@ -42,13 +42,13 @@ def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Pa
     Raises:
         ExportError: The graph is not built of layers that can be split so.
     """
-    whole = sum(_size(tensor) for tensor in Draft(source, source).graph.initializer)
+    whole = sum(_size(tensor) for tensor in GraphEditor(source, source).graph.initializer)
     written: list[Path] = []
     for rank in range(ranks):
         own = source.with_name(f"{source.stem}.rank{rank}.onnx")
         sums = _Rank(source, own, rank, ranks).write()
         written += _segments(own, sums, lambda segment, rank=rank: name(rank + 1, segment))  # type: ignore[misc]
-        held = sum(_size(tensor) for tensor in Draft(own, own).graph.initializer)
+        held = sum(_size(tensor) for tensor in GraphEditor(own, own).graph.initializer)
         if held > SLACK * whole / ranks:
             raise ExportError(
                 f"this model cannot be split in {ranks} by tensors: a rank would hold {held / whole:.0%} of the "
@@ -59,15 +59,15 @@ def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Pa
 
 def _segments(graph: Path, sums: list[str], name: Callable[[int], Path]) -> list[Path]:
     """Writes the segments of a rank's graph, each up to the next partial sum."""
-    draft = Draft(graph, graph)
-    flow = Flow(draft)
+    editor = GraphEditor(graph, graph)
+    flow = Flow(editor)
     makers = {output: step for step, at in enumerate(flow.steps) for output in flow.nodes[at].output}
     ends = [*sorted(makers[each + PARTIAL] + 1 for each in sums), len(flow.steps)]
-    kinds = Kinds(draft, {made for end in ends[:-1] for made in flow.crossing(end)})
+    kinds = Kinds(editor, {made for end in ends[:-1] for made in flow.crossing(end)})
     known, paths = set[str](), []
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         paths.append(name(number))
-        part = Draft(graph, paths[-1])
+        part = GraphEditor(graph, paths[-1])
         narrow(part, flow, kinds, known, start, end)
         known.update(flow.made(start, end))
         part.write(LARGEST_PART)
@@ -78,21 +78,21 @@ class _Rank(Maker):
     """What one rank has of a graph."""
 
     def __init__(self, source: Path, target: Path, rank: int, ranks: int) -> None:
-        draft = Draft(source, target)
-        draft.lift_constants()
-        super().__init__(draft)
+        editor = GraphEditor(source, target)
+        editor.lift_constants()
+        super().__init__(editor)
         self._rank, self._ranks = rank, ranks
-        self._largest = sum(_size(tensor) for tensor in draft.graph.initializer) // (8 * ranks)
+        self._largest = sum(_size(tensor) for tensor in editor.graph.initializer) // (8 * ranks)
         self._sums: dict[str, int] = {}
         """What the ranks add up, and how many components its vectors have."""
         self._users: dict[str, list[NodeProto]] = {}
-        for node in draft.graph.node:
+        for node in editor.graph.node:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
 
     def write(self) -> list[str]:
         """Saves the graph of the rank; returns the names of what the ranks add up."""
-        graph = self.draft.graph
+        graph = self.editor.graph
         layers = [*self._attentions(), *self._feed_forwards()]
         if not layers:
             raise ExportError(
@@ -100,22 +100,22 @@ class _Rank(Maker):
                 "the same attention), which this model is not made of; --split-by layers may do"
             )
         for product in layers:
-            self._sums[product.output[0]] = self.draft[product.input[1]].shape[1]
+            self._sums[product.output[0]] = self.editor[product.input[1]].shape[1]
             product.output[0] += PARTIAL
         graphs.replace(graph, [made for node in graph.node for made in self.instead(node)])
         for name, width in self._sums.items():
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence", width]))
             graph.output.append(helper.make_tensor_value_info(name + PARTIAL, TensorProto.FLOAT, None))
-        self.draft.drop_unused()
-        self.draft.save()
+        self.editor.drop_unused()
+        self.editor.save()
         return list(self._sums)
 
     def is_cut(self, table: str) -> bool:
-        return self.draft[table].nbytes > self._largest
+        return self.editor[table].nbytes > self._largest
 
     def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
         """A rank's words, and zeros for all others."""
-        rows = self.draft[table]
+        rows = self.editor[table]
         first, end = (len(rows) * rank // self._ranks for rank in (self._rank, self._rank + 1))
         own = self.constant(f"{found}.own", rows[first:end])
         nothing = self.constant(f"{found}.nothing", np.float32(0))
@@ -127,7 +127,7 @@ class _Rank(Maker):
 
     def _attentions(self) -> Iterator[NodeProto]:
         """Splits heads; the products after them, whose answers are partial sums."""
-        for node in self.draft.graph.node:
+        for node in self.editor.graph.node:
             if node.op_type != "Attention":
                 continue
             heads = next(attribute for attribute in node.attribute if attribute.name == "num_heads")
@@ -135,16 +135,16 @@ class _Rank(Maker):
                 raise ExportError(f"{heads.i} heads of attention cannot be split between {self._ranks} ranks evenly")
             (product,) = self._users[node.output[0]]
             for name in (node.input[1], node.input[2]):
-                thirds = np.split(self.draft[name], 3, axis=-1)
-                self.draft[name] = np.concatenate([self._share(third, -1) for third in thirds], axis=-1)
-            self.draft[product.input[1]] = self._share(self.draft[product.input[1]], 0)
+                thirds = np.split(self.editor[name], 3, axis=-1)
+                self.editor[name] = np.concatenate([self._share(third, -1) for third in thirds], axis=-1)
+            self.editor[product.input[1]] = self._share(self.editor[product.input[1]], 0)
             heads.i //= self._ranks
             yield product
 
     def _feed_forwards(self) -> Iterator[NodeProto]:
         """Splits what is between the two products of a feed-forward part; the second ones."""
-        makers = {output: node for node in self.draft.graph.node for output in node.output}
-        for node in self.draft.graph.node:
+        makers = {output: node for node in self.editor.graph.node for output in node.output}
+        for node in self.editor.graph.node:
             first = makers.get(node.input[0]) if node.op_type in _ACTIVATIONS else None
             if first is None or first.op_type != "MatMul":
                 continue
@@ -152,7 +152,7 @@ class _Rank(Maker):
             if len(following) != 1 or following[0].op_type != "MatMul":
                 continue  # a head's own activation
             for owner, at, axis in ((first, 1, -1), (node, 1, -1), (following[0], 1, 0)):
-                self.draft[owner.input[at]] = self._share(self.draft[owner.input[at]], axis)
+                self.editor[owner.input[at]] = self._share(self.editor[owner.input[at]], axis)
             yield following[0]
 
     def _share(self, array: NDArray[Any], axis: int) -> NDArray[Any]:

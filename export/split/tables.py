@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from export.graph import nodes as graphs
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -39,22 +39,22 @@ def cut(source: Path, target: Path, table: str, ends: Sequence[int]) -> list[str
 
     What looks the pieces up stands before everything else. Returns what is found so far behind each piece.
     """
-    draft = Draft(source, target)
-    draft.lift_constants()
-    maker = _Pieces(draft, table, [0, *ends, len(draft[table])])
-    nodes = [made for node in draft.graph.node for made in maker.instead(node)]
-    graphs.replace(draft.graph, [*maker.first, *nodes])
-    draft.drop_unused()
-    draft.save()
+    editor = GraphEditor(source, target)
+    editor.lift_constants()
+    maker = _Pieces(editor, table, [0, *ends, len(editor[table])])
+    nodes = [made for node in editor.graph.node for made in maker.instead(node)]
+    graphs.replace(editor.graph, [*maker.first, *nodes])
+    editor.drop_unused()
+    editor.save()
     return maker.found
 
 
 class Maker:
     """Replaces what looks up tables."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self._inputs = {value.name for value in draft.graph.input}
+    def __init__(self, editor: GraphEditor) -> None:
+        self.editor = editor
+        self._inputs = {value.name for value in editor.graph.input}
 
     def is_cut(self, table: str) -> bool:
         raise NotImplementedError
@@ -66,7 +66,7 @@ class Maker:
     def instead(self, node: NodeProto) -> Iterator[NodeProto]:
         """The nodes that take a node's place, itself where it is left alone."""
         table = table_of(node, self._inputs)
-        if table not in self.draft or not self.is_cut(table):
+        if table not in self.editor or not self.is_cut(table):
             yield node
         elif node.op_type == "Gather":
             yield from self.lookup(table, node.input[1], node.output[0])
@@ -77,7 +77,7 @@ class Maker:
         """The fused embedding, with one row for each of the tokens as its table."""
         whole, ids, table = node.output[0], node.input[0], node.input[2]
         yield from self.lookup(table, ids, f"{whole}.words")
-        width = self.constant(f"{whole}.width", np.array([-1, self.draft[table].shape[1]]))
+        width = self.constant(f"{whole}.width", np.array([-1, self.editor[table].shape[1]]))
         zero, one = (self.constant(f"{whole}.{number}", np.int64(number)) for number in (0, 1))
         yield helper.make_node("Reshape", [f"{whole}.words", width], [f"{whole}.rows"])
         yield helper.make_node("Size", [ids], [f"{whole}.size"])
@@ -90,8 +90,8 @@ class Maker:
 
     def constant(self, name: str, value: NDArray[Any] | np.generic) -> str:
         """The name of a constant, which is added."""
-        if name not in self.draft:
-            self.draft[name] = value
+        if name not in self.editor:
+            self.editor[name] = value
         return name
 
     def index(self, ids: str, name: str, start: int, end: int) -> Iterator[NodeProto]:
@@ -118,8 +118,8 @@ class _Pieces(Maker):
         found: What is found so far behind each piece.
     """
 
-    def __init__(self, draft: Draft, table: str, ends: Sequence[int]) -> None:
-        super().__init__(draft)
+    def __init__(self, editor: GraphEditor, table: str, ends: Sequence[int]) -> None:
+        super().__init__(editor)
         self._table, self._ends = table, ends
         self.first: list[NodeProto] = []
         self.found: list[str] = []
@@ -128,7 +128,7 @@ class _Pieces(Maker):
         return table == self._table
 
     def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
-        self.first += self._lookups(self.draft[table], ids, found)
+        self.first += self._lookups(self.editor[table], ids, found)
         yield from ()
 
     def _lookups(self, rows: NDArray[Any], ids: str, found: str) -> Iterator[NodeProto]:

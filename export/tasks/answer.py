@@ -16,7 +16,7 @@ import numpy as np
 from export.tasks import metrics
 from export.tasks.accuracy import Examples, Reader, encoded
 from export.tasks.base import TaskExport
-from export.tasks.decisions import Judge
+from export.tasks.decisions import DecisionComparator
 from export.tasks.libraries.answers import MANY, Form, span
 from export.tasks.libraries.library import BESIDE, tokens
 from export.tasks.libraries.pipelines import Transformers, surely
@@ -44,7 +44,7 @@ LONGEST_SPAN = 30
 
 
 @dataclass(slots=True, frozen=True)
-class _Judge(Judge):
+class _Comparator(DecisionComparator):
     """The best span.
 
     One that the wanted answer scores no worse than its best, but for a step of fp16 in each logit, counts as the same:
@@ -264,7 +264,7 @@ def _forward(own: Any, common: Any, _: object) -> tuple[Any, ...]:  # noqa: ANN4
 EXPORT = TaskExport(
     forward=_forward,
     limits=limits_for(int8={"cosine_mean": 0.98, "metric_loss": 1}),
-    judge=_Judge,
+    comparator=_Comparator,
     reader=_Reader,
     library=Questions,
     read=lambda answer, _: span(answer[0].answer, answer[0].score, answer[0].start, answer[0].end),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from export.tasks.accuracy import Reader
-    from export.tasks.decisions import Judge
+    from export.tasks.decisions import DecisionComparator
     from export.tasks.libraries.answers import Answer
     from export.tasks.libraries.library import Library
     from export.tasks.limits import Limits
@@ -28,7 +28,7 @@ class TaskExport:
         forward: The graph's outputs, in PyTorch: of a `TaskModel`, of what its model is called with, and of the graph's
             inputs by name.
         limits: What artifacts of each precision must keep beside PyTorch.
-        judge: How raw answers are read.
+        comparator: How raw answers are read.
         reader: Reads labelled text, for the task's own metric.
         library: The reference library, with a checkpoint's folder.
         read: One text's answer as the server's task gives it, in the form in which it is compared with the library's.
@@ -37,7 +37,7 @@ class TaskExport:
 
     forward: Forward = lambda own, common, _: (own.model(**common).logits,)
     limits: Mapping[Precision, Limits]
-    judge: type[Judge]
+    comparator: type[DecisionComparator]
     reader: type[Reader]
     library: type[Library]
     read: Callable[[Any, Manifest], Answer]

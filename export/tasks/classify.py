@@ -10,7 +10,7 @@ import numpy as np
 from export.tasks import metrics
 from export.tasks.accuracy import Examples, ScoreReader
 from export.tasks.base import TaskExport
-from export.tasks.decisions import Judge, Scores
+from export.tasks.decisions import DecisionComparator, Scores
 from export.tasks.libraries.answers import FEW, Form, labels
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True)
-class _Judge(Scores):
+class _Comparator(Scores):
     """The label of a text, or each of its labels; of a regression the order of its values."""
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
-        order = Scores if self.regression else Judge
+        order = Scores if self.regression else DecisionComparator
         return order.agreement(self, actual, expected, texts)
 
     def decisions(self, row: Row, _: EncodedText) -> NDArray[np.int64]:
@@ -104,7 +104,7 @@ def _read(answer: Any, manifest: Any) -> Answer:  # noqa: ANN401  see `TaskExpor
 
 EXPORT = TaskExport(
     limits=limits_for(fp16={"max_abs_difference": 0.05, **UNDIRECTED}, int8={"agreement": 0.95, **UNDIRECTED}),
-    judge=_Judge,
+    comparator=_Comparator,
     reader=_Reader,
     library=Classifier,
     read=_read,

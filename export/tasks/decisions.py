@@ -25,7 +25,7 @@ _CLEARLY = 0.1
 
 
 @dataclass(slots=True, frozen=True)
-class Judge:
+class DecisionComparator:
     """How the raw answers of one model are read.
 
     Attributes:
@@ -89,7 +89,7 @@ class Judge:
 
 
 @dataclass(slots=True, frozen=True)
-class Undecided(Judge):
+class Undecided(DecisionComparator):
     """Vectors, which decide nothing."""
 
     directed: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class Undecided(Judge):
 
 
 @dataclass(slots=True, frozen=True)
-class Scores(Judge):
+class Scores(DecisionComparator):
     """Values: which of two texts stands first, over all pairs whose scores differ clearly."""
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:

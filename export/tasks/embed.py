@@ -86,7 +86,7 @@ class Encoder(SentenceTransformers):
 EXPORT = TaskExport(
     forward=lambda own, common, named: (own.sentence(own.model(**common).last_hidden_state, named[MASK]),),
     limits=limits_for(int8={"cosine_mean": 0.99, "cosine_p01": 0.975, "cosine_min": 0.95}),
-    judge=Undecided,
+    comparator=Undecided,
     reader=_Reader,
     library=Encoder,
     read=lambda answer, _: vector(answer),

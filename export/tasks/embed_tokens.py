@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True)
-class _Judge(Undecided):
+class _Comparator(Undecided):
     def cosine(self, row: Row, other: Row) -> float:
         """Each token has a direction of its own: that of the worst token."""
         return float(cosine(row[0], other[0]).min())
@@ -27,7 +27,7 @@ EXPORT = TaskExport(
     forward=lambda own, common, _: (own.model(**common).last_hidden_state,),
     # Of each text its worst token, which pooling would have weighed against all others.
     limits=limits_for(int8={"cosine_mean": 0.98, "cosine_p01": 0.94, "cosine_min": 0.85}),
-    judge=_Judge,
+    comparator=_Comparator,
     reader=Reader,
     library=Encoder,
     read=lambda answer, _: vector(answer),

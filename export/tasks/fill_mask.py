@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from export.tasks import metrics
 from export.tasks.accuracy import Examples, Reader
 from export.tasks.base import TaskExport
-from export.tasks.decisions import Judge
+from export.tasks.decisions import DecisionComparator
 from export.tasks.libraries.answers import Form, fillings
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers
@@ -45,7 +45,7 @@ def _forward(own: Any, common: Any, named: Any) -> tuple[Any, ...]:  # noqa: ANN
 
 
 @dataclass(slots=True, frozen=True)
-class _Judge(Judge):
+class _Comparator(DecisionComparator):
     """The best word of each mask."""
 
     masked: ClassVar[bool] = True
@@ -115,7 +115,7 @@ EXPORT = TaskExport(
         fp16={"max_abs_difference": 0.1, "agreement": 0.99, **UNDIRECTED},
         int8={"agreement": 0.8, "metric_loss": 1, **UNDIRECTED},
     ),
-    judge=_Judge,
+    comparator=_Comparator,
     reader=_Reader,
     library=Filler,
     read=lambda answer, _: fillings(

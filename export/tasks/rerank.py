@@ -39,7 +39,7 @@ class CrossEncoder(SentenceTransformers):
 
 EXPORT = TaskExport(
     limits=limits_for(fp16={"max_abs_difference": 0.05, **UNDIRECTED}, int8={"agreement": 0.95, **UNDIRECTED}),
-    judge=Scores,
+    comparator=Scores,
     reader=ScoreReader,
     library=CrossEncoder,
     read=lambda answer, _: score(answer),

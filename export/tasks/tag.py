@@ -10,7 +10,7 @@ import numpy as np
 from export.tasks import metrics
 from export.tasks.accuracy import Examples, Reader, encoded
 from export.tasks.base import TaskExport
-from export.tasks.decisions import Judge
+from export.tasks.decisions import DecisionComparator
 from export.tasks.libraries.answers import FEW, MANY, Form, entities, tagged
 from export.tasks.libraries.library import tokens
 from export.tasks.libraries.pipelines import Transformers, surely
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True)
-class _Judge(Judge):
+class _Comparator(DecisionComparator):
     """The tag of each token of the text."""
 
     directed: ClassVar[bool] = True
@@ -142,7 +142,7 @@ def _read(answer: Any, _: object) -> Answer:  # noqa: ANN401  see `TaskExport`
 
 EXPORT = TaskExport(
     limits=limits_for(int8={"cosine_mean": 0.98, "agreement": 0.97, "metric_loss": 1}),
-    judge=_Judge,
+    comparator=_Comparator,
     reader=_Reader,
     library=Tagger,
     read=_read,

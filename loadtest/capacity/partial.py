@@ -20,8 +20,8 @@ from export.checkpoint.source import Source
 from export.checkpoint.vocabulary import Vocabulary
 from export.checkpoint.weights import Weights
 from export.errors import ExportError
-from export.graph import draft, optimize, task_model
-from export.graph.draft import Draft
+from export.graph import editor, optimize, task_model
+from export.graph.editor import GraphEditor
 from export.precision import quantize
 from export.precision.equalise import Cut
 from export.precision.products import find
@@ -79,7 +79,7 @@ def _spec(encoder: Encoder, precision: str, folder: Path, layers: int) -> ModelS
     if precision == "int8":
         quantize.quantize(fused, path, shape, _cuts(fused), static=True)
     else:
-        draft.copy(fused, path)
+        editor.copy(fused, path)
     spec = task_model.spec_of(checkpoint, path)
     copied = encoder.weight_bytes(precision) <= COPIED_BYTES
     return msgspec.structs.replace(spec, name=f"{layers} layers", copied=copied)
@@ -111,7 +111,7 @@ def _checkpoint(encoder: Encoder, folder: Path, layers: int) -> Checkpoint:
 
 def _cuts(fused: Path) -> dict[str, Cut]:
     """A cut for each product, in the form that exports choose; with random weights no range means anything."""
-    opened = Draft(fused, fused)
+    opened = GraphEditor(fused, fused)
     matrices = {product.activations: opened.joined(product.weights) for product in find(opened.graph)}
     return {
         name: Cut(np.linspace(0.9, 1.1, len(matrix), dtype=np.float32), -_RANGE, _RANGE)

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from export.errors import ExportError
-from export.graph import draft, optimize, task_model
+from export.graph import editor, optimize, task_model
 from export.precision import int8, quantize
 from serving.engine.specs import DATA_SUFFIX
 from serving.models.artifact_scan import check_model_file
@@ -99,7 +99,7 @@ def test_feed_forward_channels_are_repeated_before_they_are_quantised(small: Sma
     path, target = small.fused, tmp_path / "int8.onnx"
     chosen = cuts(small.checkpoint, path)
     quantize.quantize(path, target, optimize.shape_of(small.checkpoint), chosen, static=True)
-    before, after = (draft.Draft(graph, graph) for graph in (path, target))
+    before, after = (editor.GraphEditor(graph, graph) for graph in (path, target))
     repeats = [cut.repeats for cut in chosen.values() if cut.repeats is not None]
     functions = [[node for node in one.graph.node if node.op_type == "BiasGelu"] for one in (before, after)]
     assert len(repeats) == len(functions[1]) == small.checkpoint.layers
@@ -173,14 +173,14 @@ def test_a_graph_is_one_file_up_to_a_size(small: Small, tmp_path: Path, monkeypa
     Written again as one file the other one goes.
     """
     whole, parted = tmp_path / "whole.onnx", tmp_path / "parted.onnx"
-    draft.copy(small.fused, whole)
+    editor.copy(small.fused, whole)
     assert not beside(whole).exists()
-    monkeypatch.setattr(draft, "LARGEST_FILE", 2 * whole.stat().st_size)
-    draft.copy(small.fused, parted)
+    monkeypatch.setattr(editor, "LARGEST_FILE", 2 * whole.stat().st_size)
+    editor.copy(small.fused, parted)
     assert parted.read_bytes() == whole.read_bytes()
-    monkeypatch.setattr(draft, "LARGEST_FILE", whole.stat().st_size // 2)
+    monkeypatch.setattr(editor, "LARGEST_FILE", whole.stat().st_size // 2)
     for source in (small.fused, whole):
-        draft.copy(source, parted)
+        editor.copy(source, parted)
         assert parted.stat().st_size < whole.stat().st_size / 4
         assert beside(parted).stat().st_size > whole.stat().st_size / 2
         assert sorted(file.name for file in tmp_path.iterdir()) == ["parted.onnx", "parted.onnx.data", "whole.onnx"]
@@ -193,7 +193,7 @@ def test_a_graph_is_one_file_up_to_a_size(small: Small, tmp_path: Path, monkeypa
         for name, array in one.items():
             np.testing.assert_array_equal(array, other[name])
     monkeypatch.undo()
-    draft.copy(parted, parted)
+    editor.copy(parted, parted)
     assert not beside(parted).exists()
     assert optimize.operators(parted) == optimize.operators(whole)
 

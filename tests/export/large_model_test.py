@@ -16,7 +16,7 @@ import transformers
 
 from export.cli import inspect, verify
 from export.cli.export import main as export
-from export.graph import draft
+from export.graph import editor
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.manifest import ENGINE_GRAPHS
 from tests.support.checkpoints import write_large_checkpoint
@@ -44,7 +44,7 @@ def models(small_export: Export, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder: Path = tmp_path_factory.mktemp("large")
     words = ["--out", str(folder / "models"), "--tensorrt", "graph", "--triton", str(folder / "triton"), *WORDS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft, "LARGEST_FILE", 0)
+        patch.setattr(editor, "LARGEST_FILE", 0)
         assert export([str(small_export.checkpoint), *words]) == 0
     return folder / "models"
 
@@ -149,7 +149,7 @@ def test_an_artifact_that_is_left_out_leaves_no_weights(
     small_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle holds what its manifest lists, and nothing else."""
-    monkeypatch.setattr(draft, "LARGEST_FILE", 0)
+    monkeypatch.setattr(editor, "LARGEST_FILE", 0)
     words = ["--out", str(tmp_path), "--precision", "fp32", "--precision", "int8", "--limit", "int8.cosine_min=1"]
     assert export([str(small_export.checkpoint), *words]) == 3
     assert [artifact.file for artifact in open_bundle(tmp_path / "small" / "1").manifest.artifacts] == [NAMES[0]]

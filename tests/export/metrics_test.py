@@ -13,7 +13,7 @@ import pytest
 from export.errors import ExportError
 from export.tasks import EXPORTS, metrics
 from export.tasks.answer import best_span
-from export.tasks.decisions import Judge, order_agreement
+from export.tasks.decisions import DecisionComparator, order_agreement
 from serving.records import EncodedText, Row
 from serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
@@ -103,11 +103,11 @@ def text(*ids: int) -> EncodedText:
     return EncodedText(array("i", ids))
 
 
-def judge(task: str, *, multi_label: bool = False) -> Judge:
-    """A judge of three labels; 1 pads, 2 separates, 0 begins, 4 masks."""
+def comparator(task: str, *, multi_label: bool = False) -> DecisionComparator:
+    """A comparator of three labels; 1 pads, 2 separates, 0 begins, 4 masks."""
     ids = {"pad": 1, "cls": 0, "sep": 2, "mask": 4}
     outputs = TASKS[task].graph_outputs(hidden_size=2, labels=3, candidates=2)
-    return EXPORTS[task].judge(outputs, ids, multi_label=multi_label)
+    return EXPORTS[task].comparator(outputs, ids, multi_label=multi_label)
 
 
 def floats(*values: object) -> np.ndarray:
@@ -117,21 +117,21 @@ def floats(*values: object) -> np.ndarray:
 def test_each_token_must_point_where_pytorchs_does() -> None:
     """One token that is off shows, however many others are right and however long their vectors are."""
     wanted = floats([100, 0], [0, 100], [1, 0], [50, 50])
-    assert judge("embed_tokens").cosine((wanted,), (wanted * 2,)) == pytest.approx(1)
+    assert comparator("embed_tokens").cosine((wanted,), (wanted * 2,)) == pytest.approx(1)
     found = wanted.copy()
     found[2] = [0, 1]
-    assert judge("embed_tokens").cosine((found,), (wanted,)) == pytest.approx(0)
-    assert judge("tag").cosine((found,), (wanted,)) > 0.99
+    assert comparator("embed_tokens").cosine((found,), (wanted,)) == pytest.approx(0)
+    assert comparator("tag").cosine((found,), (wanted,)) > 0.99
 
 
-AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
-    (judge("classify"), (floats(1, 2, 0),), (floats(0, 9, 8),), text(0, 5, 2), 1),
-    (judge("classify"), (floats(1, 2, 0),), (floats(3, 2, 0),), text(0, 5, 2), 0),
-    (judge("classify", multi_label=True), (floats(1, -2, 3),), (floats(1, 2, 3),), text(0, 5, 2), 2 / 3),
+AGREEMENTS: list[tuple[DecisionComparator, Row, Row, EncodedText, float]] = [
+    (comparator("classify"), (floats(1, 2, 0),), (floats(0, 9, 8),), text(0, 5, 2), 1),
+    (comparator("classify"), (floats(1, 2, 0),), (floats(3, 2, 0),), text(0, 5, 2), 0),
+    (comparator("classify", multi_label=True), (floats(1, -2, 3),), (floats(1, 2, 3),), text(0, 5, 2), 2 / 3),
     # The frame's tags are nobody's.
-    (judge("tag"), (np.eye(3, dtype=np.float32),), (np.eye(3, dtype=np.float32)[[1, 1, 0]],), text(0, 5, 2), 1),
+    (comparator("tag"), (np.eye(3, dtype=np.float32),), (np.eye(3, dtype=np.float32)[[1, 1, 0]],), text(0, 5, 2), 1),
     (
-        judge("fill_mask"),
+        comparator("fill_mask"),
         (np.array([[7, 8], [9, 8]], np.int32), floats([1, 0], [1, 0]), floats(1, 1)),
         (np.array([[7, 9], [8, 9]], np.int32), floats([1, 0], [1, 0]), floats(1, 1)),
         text(0, 4, 4, 2),
@@ -139,7 +139,7 @@ AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
     ),
     # The question's logits, however large, are not looked at.
     (
-        judge("answer"),
+        comparator("answer"),
         (floats(9, 9, 0, 1, 0, 0), floats(0, 0, 0, 0, 1, 0)),
         (floats(0, 0, 0, 1, 0, 0), floats(9, 9, 0, 0, 1, 9)),
         text(0, 5, 2, 6, 7, 2),
@@ -147,21 +147,21 @@ AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
     ),
     # Another span is as good as the best where the wanted logits are apart by no more than a step of fp16.
     (
-        judge("answer"),
+        comparator("answer"),
         (floats(0, 0, 0, 0, 1, 0), floats(0, 0, 0, 0, 1, 0)),
         (floats(0, 0, 0, 1, 1 - 2**-11, 0), floats(0, 0, 0, 1, 1 - 2**-11, 0)),
         text(0, 5, 2, 6, 7, 2),
         1,
     ),
     (
-        judge("answer"),
+        comparator("answer"),
         (floats(0, 0, 0, 0, 1, 0), floats(0, 0, 0, 0, 1, 0)),
         (floats(0, 0, 0, 1, 0.99, 0), floats(0, 0, 0, 1, 0.99, 0)),
         text(0, 5, 2, 6, 7, 2),
         0,
     ),
     (
-        judge("answer"),
+        comparator("answer"),
         (floats(0, 1, 0, 0), floats(0, 1, 0, 0)),
         (floats(0, 1, 0, 0), floats(0, 1, 0, 0)),
         text(0, 5, 2, 2),
@@ -171,7 +171,9 @@ AGREEMENTS: list[tuple[Judge, Row, Row, EncodedText, float]] = [
 
 
 @pytest.mark.parametrize(("reader", "found", "wanted", "of", "expected"), AGREEMENTS)
-def test_decisions_are_compared(reader: Judge, found: Row, wanted: Row, of: EncodedText, expected: float) -> None:
+def test_decisions_are_compared(
+    reader: DecisionComparator, found: Row, wanted: Row, of: EncodedText, expected: float
+) -> None:
     """What a user of the task would see is what agrees or does not."""
     assert reader.agreement([found], [wanted], [of]) == pytest.approx(expected)
 
@@ -179,10 +181,10 @@ def test_decisions_are_compared(reader: Judge, found: Row, wanted: Row, of: Enco
 def test_what_padding_added_is_cut_off() -> None:
     """Rows are as long as their texts, and as many as their masks."""
     texts = [text(0, 4, 2), text(0, 4, 4, 5, 2)]
-    (short, long) = judge("tag").rows([np.zeros((2, 5, 3), np.float32)], texts)
+    (short, long) = comparator("tag").rows([np.zeros((2, 5, 3), np.float32)], texts)
     assert (short[0].shape, long[0].shape) == ((3, 3), (5, 3))
     arrays = [np.zeros((2, 2, 2), np.int32), np.zeros((2, 2, 2), np.float32), np.zeros((2, 2), np.float32)]
-    rows = judge("fill_mask").rows(arrays, texts)
+    rows = comparator("fill_mask").rows(arrays, texts)
     assert [[part.shape for part in row] for row in rows] == [[(1, 2), (1, 2), (1,)], [(2, 2), (2, 2), (2,)]]
 
 

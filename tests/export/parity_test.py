@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from export import build
-from export.graph import draft, task_model
+from export.graph import editor, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
 from export.recipe import Recipe
@@ -163,7 +163,7 @@ class Small:
         self.checkpoint = opened(write_checkpoint(folder / "small"))
         model = task_model.load(self.checkpoint)
         self.path = folder / "model.onnx"
-        draft.copy(fused(self.checkpoint, folder, model), self.path)
+        editor.copy(fused(self.checkpoint, folder, model), self.path)
         texts = corpus.read()[:40]
         encoded = self.checkpoint.vocabulary.encode(texts, 64)
         rows = task_model.answers(model, encoded, threads=2, count=ignore)
@@ -174,7 +174,7 @@ class Small:
         spec = task_model.spec_of(self.checkpoint, path)
         return parity.verify(
             open_engine(spec, "cpu", 1),
-            build.judge_of(self.checkpoint),
+            build.comparator_of(self.checkpoint),
             self.reference,
             EXPORTS["embed"].limits["fp32"],
             max_length=64,

@@ -18,7 +18,7 @@ from export.engines import tensorrt
 from export.engines.native import name_of
 from export.errors import ExportError
 from export.graph import optimize, task_model
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.precision import emulation, half, int8, qdq
 from export.precision.equalise import Cut
 from export.precision.products import Product, find
@@ -49,7 +49,7 @@ def quantised(folder: Path, checkpoint_folder: Path) -> Path:
     exponents = half.convert(raw, halved)
     texts = checkpoint.encode(corpus.for_task(corpus.read()[::16], checkpoint.task))
     cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, ignore)
-    qdq.quantize(halved, made, optimize.shape_of(checkpoint), exponents, find(Draft(raw, raw).graph), cuts)
+    qdq.quantize(halved, made, optimize.shape_of(checkpoint), exponents, find(GraphEditor(raw, raw).graph), cuts)
     return made
 
 

@@ -16,7 +16,7 @@ import pytest
 from export.cli import inspect, verify
 from export.cli.export import main as export
 from export.errors import ExportError
-from export.graph import draft
+from export.graph import editor
 from export.split import layers, ranks
 from serving.engine.specs import PARTIAL
 from serving.errors import BundleError
@@ -163,7 +163,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("split")
     checkpoint = write_task_checkpoint(folder / "small", "bert", "embed", num_hidden_layers=4, vocab_size=4_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft, "LARGEST_FILE", 60_000)
+        patch.setattr(editor, "LARGEST_FILE", 60_000)
         assert export([str(checkpoint), "--out", str(folder / "models"), "--split", "2"]) == 0
     return folder / "models"
 

@@ -74,11 +74,11 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
     quantize.quantize(path, tmp_path / "int8.onnx", optimize.shape_of(checkpoint), cuts, static=True)
     half.convert(path, tmp_path / "fp16.onnx")
     emulation.emulate(tmp_path / "fp16.onnx", tmp_path / "twin.onnx")
-    judge, exact = build.judge_of(checkpoint), answers_together(checkpoint, path, texts)
+    comparator, exact = build.comparator_of(checkpoint), answers_together(checkpoint, path, texts)
     # Weights that were never trained mind 8 bits more than those that were.
     for name, least in (("int8", 0.9), ("twin", 0.9999)):
         for row, right in zip(answers_together(checkpoint, tmp_path / f"{name}.onnx", texts), exact, strict=True):
-            assert decisions.cosine(judge.numbers(row), judge.numbers(right)) > least
+            assert decisions.cosine(comparator.numbers(row), comparator.numbers(right)) > least
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task
     task_model.write(task_model.load(checkpoint), raw)
     cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, ignore)
     openvino.quantize(raw, tmp_path / "int8.onnx", shape, cuts)
-    judge, exact = build.judge_of(checkpoint), answers_together(checkpoint, raw, texts)
+    comparator, exact = build.comparator_of(checkpoint), answers_together(checkpoint, raw, texts)
     for row, right in zip(answers_together(checkpoint, tmp_path / "int8.onnx", texts, "openvino"), exact, strict=True):
-        assert decisions.cosine(judge.numbers(row), judge.numbers(right)) > 0.97
+        assert decisions.cosine(comparator.numbers(row), comparator.numbers(right)) > 0.97
 
 
 def test_groups_of_layers_are_stored_once_each(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_byte_level_tokenizer_is_understood(tmp_path: Path) -> None:
     (pair,) = checkpoint.vocabulary.encode([("a", "b")], LENGTH)
     assert pair.type_ids is None
     assert [pair.ids[at] for at in (0, 2, 3, 5)] == [0, 2, 2, 2]
-    assert build.judge_of(checkpoint).context(pair) == (4, 5)
+    assert build.comparator_of(checkpoint).context(pair) == (4, 5)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,10 @@ def test_a_regression_agrees_by_the_order_of_its_values(tmp_path: Path) -> None:
     """Of a value no label is chosen: each column is held to PyTorch's order of the texts."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
     edit_json(folder / "config.json", problem_type="regression")
-    judge = build.judge_of(opened(folder))
+    comparator = build.comparator_of(opened(folder))
     wanted = [(np.array([value, -value, 1.0], np.float32),) for value in (1.0, 2.0, 3.0)]
-    assert judge.agreement(wanted, wanted, []) == 1.0
-    assert judge.agreement(wanted[::-1], wanted, []) == pytest.approx(1 / 3)
+    assert comparator.agreement(wanted, wanted, []) == 1.0
+    assert comparator.agreement(wanted[::-1], wanted, []) == pytest.approx(1 / 3)
 
 
 def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
@@ -296,11 +296,11 @@ def test_labels_may_be_independent(tmp_path: Path) -> None:
 def test_the_recorded_reference_comes_back_whole(tmp_path: Path, task: str) -> None:
     """What PyTorch answered is read back from the bundle's file to the last bit, with its texts."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", task))
-    texts, judge = encoded(checkpoint), build.judge_of(checkpoint)
+    texts, comparator = encoded(checkpoint), build.comparator_of(checkpoint)
     rows = task_model.answers(task_model.load(checkpoint), texts, threads=1, count=ignore)
     path = tmp_path / reference.REFERENCE
-    reference.write(path, judge, parity.Reference(TEXTS, texts, rows))
-    found = reference.read(path, judge)
+    reference.write(path, comparator, parity.Reference(TEXTS, texts, rows))
+    found = reference.read(path, comparator)
     assert found.texts == TEXTS
     assert [list(text.ids) for text in found.encoded] == [list(text.ids) for text in texts]
     for one, other in zip(found.rows, rows, strict=True):
@@ -313,12 +313,12 @@ def test_the_recorded_reference_comes_back_whole(tmp_path: Path, task: str) -> N
 def test_a_damaged_reference_is_refused(tmp_path: Path, kept: slice) -> None:
     """A file that was cut is not compared with."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "bert", "embed"))
-    texts, judge = encoded(checkpoint), build.judge_of(checkpoint)
+    texts, comparator = encoded(checkpoint), build.comparator_of(checkpoint)
     path = tmp_path / reference.REFERENCE
-    reference.write(path, judge, parity.Reference(TEXTS, texts, [(np.zeros(32, np.float32),)] * len(texts)))
+    reference.write(path, comparator, parity.Reference(TEXTS, texts, [(np.zeros(32, np.float32),)] * len(texts)))
     path.write_bytes(path.read_bytes()[kept])
     with pytest.raises(ExportError, match="not the reference of this model"):
-        reference.read(path, judge)
+        reference.read(path, comparator)
 
 
 def test_a_pre_normalised_graph_keeps_its_sums(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Asker(threading.Thread, Generic[T]):
                 self.answers.append(self._ask())
             except Refused as refused:
                 self.refused.append(refused)
-            except Exception as error:  # noqa: BLE001  kept for the test to judge
+            except Exception as error:  # noqa: BLE001  kept for the test to comparator
                 self.failure = error
                 return
 

@@ -11,7 +11,7 @@ from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.cli.export import main
-from export.graph import draft, optimize, task_model
+from export.graph import editor, optimize, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
 from serving.models.bundle import Bundle, open_bundle
@@ -76,9 +76,9 @@ def exported(folder: Path, *words: str) -> Bundle:
 def answers_together(
     checkpoint: Checkpoint, path: Path, texts: Sequence[EncodedText], target: Target = "cpu"
 ) -> list[Row]:
-    judge = build.judge_of(checkpoint)
+    comparator = build.comparator_of(checkpoint)
     whole = path.with_name(f"whole.{path.name}")
-    draft.copy(path, whole)
+    editor.copy(path, whole)
     engine = open_engine(task_model.spec_of(checkpoint, whole), target, 1)
     plan = [(list(range(len(texts))), [])]
-    return parity._run(engine, judge, texts, plan, parity._Ticks(lambda _done, _total: None, 1))
+    return parity._run(engine, comparator, texts, plan, parity._Ticks(lambda _done, _total: None, 1))

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from export.graph import task_model
-from export.graph.draft import Draft
+from export.graph.editor import GraphEditor
 from export.precision import half, ranges
 from export.progress import quiet
 from tests.support import traced
@@ -147,14 +147,14 @@ def _example() -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_ranges(path: Path, watched: Path, inputs: dict[str, NDArray[np.int32]]) -> None:
     """Holds every float tensor of a run against its proven range, which each product must have; writes to `watched`."""
-    draft = Draft(path, watched)
-    draft.lift_constants()
-    loaded = draft.model
-    bounds = ranges.of_graph(loaded.graph, half.float_constants(draft))
+    editor = GraphEditor(path, watched)
+    editor.lift_constants()
+    loaded = editor.model
+    bounds = ranges.of_graph(loaded.graph, half.float_constants(editor))
     assert all(node.output[0] in bounds for node in loaded.graph.node if node.op_type in PRODUCTS)
     names = [name for name in bounds if name not in {value.name for value in loaded.graph.output}]
     loaded.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
-    draft.save()
+    editor.save()
     session = ort.InferenceSession(watched, providers=["CPUExecutionProvider"])
     for name, array in zip(names, session.run(names, inputs), strict=True):
         assert np.abs(array).max() <= bounds[name].peak * (1 + 1e-5), name

@@ -112,7 +112,7 @@ class _Reader(ScoreReader):
 EXPORTS["norm"] = TaskExport(
     forward=_forward,
     limits=limits_for(int8={"agreement": 0.8, **UNDIRECTED}),
-    judge=Scores,
+    comparator=Scores,
     reader=_Reader,
     library=_Library,
     read=lambda answer, _: score(answer),

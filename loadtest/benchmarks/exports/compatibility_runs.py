@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from export.build import judge_of
+from export.build import comparator_of
 from export.checkpoint.families import FAMILIES
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
 from export.engines import tensorrt
 from export.errors import ExportError
-from export.graph import draft, optimize, task_model
+from export.graph import editor, optimize, task_model
 from export.precision import emulation, half, int8
 from export.progress import Progress, quiet
 from export.proof import parity
@@ -70,7 +70,7 @@ class _Export:
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         self._checkpoint, self._folder = checkpoint, folder
         self._raw, self._fused = folder / "raw.onnx", folder / "fused.onnx"
-        self._judge = judge_of(checkpoint)
+        self._judge = comparator_of(checkpoint)
         self.engines: dict[str, Engine] = {}
         texts = corpus.read()
         calibration = folder / "calibration.txt"
@@ -108,7 +108,7 @@ class _Export:
         elif name == "fp16":
             half.convert(self._fused, path, shared_layers=self._checkpoint.family.shared_layers)
         else:
-            draft.copy(self._fused, path)
+            editor.copy(self._fused, path)
 
     def _compared(self, name: str, path: Path) -> dict[str, Any]:
         target, size = FORMS[name].target, path.stat().st_size

@@ -20,7 +20,7 @@ import transformers
 from export import build
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import find
-from export.graph import draft, optimize, task_model
+from export.graph import editor, optimize, task_model
 from export.progress import Progress, quiet
 from export.proof import reference
 from export.proof.engine import open_engine
@@ -183,7 +183,7 @@ def export_graph(folder: Path, models: Path, name: str, task: str | None, *, fus
         if fused:
             optimize.fuse(raw, whole := raw.with_name("fused.onnx"), optimize.shape_of(checkpoint))
             raw = whole
-        draft.copy(raw, graph := writer.path / "model.fp32.onnx", draft.MAPPED)
+        editor.copy(raw, graph := writer.path / "model.fp32.onnx", editor.MAPPED)
         shutil.rmtree(raw.parent)
         (writer.path / TOKENIZER).write_bytes(checkpoint.vocabulary.content)
         (writer.path / reference.REFERENCE).write_bytes(b"")

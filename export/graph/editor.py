@@ -37,7 +37,7 @@ _PAGE = 4096
 """Alignment of tensors, so that each can be mapped."""
 
 
-class Draft:
+class GraphEditor:
     """A graph that a step changes."""
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -145,7 +145,7 @@ class Draft:
     def write(self, largest: int | None = None) -> None:
         """Writes the whole graph: one file or, above `largest` bytes, with a weight file.
 
-        The draft cannot be used any more. The limit is at most `LARGEST_FILE`.
+        The editor cannot be used any more. The limit is at most `LARGEST_FILE`.
         """
         limit = LARGEST_FILE if largest is None else min(largest, LARGEST_FILE)
         outside = [tensor for tensor in self.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
@@ -185,5 +185,5 @@ def _put(tensor: TensorProto, array: NDArray[Any], file: BinaryIO, name: str) ->
 
 
 def copy(source: Path, target: Path, largest: int | None = None) -> None:
-    """Writes a graph under another name; `largest` as for `Draft.write`."""
-    Draft(source, target).write(largest)
+    """Writes a graph under another name; `largest` as for `GraphEditor.write`."""
+    GraphEditor(source, target).write(largest)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from export.proof.end_to_end import EndToEndProof
     from export.tasks.accuracy import Examples
-    from export.tasks.decisions import Judge
+    from export.tasks.decisions import DecisionComparator
     from export.tasks.limits import Limits
     from serving.engine.base import Engine
 
@@ -44,18 +44,18 @@ class Result:
 
 
 @dataclass(slots=True, frozen=True)
-class Yardstick:
+class ReferenceEvaluation:
     """PyTorch's side of the comparison.
 
     Attributes:
-        judge: Reads answers.
+        comparator: Reads answers.
         reference: Texts and answers.
         labelled: Labeled texts and scores.
         max_length: The model's maximum input in tokens.
         end_to_end_proof: The reference library's answers to texts; None if it is not used.
     """
 
-    judge: Judge
+    comparator: DecisionComparator
     reference: parity.Reference
     labelled: Sequence[Labelled]
     max_length: int
@@ -67,7 +67,9 @@ class Yardstick:
         Raises:
             ExportError: The engine failed on a batch.
         """
-        verdict = parity.verify(engine, self.judge, self.reference, limits, max_length=self.max_length, count=count)
+        verdict = parity.verify(
+            engine, self.comparator, self.reference, limits, max_length=self.max_length, count=count
+        )
         accuracy = tuple(figure for each in self.labelled for figure in self._score(engine, each, count))
         broken = verdict.broken | parity.broken_accuracy(accuracy, limits)
         if self.end_to_end_proof is None:
@@ -77,7 +79,7 @@ class Yardstick:
 
     def _score(self, engine: Engine, labelled: Labelled, count: parity.Count) -> list[Accuracy]:
         examples, pytorch = labelled.examples, labelled.pytorch
-        scores = examples.score(parity.answers(engine, self.judge, examples.texts, count))
+        scores = examples.score(parity.answers(engine, self.comparator, examples.texts, count))
         return [
             Accuracy(metric, examples.name, examples.count, pytorch[metric], score)
             for metric, score in scores.items()
