@@ -1,8 +1,7 @@
 """The error tree: every failure a client can see, with its reason, HTTP status and gRPC code (as google.rpc.Code).
 
 Each class states these if they differ from its parent's. A message is made from a template that names the field, the
-limit
-and the size received; it never repeats received text. Errors that no client sees are at the end.
+limit and the size received; it never repeats received text. Errors that no client sees are at the end.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class BertserveError(Exception):
         """The error without its traceback and causes, whose frames hold the whole request.
 
         For code that keeps an error, even in a variable: variable, frame, traceback and error would form a reference
-        cycle with the
-        request, until a collection.
+        cycle with the request, until a collection.
         """
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self

@@ -8,8 +8,7 @@
 
 STARTING: ports are open, nothing is loaded. WARMING: the engine loads and warms up. READY and DEGRADED accept requests;
 DEGRADED runs a fallback or unproven engine. DRAINING goes through the lame duck to the drain: then no connection is
-accepted,
-and only requests that were sent before their client could know.
+accepted, and only requests that were sent before their client could know.
 """
 
 from __future__ import annotations

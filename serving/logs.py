@@ -1,18 +1,13 @@
 """The log: a bounded queue, and one thread that writes it.
 
 Neither the event loop nor an engine's lane waits for the reader of the log. If the pipe is not read or closed, or the
-disk is
-full, lines are lost and counted. A message that repeats is shown a few times and then once a second, with the number of
-hidden
-ones. The standard library's QueueHandler formats in the caller's thread; its QueueListener writes for every line and
-counts no
-lost ones.
+disk is full, lines are lost and counted. A message that repeats is shown a few times and then once a second, with the
+number of hidden ones. The standard library's QueueHandler formats in the caller's thread; its QueueListener writes for
+every line and counts no lost ones.
 
 No user text gets into a line: messages are templates with names and numbers. Of other libraries' exceptions only type
-and place
-are shown, because their messages may repeat input. What may still come from outside, such as the name of a field or a
-file, is
-`escaped`.
+and place are shown, because their messages may repeat input. What may still come from outside, such as the name of a
+field or a file, is `escaped`.
 """
 
 from __future__ import annotations
@@ -72,8 +67,7 @@ def escaped(text: str) -> str:
     """A text as one line of harmless characters: unprintable ones are escaped as in JSON.
 
     These are line ends and control characters, including those of Unicode, marks that change the writing direction, and
-    halves of
-    surrogate pairs.
+    halves of surrogate pairs.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,7 @@
 """Checkpoints on the Hugging Face hub, through its own client.
 
 The client caches downloads and reads `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`. It is imported on
-demand,
-because that is slow and local checkpoints do not need it.
+demand, because that is slow and local checkpoints do not need it.
 """
 
 from __future__ import annotations

@@ -60,8 +60,7 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
         folder: The checkpoint.
         name: Its name in messages.
         asked: The requested task. Old SPLADE folders look like masked language models and are recognized by name only.
-            A
-            requested task lets them pass.
+            A requested task lets them pass.
 
     Raises:
         ExportError: It is such a model.

@@ -31,8 +31,7 @@ class Tensor:
     Attributes:
         dtype: A key of `BYTES`.
         bits: Reads it: an array of its shape, of unsigned integers as wide as its numbers. Reordering does not need to
-            know
-            bfloat16, which NumPy lacks.
+            know bfloat16, which NumPy lacks.
     """
 
     dtype: str

@@ -4,10 +4,9 @@
 
 PyTorch's `weights_only` loader builds tensors and plain containers, and rejects all other names in a pickle. From a
 training state it takes the model's tensors and plain settings; the few other names in such files become inert objects.
-The
-process can open no further file or socket, and its memory is limited by the file's size. It prints one JSON object: the
-`names` of the tensors; half a sentence why the file is `refused`; or the name that the pickle `wanted`. For a training
-state, it prints the `shapes` of the tensors and the `settings`.
+The process can open no further file or socket, and its memory is limited by the file's size. It prints one JSON object:
+the `names` of the tensors; half a sentence why the file is `refused`; or the name that the pickle `wanted`. For a
+training state, it prints the `shapes` of the tensors and the `settings`.
 """
 
 from __future__ import annotations

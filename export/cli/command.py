@@ -47,8 +47,7 @@ def run(
     """Runs a verb and returns its exit code.
 
     The result of `action`, 1 failed with one line on stderr, 2 not understood, 3 made in part, 75 too little memory or
-    disk,
-    130 or 143 interrupted.
+    disk, 130 or 143 interrupted.
 
     Args:
         parser: The verb's arguments; its `prog` begins every message.
@@ -90,8 +89,7 @@ def _interrupts() -> Iterator[Callable[[], None]]:
     """Raises `Interrupted` on the main thread on SIGINT and SIGTERM while the block runs.
 
     An exception raised inside a finalizer or a C callback is lost, so the signal is also remembered: the yielded
-    function
-    raises it again.
+    function raises it again.
     """
     received: list[int] = []
 

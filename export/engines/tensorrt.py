@@ -1,9 +1,8 @@
 """TensorRT engines: ahead of time for another GPU, or on the local GPU.
 
 Two flavors of one API. TensorRT for RTX builds for a named target without a GPU and compiles its kernels at load time;
-the
-enterprise library times its kernels on the local GPU. Both take the fp16 graph before the fusions of ONNX Runtime (see
-`half`), or that graph with explicit quantization (see `qdq`), and fuse themselves.
+the enterprise library times its kernels on the local GPU. Both take the fp16 graph before the fusions of ONNX Runtime
+(see `half`), or that graph with explicit quantization (see `qdq`), and fuse themselves.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def profiles(max_length: int) -> tuple[ShapeProfile, ...]:
     """One optimization profile per sequence bucket, up to the bucket of the longest text.
 
     The sequence length is fixed in each: an engine for 16 tokens was measured a third faster than one for 16 to 128.
-    Batches
-    have 1 to `MAX_BATCH` texts.
+    Batches have 1 to `MAX_BATCH` texts.
     """
     last = min(bucket_for(max_length), max_length)
     lengths = [*takewhile(lambda bucket: bucket < last, BUCKETS), last]
@@ -76,8 +74,7 @@ def build(
 
     Args:
         graph: Before ONNX Runtime's fusions, in fp16 or quantized; with inputs [batch, sequence], or [batch, masks] (up
-            to
-            `tensorrt_builder.MAX_MASKS`).
+            to `tensorrt_builder.MAX_MASKS`).
         engine: The file to write.
         target: One of `TARGETS`.
         max_length: Tokens of the longest text.

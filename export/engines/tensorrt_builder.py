@@ -1,8 +1,7 @@
 """The process that runs TensorRT's builder: `python -m export.engines.tensorrt_builder REQUEST`.
 
 The builder is native code that takes gigabytes and may crash. In a separate process its memory is released, its crash
-is one
-sentence, and an interrupt stops it at once. It prints one JSON object per line.
+is one sentence, and an interrupt stops it at once. It prints one JSON object per line.
 """
 
 from __future__ import annotations

@@ -82,8 +82,7 @@ def slopes(heads: int) -> list[float]:
     """Slopes of each head's scores over distance (ALiBi, arXiv 2108.12409, and its authors' code).
 
     A geometric series for a power of two. For other counts, the series of the next smaller power, then every other
-    number of
-    that of the next larger one.
+    number of that of the next larger one.
     """
     power = 2 ** int(math.log2(heads))
     series = [2 ** (-8 * (at + 1) / power) for at in range(power)]
@@ -216,8 +215,7 @@ def _scores_by_distance(
     """The term by distance that is added to content scores.
 
     A trace of Transformers' code would keep the distances of the example's length. Here the whole table passes the
-    layer's
-    matrices, which constant folding removes; a text's length selects from it.
+    layer's matrices, which constant folding removes; a text's length selects from it.
     """
     most = attention.max_relative_positions
     span = torch.as_tensor(query.size(-2)).clamp(max=most)

@@ -1,10 +1,8 @@
 """A graph during an export: large tensors stay in files and are mapped on demand.
 
 A protocol buffer holds less than 2 GiB, and a step that changes some matrices should not hold the others. So each
-step's
-output is written at once, and a graph between two steps refers to the files of earlier ones (ONNX external data).
-`write`
-makes one whole of it.
+step's output is written at once, and a graph between two steps refers to the files of earlier ones (ONNX external
+data). `write` makes one whole of it.
 """
 
 from __future__ import annotations

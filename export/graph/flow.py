@@ -24,8 +24,7 @@ def check(raw: Path, fused: Path) -> None:
     """Checks that fused operators read everything that they replace, beside the check on their count.
 
     Both graphs are cut at the tensors that both compute. The operators between two cuts must read as much after the
-    fusion as
-    before: each tensor, each input, and as many weights.
+    fusion as before: each tensor, each input, and as many weights.
 
     Raises:
         ExportError: A fused operator reads less.

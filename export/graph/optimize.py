@@ -162,8 +162,7 @@ def _light(editor: GraphEditor) -> onnx.ModelProto:
     """The graph without matrices that fusions do not inspect: non-square ones of products, and tables.
 
     Matrices of products become inputs. Tables keep one row, because the embedding fusion reads their width. The
-    optimizer copies
-    the model for each shape inference: without most of its bytes, it needs a fraction of the memory.
+    optimizer copies the model for each shape inference: without most of its bytes, it needs a fraction of the memory.
     """
     whole, aside, tables = editor.graph, _matrices(editor.graph), _tables(editor.graph)
     graph = onnx.GraphProto(name=whole.name)
@@ -210,8 +209,7 @@ def _put_branches_first(graph: onnx.GraphProto) -> None:
     """Orders the inputs of residual additions: the latest result first.
 
     The attention fusion follows the first addition that it meets. If that is the layer's own input (the sum or
-    projection of the
-    embeddings, in the first layer), the fusion fails.
+    projection of the embeddings, in the first layer), the fusion fails.
     """
     producers = {name: (at, node) for at, node in enumerate(graph.node) for name in node.output}
 
@@ -230,8 +228,7 @@ def _take_lengths_from_ids(graph: onnx.GraphProto) -> None:
     """Takes a batch's shape from its ids if the graph takes it from word vectors.
 
     The fused embedding looks words up itself. The remaining original lookup would repeat that for a shape only, and
-    fp16 would
-    hold the table twice.
+    fp16 would hold the table twice.
     """
     producers = {name: node for node in graph.node for name in node.output}
     axes = {node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in graph.node if _is_number(node)}

@@ -39,8 +39,7 @@ class TaskModel(torch.nn.Module):
     """A model of Transformers with one task's raw answer.
 
     Called with the graph's inputs, integers [batch, sequence] (mask positions [batch, masks]), it returns the graph's
-    outputs, in
-    the order of the two specifications.
+    outputs, in the order of the two specifications.
     """
 
     def __init__(self, model: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -187,8 +186,7 @@ def answers(
     """PyTorch's answers to the texts, each alone.
 
     One text per thread, with PyTorch itself on one thread: its own threads wait for one another at every operator,
-    which took
-    thirty times as long on a busy machine.
+    which took thirty times as long on a busy machine.
 
     Args:
         model: The model.
@@ -214,8 +212,7 @@ def write(model: TaskModel, path: Path) -> None:
     """Writes the ONNX graph.
 
     Inputs and outputs are as in the manifest; integers are int32 (int64 would cost casts inside). Weights are in other
-    files of
-    the folder.
+    files of the folder.
     """
     example = torch.arange(16, dtype=torch.int32).reshape(2, 8) % 4 + 2
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3], dtype=torch.int32)

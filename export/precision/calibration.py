@@ -46,8 +46,7 @@ def read(path: Path, column: str | None) -> Calibration:
 
     Args:
         path: One text per line. By suffix: `.jsonl` with an object with `text` and optionally `pair` per line, or
-            `.csv` or
-            `.tsv` with texts in a column.
+            `.csv` or `.tsv` with texts in a column.
         column: The column's number from 1 on, or its name in the first row; None for the first column.
 
     Raises:

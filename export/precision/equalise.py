@@ -1,13 +1,11 @@
 """Quantization of activations: equalized channels with one range for the whole tensor.
 
 A few channels of a transformer's activations are ten times as large as the others, and would leave them a handful of
-steps.
-So each channel is divided by a factor and its row of the matrix multiplied by it, which changes no product
-(SmoothQuant,
-arXiv 2211.10438). This enlarges rows of the matrix, whose columns share their steps. If the activations are made for
-this
-product alone, the channel is repeated and its row divided among the repetitions (outlier channel splitting, arXiv
-1901.09504). Factors and clipping are chosen for each product by the error of its 8-bit result on real text.
+steps. So each channel is divided by a factor and its row of the matrix multiplied by it, which changes no product
+(SmoothQuant, arXiv 2211.10438). This enlarges rows of the matrix, whose columns share their steps. If the activations
+are made for this product alone, the channel is repeated and its row divided among the repetitions (outlier channel
+splitting, arXiv 1901.09504). Factors and clipping are chosen for each product by the error of its 8-bit result on real
+text.
 """
 
 from __future__ import annotations

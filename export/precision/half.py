@@ -1,11 +1,9 @@
 """Converts fp32 to fp16 with FP32 islands, such that no input can overflow.
 
 Matrix products run in fp16, and so do the operators between two of them: bias, activation, splitting into heads.
-Everything
-else is FP32: normalizations with the residual additions before them, softmax with its scale and mask, pooling. The
-islands
-are found by structure, so a new architecture needs no new names. No product is in an island, since TensorRT has no FP32
-product for the T4 (compute capability 7.5).
+Everything else is FP32: normalizations with the residual additions before them, softmax with its scale and mask,
+pooling. The islands are found by structure, so a new architecture needs no new names. No product is in an island, since
+TensorRT has no FP32 product for the T4 (compute capability 7.5).
 
 A product whose result could exceed fp16's range (see `ranges`) is stored divided by a power of two, which costs no
 precision: the division is folded into its weights and undone in the next island.
@@ -281,8 +279,7 @@ def float_constants(editor: GraphEditor) -> dict[str, Array]:
     """The float32 initializers.
 
     A scalar beyond fp16's range is the -inf or -3.4e38 of a mask. It becomes fp16's lowest number: its exponential is 0
-    as well,
-    and it stays finite in whatever type a runtime adds it.
+    as well, and it stays finite in whatever type a runtime adds it.
     """
     arrays = {name: editor[name] for name in editor.of_type(TensorProto.FLOAT)}
     return {name: np.clip(array, -LARGEST, LARGEST) if array.size == 1 else array for name, array in arrays.items()}

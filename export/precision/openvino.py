@@ -1,12 +1,9 @@
 """INT8 for OpenVINO: 8-bit weights in a plain ONNX graph; static or dynamic activations.
 
 The graph keeps its standard operators; each large weight becomes 8-bit integers behind a `DequantizeLinear`, which
-OpenVINO
-recognizes. Static: activations pass through a `QuantizeLinear` and a `DequantizeLinear` before each product, which runs
-in
-INT8. Dynamic: OpenVINO gives every row of activations its own scale: closer to fp32, and slower by a fifth to a third.
-Both
-ways, an answer does not depend on its neighbors in the batch.
+OpenVINO recognizes. Static: activations pass through a `QuantizeLinear` and a `DequantizeLinear` before each product,
+which runs in INT8. Dynamic: OpenVINO gives every row of activations its own scale: closer to fp32, and slower by a
+fifth to a third. Both ways, an answer does not depend on its neighbors in the batch.
 """
 
 from __future__ import annotations
@@ -180,8 +177,7 @@ def eight_bits(
     """A matrix as values, scales and zero points: `weight ≈ (values - zero) * scale`.
 
     The range of each row or column has 255 steps from its minimum to its maximum. It always holds 0, as ONNX requires,
-    so that 0
-    stays exactly 0.
+    so that 0 stays exactly 0.
 
     Args:
         weight: float32 [rows, columns].

@@ -1,8 +1,7 @@
 """INT8 for ONNX Runtime: weights of 8 bits per channel; static or dynamic activations.
 
 With static ranges, a text's answer does not depend on its neighbors in the batch, and no pass over the activations
-computes
-them. If calibration text cannot determine the ranges, they are dynamic.
+computes them. If calibration text cannot determine the ranges, they are dynamic.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Bounds on a transformer's activations for any input, proven from the weights alone.
 
 A layer normalization divides by the standard deviation, so its result has a length of at most √hidden before scale and
-bias.
-Everything up to the next normalization is bounded by the weights it is multiplied with (Cauchy-Schwarz). The bounds
-hold for
-every partial sum too, in whatever order and precision the products are accumulated.
+bias. Everything up to the next normalization is bounded by the weights it is multiplied with (Cauchy-Schwarz). The
+bounds hold for every partial sum too, in whatever order and precision the products are accumulated.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ class Range:
         peak: Largest magnitude of an element.
         norm: Largest length of a token's vector.
         spread: Length of the vector of the largest magnitudes of each component: `norm` for a vector whose components
-            may
-            come from different tokens, as attention mixes them.
+            may come from different tokens, as attention mixes them.
         is_mixture: Whether rows are weights of a mean: not negative, with a sum of 1.
         is_turned: Whether a token's components lie along the last axis but one.
     """

@@ -1,8 +1,7 @@
 """The end-to-end check of an export: the server's answers to texts, compared with those of the reference library.
 
 The bundle's answers pass through the server's tokenizer, prompts, truncation, batches and tasks. A setting of the
-checkpoint
-that the export ignored makes a difference here. A comparison that begins with token ids cannot see it.
+checkpoint that the export ignored makes a difference here. A comparison that begins with token ids cannot see it.
 """
 
 from __future__ import annotations

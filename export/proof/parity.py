@@ -227,8 +227,8 @@ def _probes(texts: Sequence[EncodedText], max_length: int) -> _Probes:
     """Every text, truncated to `_SHORT`, and the longest whole text of each longer bucket.
 
     Batches of many long texts take longer than all else together and tell no more. The smallest cosine of the demo
-    model's INT8
-    is 0.947 this way, and 0.942 with every text whole, padded and mixed over all lengths, in eight times the tokens.
+    model's INT8 is 0.947 this way, and 0.942 with every text whole, padded and mixed over all lengths, in eight times
+    the tokens.
     """
     short = [_cut(text) if len(text.ids) > _SHORT else text for text in texts]
     by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))

@@ -1,8 +1,7 @@
 """PyTorch's answers as a file of the bundle, to prove artifacts without PyTorch.
 
 Format: safetensors. `ids` and `types`, int32, hold the tokens of all texts one after another, `lengths` the number of
-each;
-`output.<name>` the numbers of one output for all texts. The texts are in the metadata under `texts`, as JSON.
+each; `output.<name>` the numbers of one output for all texts. The texts are in the metadata under `texts`, as JSON.
 """
 
 from __future__ import annotations

@@ -99,8 +99,7 @@ def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, p
     """Compares proven artifacts with PyTorch's answers to a few texts; the arguments are those of `verify`.
 
     An outcome is `KEPT` or `BROKEN`: the figures of the proof are changed as those of the sample changed, and then
-    compared with
-    the limits.
+    compared with the limits.
 
     Raises:
         ExportError: The bundle lacks what is compared with.

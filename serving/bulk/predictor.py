@@ -1,10 +1,8 @@
 """Runs texts through an engine in this process: the core of `bertserve batch` and of Ray pipelines.
 
 The engine and its bundle are the server's: the same choice of engine and artifact, the same proof, tokenizer and tasks.
-There
-is no queue and no deadline. Texts are sorted by length and batched by padded tokens, so batches depend on the texts
-alone, and
-the same texts give the same bits.
+There is no queue and no deadline. Texts are sorted by length and batched by padded tokens, so batches depend on the
+texts alone, and the same texts give the same bits.
 """
 
 from __future__ import annotations
@@ -88,13 +86,11 @@ class Model:
             task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
             model: Its name; None for the only one of the task.
             options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rules
-                for fields
-                (docs/protocols.md).
+                for fields (docs/protocols.md).
             truncate: Truncate long texts; otherwise they are rejected.
             prompt_name: The model's prompt to prepend to each text.
             **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as
-            in
-                docs/settings.md.
+            in docs/settings.md.
 
         Raises:
             BatchError: One of them is invalid, or the models must not be served.
@@ -263,10 +259,8 @@ class BatchPredictor:
     """A model for `map_batches` of Ray Data, with `batch_format="pyarrow"`: adds a column of answers, and `error`.
 
     The column is called `embedding`, `embeddings`, `labels`, `score`, `answers`, `entities` or `masks`, by task. A
-    rejected row has
-    null there and the reason in `error`, which is null otherwise. Rows keep their order. Large batches are faster,
-    because their
-    rows are computed by length.
+    rejected row has null there and the reason in `error`, which is null otherwise. Rows keep their order. Large batches
+    are faster, because their rows are computed by length.
     """
 
     def __init__(self, column: str | Sequence[str], **model: Any) -> None:  # noqa: ANN401  those of `Model`

@@ -1,8 +1,7 @@
 """A job on Ray Data: tasks read parts, actors with an engine each compute and write them, this process counts.
 
 Ray distributes the parts, applies backpressure to readers, restarts crashed actors, and repeats what they had begun.
-This is
-safe because a part is always the same rows, under the same name, with the same content.
+This is safe because a part is always the same rows, under the same name, with the same content.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def run(
     """Computes unfinished parts and yields the entry of each once it is written.
 
     The caller owns the output folder. On a cluster every node must have it and the models under the same paths.
-    `settings` are
-    those of the engine, as `Model` takes them.
+    `settings` are those of the engine, as `Model` takes them.
 
     Raises:
         BatchError: A reader or an engine failed for good, or there is no such cluster.

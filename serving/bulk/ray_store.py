@@ -6,8 +6,7 @@
     .job/                               the same while the job runs: job.json, and an entry for each finished part
 
 A file is written to a staging folder, flushed and renamed, and the entry of a part is written after its files. So a
-part with
-an entry is whole, and any other one is made again with the same name and content.
+part with an entry is whole, and any other one is made again with the same name and content.
 """
 
 from __future__ import annotations

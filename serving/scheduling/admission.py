@@ -1,8 +1,7 @@
 """Admission control: accepts a request, or rejects it with 429 or, before any work, with 504.
 
 A request is admitted by an estimate, because overload must be rejected before a text is tokenized. Its deadline is set
-then
-and runs from its arrival. After tokenization, the permit is confirmed with the exact lengths.
+then and runs from its arrival. After tokenization, the permit is confirmed with the exact lengths.
 """
 
 from __future__ import annotations

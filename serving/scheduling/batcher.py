@@ -1,25 +1,19 @@
 """Chooses the next batch from the queue, the lanes, the cost table and a clock that is passed in.
 
 The first item decides. A single item runs on the wide lane, which has the lowest latency. Several run in parallel on
-the
-narrow lanes, which have a higher throughput, unless the cost table favors batches on the wide lane. A model that is
-loaded
-only once runs on the wide lane.
+the narrow lanes, which have a higher throughput, unless the cost table favors batches on the wide lane. A model that is
+loaded only once runs on the wide lane.
 
 A batch takes texts of the first one's bucket. It grows while doublings make a text cheaper by `min_batch_gain` each,
-within
-the budget of padded tokens. It never breaks a deadline that the smaller batch would keep: of a text in it, of one left
-behind, or at the head of another bucket.
+within the budget of padded tokens. It never breaks a deadline that the smaller batch would keep: of a text in it, of
+one left behind, or at the head of another bucket.
 
 Bulk work has a queue of its own. While other requests arrive, its batches are short and run on the wide lane, so that
-the
-whole device is free soon. Its texts also fill other batches if that costs almost nothing.
+the whole device is free soon. Its texts also fill other batches if that costs almost nothing.
 
 Short texts would leave a narrow lane idle between them, and keep the event loop busy. So a lane gets several at once,
-if
-enough texts wait for all lanes, and the next ones while it still works on the last. An engine computes them as one
-batch if
-the model is batch-invariant, otherwise one by one.
+if enough texts wait for all lanes, and the next ones while it still works on the last. An engine computes them as one
+batch if the model is batch-invariant, otherwise one by one.
 """
 
 from __future__ import annotations
@@ -54,9 +48,7 @@ MAX_LOOKED_AT = 256
 
 GROUP_TOKENS = 64
 """About four milliseconds of MiniLM on one core: short compared with any deadline. With 32 clients of 8 tokens this had
-a
-fifth more throughput than single texts.
-"""
+a fifth more throughput than single texts."""
 
 PREFETCH_TOKENS = 72
 """A lane with one group left gets the next one: longer than the event loop usually takes to send it."""
@@ -71,13 +63,10 @@ class Policy:
         batch_invariant: For each model, whether its texts may be computed together.
         narrow: For each model, whether narrow lanes run it too.
         group_tokens: Padded tokens that a narrow lane gets at once regardless of the gain, unless its library asks for
-            more
-            (`cost.GROUP_TOKENS`); a single text may always run.
+            more (`cost.GROUP_TOKENS`); a single text may always run.
         prefetch_tokens: A narrow lane with fewer tokens than this takes more, as does one with a single group of up to
-            twice
-            `group_tokens`. Both are small, because a lane computes what it was given even if the client disconnects or
-            more
-            urgent work arrives.
+            twice `group_tokens`. Both are small, because a lane computes what it was given even if the client
+            disconnects or more urgent work arrives.
         min_batch_gain: Share by which a text must get cheaper in a batch of twice the size.
         fairness: A text may be overtaken for this multiple of its own cost.
         max_queue_delay_s: Time that a batch that could grow waits for more texts; 0 for none.
@@ -205,8 +194,7 @@ def filled(
     """The batch with bulk work of its bucket added: what costs almost nothing, and what bulk work is owed.
 
     It does not change the padded length, and breaks no deadline: of its texts, of the first one left behind, or at the
-    head of
-    another bucket.
+    head of another bucket.
 
     Args:
         batch: A batch of other requests.

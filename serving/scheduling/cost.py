@@ -1,10 +1,8 @@
 """Costs of a batch in microseconds, by kind of lane, length and size.
 
 They are measured at warm-up and corrected by observed batches. A `CostTable` holds the measurements of one kind of
-lane.
-`ModelCosts` joins a model's tables and answers the questions of scheduling: the cost of a text alone, its share of the
-device
-under load, and the duration of a batch.
+lane. `ModelCosts` joins a model's tables and answers the questions of scheduling: the cost of a text alone, its share
+of the device under load, and the duration of a batch.
 
 Lengths are grouped into sequence buckets, to limit padding.
 """
@@ -29,9 +27,7 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 
 CORRECTION_WEIGHT = 1 / 50
 """Weight of each batch in the correction of its kind of lane, and of its length bucket: a change of the machine is
-learned
-within about a second.
-"""
+learned within about a second."""
 
 LONG_WEIGHT = 1 / 500
 """Weight of each batch in the long-term mean and variance: seconds of a busy server."""
@@ -42,17 +38,13 @@ MAX_OVERHEAD_US = 20_000.0
 
 _WIDE_MUST_CARRY = 0.8
 """Maximum cost of a text on the wide lane, relative to the narrow ones, for batches to prefer the wide lane. Narrow
-lanes also
-let a short text start sooner, and a warm-up on a busy machine is no reason to give that up.
-"""
+lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
 
 _KEPT_ANSWERS = 8192
 
 GROUP_TOKENS: Mapping[str, int] = {"openvino": 256}
 """By library: minimum padded tokens that a busy narrow lane gets at once. Up to this size, OpenVINO's batches gain 5%
-per
-doubling (docs/benchmarks/decisions.md); a warm-up on a busy machine often measures less.
-"""
+per doubling (docs/benchmarks/decisions.md); a warm-up on a busy machine often measures less."""
 
 
 def bucket_index(tokens: int) -> int:
@@ -103,8 +95,7 @@ class CostTable:
         """Takes triples of (tokens, texts, microseconds).
 
         A batch is padded to the next of the ascending sizes `padded_to`, and its texts to the next measured length; a
-        larger batch
-        runs in parts. `padded_to` is empty if batches are not padded.
+        larger batch runs in parts. `padded_to` is empty if batches are not padded.
 
         Raises:
             ValueError: There is no point, or an impossible one.
@@ -195,8 +186,7 @@ class Correction:
     Attributes:
         factor: Of the engine's time; other work on the same cores increases it.
         shapes: Further factor of each bucket, and of longer batches. The warm-up measures each length only for a
-            moment, and
-            could be disturbed.
+            moment, and could be disturbed.
         overhead_us: Time that a batch holds its lane beyond the engine's time: sockets, and delays of the event loop.
         batches: Number of observed batches.
         mean: As `factor`, over many more batches; no decision uses it.
@@ -271,8 +261,7 @@ class ModelCosts:
         """Builds the tables from measurements, at least one of them of the wide lane.
 
         `batched` says whether texts may be computed together. See `Policy` for the limits, `CostTable` for `padded_to`.
-        Buckets whose
-        points name a library have at least its `GROUP_TOKENS`.
+        Buckets whose points name a library have at least its `GROUP_TOKENS`.
         """
         self.points = points
         wide = [point for point in points if point.kind == "wide"]

@@ -2,8 +2,8 @@
 
 The rule is that of text-embeddings-inference (https://github.com/huggingface/text-embeddings-inference,
 `core/src/queue.rs`): one batch at a time, the oldest texts first whatever their lengths, as many as fit the budget of
-padded
-tokens. Costs are ignored, a deadline only counts once it has passed, and nothing is rejected while there is room.
+padded tokens. Costs are ignored, a deadline only counts once it has passed, and nothing is rejected while there is
+room.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ class WorkQueue:
     """A list for each (class, model, bucket), sorted by key.
 
     Keys mostly come in ascending order, so a sorted list takes them at its end; unlike a heap it also lists its items
-    in order.
-    Admission limits it: each item in it holds a permit. `items` and `tokens` count what waits.
+    in order. Admission limits it: each item in it holds a permit. `items` and `tokens` count what waits.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """Metrics of the GPUs in use from NVIDIA's management library (NVML), under Triton's names.
 
 A thread polls every other second and a scrape shows the last answer: polling may take milliseconds, and a driver in
-trouble
-does not answer at all. Numbers that a GPU does not report, or reported too long ago, have no sample.
+trouble does not answer at all. Numbers that a GPU does not report, or reported too long ago, have no sample.
 """
 
 from __future__ import annotations

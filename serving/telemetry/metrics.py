@@ -1,10 +1,8 @@
 """Prometheus metrics. Each request is recorded once, from the timings that its client also gets.
 
 The client library's metrics take a lock and several Python functions for each observation, nine times a request; on a
-small
-machine that was a tenth of the server's time for a short text. Here one thread feeds and scrapes them, so an addition
-is
-enough, plus a search for a histogram.
+small machine that was a tenth of the server's time for a short text. Here one thread feeds and scrapes them, so an
+addition is enough, plus a search for a histogram.
 """
 
 from __future__ import annotations

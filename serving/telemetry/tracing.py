@@ -1,10 +1,8 @@
 """Spans of requests by OpenTelemetry's SDK, made after the reply from the times of its `RequestTrace`.
 
 A request is traced if its `traceparent` says so; without one, with a probability. Spans wait in a bounded queue for a
-thread
-that sends them to a collector (OTLP over HTTP). If the collector is slow or fails, spans are lost and counted; requests
-never
-wait for it.
+thread that sends them to a collector (OTLP over HTTP). If the collector is slow or fails, spans are lost and counted;
+requests never wait for it.
 
 This module needs the libraries of the extra `tracing`, and is imported only if a collector is set.
 """
@@ -64,8 +62,7 @@ class SpanSender:
         """Starts the thread.
 
         `endpoint` is the collector's, as `http://host:4318`; `share` the sampled part of requests without
-        `traceparent`, 0 to 1. Spans
-        beyond `most_spans` that wait are dropped.
+        `traceparent`, 0 to 1. Spans beyond `most_spans` that wait are dropped.
         """
         # The SDK reports each failed attempt; the exporter below reports the result once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

@@ -21,8 +21,7 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     """tokenizer_config.json for a WordPiece vocabulary.
 
     The option, the training's settings or the vocabulary decide: a cased vocabulary has an entry for each letter A to
-    Z, and an
-    uncased one has no entry with a capital.
+    Z, and an uncased one has no entry with a capital.
 
     Args:
         folder: The checkpoint.

@@ -2,8 +2,7 @@
 
 `bert_config.json`, `vocab.txt`, and the variables as PREFIX.index with PREFIX.data-00000-of-00001. Names and shapes are
 those of Google's modeling.py, run_pretraining.py, run_classifier.py and run_squad.py. Optimizer variables are ignored
-by
-name.
+by name.
 """
 
 from __future__ import annotations

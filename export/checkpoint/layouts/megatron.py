@@ -3,8 +3,7 @@
 `latest_checkpointed_iteration.txt` names the folder `iter_0000000/` or `release/`, in which `mp_rank_00/`,
 `mp_rank_01/` ... hold a `model_optim_rng.pt` each. The layout is that of megatron/checkpointing.py and
 megatron/model/bert_model.py. Names are mapped as in Transformers' convert_megatron_bert_checkpoint.py, and the ranks'
-parts
-are joined.
+parts are joined.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Reads the variables of a TensorFlow checkpoint without TensorFlow.
 
 The index is a table in LevelDB's format (tensorflow/core/lib/io/format.cc): blocks of sorted keys with prefix
-compression. A
-value is the position of a variable in a data file (tensorflow/core/util/tensor_bundle/tensor_bundle.cc). Every checksum
-is
-verified, and every length is bounded.
+compression. A value is the position of a variable in a data file (tensorflow/core/util/tensor_bundle/tensor_bundle.cc).
+Every checksum is verified, and every length is bounded.
 """
 
 from __future__ import annotations

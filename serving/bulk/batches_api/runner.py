@@ -1,12 +1,10 @@
 """Runs jobs: reads their lines, computes the answers, and settles the results in the order of the lines.
 
 A line is settled once: its result is on disk before the database says so, and what the database does not list is
-truncated and
-computed again after a crash. So each line is in exactly one of the two files, in the input's order.
+truncated and computed again after a crash. So each line is in exactly one of the two files, in the input's order.
 
 Lines are answered through the ordinary pipeline. Temporary failures (overload, an engine restart, a full disk) are
-retried;
-everything else is the line's answer. The event loop starts and awaits; files are read and written in threads.
+retried; everything else is the line's answer. The event loop starts and awaits; files are read and written in threads.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
     files/          what the database lists, and what unfinished jobs have written so far
 
 A file is moved into `files/` before the database lists it, and removed before it leaves the database, so that the
-change can be
-recorded on a full disk. Leftovers of a crash are removed at the next start. Methods block; they are called in one
-thread.
+change can be recorded on a full disk. Leftovers of a crash are removed at the next start. Methods block; they are
+called in one thread.
 """
 
 from __future__ import annotations
