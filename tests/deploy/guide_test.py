@@ -129,12 +129,9 @@ def test_links_lead_somewhere() -> None:
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_renders(tmp_path: Path) -> None:
     """With every component in it, and its own image and setting."""
-    (example,) = examples("kind", "Kustomization")
+    example, _ = examples("kind", "Kustomization")
     assert example is EXAMPLES[0]
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    (tmp_path / "my-cluster").mkdir()
-    (tmp_path / "my-cluster" / "kustomization.yaml").write_text(yaml.safe_dump(example))
-    found = yaml.safe_load(render(tmp_path / "my-cluster", within=tmp_path))
+    found = rendered(example, tmp_path)
     kinds = {manifest["kind"] for manifest in found}
     assert {"Deployment", "ScaledObject", "ServiceMonitor", "PrometheusRule"} <= kinds
     (pod,) = pods(found)
@@ -144,6 +141,29 @@ def test_the_example_renders(tmp_path: Path) -> None:
     (settings,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("bertserve-sett")]
     assert settings["BERTSERVE_MAX_BATCH_TOKENS"] == "4096"
     assert {"BERTSERVE_HOST", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
+
+
+@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
+    """Its patch names the model that is proven, and it sets image and replicas."""
+    _, example = examples("kind", "Kustomization")
+    found = rendered(example, tmp_path)
+    (deployment,) = of_kind(found, "Deployment")
+    assert deployment["spec"]["replicas"] == example["replicas"][0]["count"]
+    (pod,) = pods(found)
+    (init,) = pod["initContainers"]
+    assert init["args"][:2] == ["verify", "/models/sentiment"]
+    image = example["images"][0]
+    assert {container["image"] for container in containers(pod)} == {f"{image['newName']}:{image['newTag']}"}
+
+
+def rendered(example: Any, folder: Path) -> list[Manifest]:
+    """The manifests of an overlay of the guide's, beside a copy of `deploy/`."""
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    (folder / "my-cluster").mkdir()
+    (folder / "my-cluster" / "kustomization.yaml").write_text(yaml.safe_dump(example))
+    found: list[Manifest] = yaml.safe_load(render(folder / "my-cluster", within=folder))
+    return found
 
 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
@@ -196,7 +216,7 @@ def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
     """All together: each adds what it says, and takes nothing away."""
-    (patches,) = examples("patches")
+    (patches,) = [example for example in examples("patches") if "kind" not in example]
     parts = ("fetched-models-t4", "../../monitoring")
     found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=patches)
     plain = combined(tmp_path / "without", "t4", *parts, resources=("models-claim",))

@@ -174,7 +174,7 @@ OUTSIDERS = {
     "HTTP/2 and gRPC": _row(
         tests="tests/contract/foreign_http2_test.py",
         paths="serving/grpc serving/net serving/oip tests/support/foreign",
-        beside=_SERVER,
+        beside=f"loadtest {_SERVER}",
     ),
     "object stores": _row(
         tests="tests/deploy/fetch_test.py",
