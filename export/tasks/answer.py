@@ -143,7 +143,7 @@ class Questions(Transformers):
     def asked(self, text: Text) -> Text | None:
         return text if isinstance(text, tuple) and reads_as_a_server(self.tokenizer, text, self._length) else None
 
-    def _windows(self, text: Text) -> Any:  # noqa: ANN401  what a tokenizer of Transformers gives
+    def _windows(self, text: Text) -> Any:  # noqa: ANN401  a type of Transformers
         return _windows(self.tokenizer, text, self._length)
 
     def encode(self, text: Text) -> list[Tokens]:
@@ -180,7 +180,7 @@ class Questions(Transformers):
             answers.append(("", null, 0, 0))
         return span(*max(answers, key=lambda answer: answer[1]))
 
-    def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  of Transformers both
+    def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  both types of Transformers
         key = str(windows["input_ids"][row])
         if key not in self.raw:
             import torch  # noqa: PLC0415  slow to import
@@ -227,7 +227,7 @@ def _stride(length: int) -> int:
     return min(length // 2, 128)
 
 
-def _windows(tokenizer: Any, text: Text, length: int) -> Any:  # noqa: ANN401  likewise
+def _windows(tokenizer: Any, text: Text, length: int) -> Any:  # noqa: ANN401  a type of Transformers
     return tokenizer(
         *text,
         truncation="only_second",

@@ -1,7 +1,7 @@
 """The limits for artifacts of each precision relative to PyTorch, unless a task sets other ones.
 
 fp32 differs from PyTorch only by the order of additions, so every number is limited. fp16 has limits on directions and
-decisions. INT8 differs by design, so its limits cover what a user of the task can see of them.
+decisions. INT8 differs by design, so only directions and decisions that users of the task see are limited.
 """
 
 from __future__ import annotations

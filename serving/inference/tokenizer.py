@@ -55,7 +55,7 @@ _MAX_RULES, _NAMED = 32, 3
 _BLANK = re.compile(r"\s")
 _GROWTH = 4
 _MARGIN = 32
-"""Extra tokens read beyond those that are kept: an added token that is cut in two may have so many pieces."""
+"""Extra tokens read beyond those that are kept: an added token that is cut in two may become this many pieces."""
 
 CONTEXT_LIMIT_BYTES = 1_000_000
 """Maximum size of a context that is read in windows."""
@@ -120,7 +120,7 @@ class TextTokenizer:
             raise BundleError(f"{file}: {error}") from None
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
-        tokenizer = opened._tokenizer  # noqa: SLF001  one of this class
+        tokenizer = opened._tokenizer  # noqa: SLF001  of the same class
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             raise BundleError(f"{file} truncates or pads; lengths belong to the manifest")
         for role, token in manifest.special_ids.items():
@@ -243,7 +243,7 @@ class TextTokenizer:
 
             def encoded(begin: int, end: int) -> EncodedChunk:
                 at, stop = (int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0)  # noqa: B023  called here
-                alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  likewise
+                alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  called here
                 return EncodedChunk(alone.ids, alone.type_ids, alone.truncated, source=source, start=at, end=stop)  # noqa: B023
 
             def surplus(begin: int, end: int) -> int:
@@ -258,7 +258,7 @@ class TextTokenizer:
         return chunks
 
     def shortened(self, text: str, tokens: int, *, truncate: Truncate = True) -> tuple[str, int]:
-        """A text truncated to so many tokens, and how many tokens were cut off at the truncation side."""
+        """A text truncated to `tokens` tokens, and how many tokens were cut off at the truncation side."""
         encoding, unread, skipped = self._read(text, truncate=truncate or True)
         surplus = len(encoding) - tokens
         if surplus <= 0:
@@ -491,7 +491,7 @@ class TextTokenizer:
         return EncodedText(array("i", value)) if isinstance(value, list) else value
 
 
-def _remote(name: str) -> Any:  # noqa: ANN401  it has the type of the method of that name
+def _remote(name: str) -> Any:  # noqa: ANN401  has the type of the method `name`
     def call(self: IsolatedTokenizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         try:
             return self.process.call(name, *args, **kwargs)

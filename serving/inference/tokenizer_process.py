@@ -107,7 +107,7 @@ class TokenizerProcess:
         self._open = False
         self._end: Callable[[], object] = lambda: None
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the method has
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the types of the method
         """Calls a method of the tokenizer in the process and returns its result; blocks.
 
         Raises:

@@ -85,6 +85,6 @@ def wordpiece_cache_for(tokenizer: Tokenizer) -> WordpieceCache | None:
     return WordpieceCache(tokenizer, frame=frame, lowercase=normalizer["lowercase"], plain=plain)
 
 
-def _settings(part: Any) -> dict[str, Any]:  # noqa: ANN401  of the library, which has no types for it
+def _settings(part: Any) -> dict[str, Any]:  # noqa: ANN401  the library has no types for it
     settings: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return settings
