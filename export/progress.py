@@ -26,7 +26,7 @@ class Progress(ProgressLine):
             check: Called between stages and counts; raises if the export was interrupted.
         """
         super().__init__(stream)
-        self._next = math.inf  # elsewhere than on a terminal the lines of the stages say enough
+        self._next = math.inf  # never, unless to a terminal: stage lines are enough elsewhere
         self._check = check
         self._started = time.perf_counter()
         self._stage = ""

@@ -1,6 +1,6 @@
-"""One module a task: what the exporter asks, beside `serving.tasks`.
+"""One module for each task: what the exporter needs, beyond `serving.tasks`.
 
-A task of your own is exported once its module has put what it says into `EXPORTS`.
+Add a task of your own by putting its `TaskExport` into `EXPORTS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task's own metric over a file of labelled text: what to run, and what the raw answers are worth."""
+"""A task's own metric over a file of labeled text: the inputs, and the score of raw answers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from export.checkpoint.vocabulary import Vocabulary
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
-"""The metrics, times 100 and by name, of raw answers in the order of the examples' texts."""
+"""Computes the metrics, times 100 and by name, from raw answers in the order of the examples' texts."""
 
 
 @dataclass(slots=True, frozen=True)
 class Examples:
-    """A file of labelled text, ready to run.
+    """A file of labeled text, ready to run.
 
     Attributes:
         name: The file's name.
-        count: Labelled examples.
-        texts: What to run; not always one for each example.
-        score: Judges the answers.
+        count: Number of labeled examples.
+        texts: The inputs; not always one for each example.
+        score: Scores the answers.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Examples:
 
 @dataclass(slots=True, frozen=True)
 class Reader:
-    """Reads labelled text for one model; each task that has a metric has one of its own.
+    """Reads labeled text for one model; each task with a metric has its own subclass.
 
     Attributes:
         task: The name of the model's task.
-        vocabulary: Its tokenizer.
-        max_length: Its longest input in tokens; what is longer is cut.
+        vocabulary: The model's tokenizer.
+        max_length: Maximum tokens of an input; longer ones are truncated.
         labels: Names of its classes or tags.
-        multi_label: Whether each label is decided for itself.
+        multi_label: Whether each label is decided independently.
         regression: Whether the labels are values.
-        prompt: What stands before each text that is embedded.
+        prompt: The prefix of each text that is embedded.
     """
 
     task: str
@@ -65,10 +65,10 @@ class Reader:
     prompt: str = ""
 
     def read(self, path: Path) -> Examples:
-        """Reads a file, in the format that the task's data sets have: CSV or TSV, unless the task says otherwise.
+        """Reads a file in the usual format of the task's datasets: CSV or TSV, unless the task has another one.
 
         Raises:
-            ExportError: The file cannot be read as such, or does not fit the model's labels.
+            ExportError: The file cannot be read in this format, or does not fit the model's labels.
         """
         try:
             content = path.read_text(encoding="utf-8-sig")
@@ -108,10 +108,10 @@ def encoded(encoding: Encoding) -> EncodedText:
 
 @dataclass(slots=True, frozen=True)
 class ScoreReader(Reader):
-    """Sentence, perhaps a second one, and a score; Spearman.
+    """Sentence, optional second sentence, and a score; Spearman.
 
     Attributes:
-        score_column: Where the score stands.
+        score_column: Column of the score.
     """
 
     score_column: ClassVar[int] = 2

@@ -1,7 +1,7 @@
 """The task answer: a head with two logits for each token.
 
-The reference is a model of Transformers, with the pipeline that Transformers 4 had, from its definition: Transformers 5
-has none.
+The reference is a Transformers model with the question answering pipeline of Transformers 4, reimplemented here because
+Transformers 5 has none.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 
 LONGEST_SPAN = 30
-"""Tokens of the longest answer that is looked for in a context."""
+"""Maximum tokens of an answer."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Comparator(DecisionComparator):
     """The best span.
 
-    One that the wanted answer scores no worse than its best, but for a step of fp16 in each logit, counts as the same:
-    it does not tell those two apart itself.
+    A different span counts as the same if PyTorch's scores for the two differ by at most one fp16 step in each logit:
+    PyTorch itself does not separate them.
     """
 
     directed: ClassVar[bool] = True
@@ -66,10 +66,10 @@ class _Comparator(DecisionComparator):
         return bool(logits.sum() - others.sum() <= np.spacing(np.abs(logits).astype(np.float16)).sum(dtype=np.float64))
 
     def context(self, text: EncodedText) -> tuple[int, int]:
-        """Where the second text of a pair stands: its first token, and one past its last."""
+        """The range of the second text of a pair: its first token, and one past its last."""
         separator = self.special_ids["sep"]
         first = text.ids.index(separator) + 1
-        # RoBERTa puts two separators between the texts of a pair.
+        # RoBERTa separates the texts of a pair by two separator tokens.
         while first < len(text.ids) - 1 and text.ids[first] == separator:
             first += 1
         return first, len(text.ids) - 1
@@ -81,10 +81,10 @@ def best_span(start: Array, end: Array, longest: int = LONGEST_SPAN) -> tuple[in
     Args:
         start: Start logits of the context's tokens.
         end: End logits of the same tokens.
-        longest: Tokens that a span may have.
+        longest: Maximum tokens of a span.
 
     Returns:
-        Its first and last token; (0, 0) of an empty context.
+        Its first and last token; (0, 0) for an empty context.
     """
     if not len(start):
         return 0, 0
@@ -143,7 +143,7 @@ class Questions(Transformers):
     def asked(self, text: Text) -> Text | None:
         return text if isinstance(text, tuple) and reads_as_a_server(self.tokenizer, text, self._length) else None
 
-    def _windows(self, text: Text) -> Any:  # noqa: ANN401  what a tokenizer of Transformers gives
+    def _windows(self, text: Text) -> Any:  # noqa: ANN401  a type of Transformers
         return _windows(self.tokenizer, text, self._length)
 
     def encode(self, text: Text) -> list[Tokens]:
@@ -180,7 +180,7 @@ class Questions(Transformers):
             answers.append(("", null, 0, 0))
         return span(*max(answers, key=lambda answer: answer[1]))
 
-    def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  of Transformers both
+    def _output(self, windows: Any, row: int) -> Any:  # noqa: ANN401  both types of Transformers
         key = str(windows["input_ids"][row])
         if key not in self.raw:
             import torch  # noqa: PLC0415  slow to import
@@ -201,11 +201,11 @@ class Questions(Transformers):
 
 
 def reads_as_a_server(tokenizer: Any, text: tuple[str, str], length: int) -> bool:  # noqa: ANN401  of Transformers
-    """Whether the pipeline takes a question and its context, in the windows in which a server reads them.
+    """Whether the pipeline accepts a question and its context, and splits them into the same windows as the server.
 
-    It refuses an empty context, and a question that leaves no room, which a server cuts. Where little is left to a
-    context, a server's windows overlap less. Where a window ends inside of a word, a server answers the whole word and
-    the pipeline a part of it.
+    The pipeline rejects an empty context, and a question that leaves no room, which the server truncates. If a context
+    has little room, the server's windows overlap less. If a window ends inside a word, the server answers with the
+    whole word and the pipeline with a part of it.
     """
     length = min(length, AnswerOptions().window_tokens)
     used = len(tokenizer(text[0], add_special_tokens=False)["input_ids"])
@@ -227,7 +227,7 @@ def _stride(length: int) -> int:
     return min(length // 2, 128)
 
 
-def _windows(tokenizer: Any, text: Text, length: int) -> Any:  # noqa: ANN401  likewise
+def _windows(tokenizer: Any, text: Text, length: int) -> Any:  # noqa: ANN401  a type of Transformers
     return tokenizer(
         *text,
         truncation="only_second",
@@ -247,7 +247,7 @@ def _softmax(logits: Numbers) -> Numbers:
 def _spans(
     starts: Numbers, ends: Numbers, allowed: NDArray[np.bool_], options: AnswerOptions
 ) -> Iterator[tuple[int, int, float]]:
-    """The likeliest spans of a window, in tokens, that begin and end where they may."""
+    """The best spans of a window, in tokens, that start and end at allowed tokens."""
     scores = np.tril(np.triu(np.outer(starts, ends)), options.max_answer_tokens - 1)
     wanted = 2 * options.top_k + 10 if options.whole_words else options.top_k
     for index in np.argsort(-scores, axis=None, kind="stable")[:wanted].tolist():

@@ -1,6 +1,6 @@
-"""What the exporter has to know of a task beside what its module in `serving.tasks` says.
+"""What the exporter needs to know about a task, beyond its module in `serving.tasks`.
 
-It needs PyTorch and the reference libraries, which a serving image lacks, so that it is a module of its own.
+It needs PyTorch and the reference libraries, which a serving image lacks, so it has a module of its own.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Forward: TypeAlias = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], tuple
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TaskExport:
-    """How a task's graph is written, and how its answers are proven.
+    """How a task's graph is written, and how its answers are compared.
 
     Attributes:
-        forward: The graph's outputs, in PyTorch: of a `TaskModel`, of what its model is called with, and of the graph's
-            inputs by name.
-        limits: What artifacts of each precision must keep beside PyTorch.
-        comparator: How raw answers are read.
-        reader: Reads labelled text, for the task's own metric.
-        library: The reference library, with a checkpoint's folder.
-        read: One text's answer as the server's task gives it, in the form in which it is compared with the library's.
-        vectors: Whether answers are vectors, so that their cosines are told.
+        forward: Computes the graph's outputs in PyTorch, from a `TaskModel`, the arguments of its model, and the
+            graph's inputs by name.
+        limits: Limits of the artifacts of each precision.
+        comparator: Reads raw answers.
+        reader: Reads labeled text for the task's own metric.
+        library: The reference library, which loads a checkpoint's folder.
+        read: Converts one text's answer from the server's task to the form of the comparison with the library.
+        vectors: Whether answers are vectors, so that their cosines are reported.
     """
 
     forward: Forward = lambda own, common, _: (own.model(**common).logits,)

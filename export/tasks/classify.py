@@ -1,4 +1,4 @@
-"""The task classify: a head with a logit for each label, or of a regression its values."""
+"""The task classify: a head with a logit for each label, or with the values of a regression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class _Comparator(Scores):
-    """The label of a text, or each of its labels; of a regression the order of its values."""
+    """The label of a text, or each label's state for several labels; for a regression, the order of values."""
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
         order = Scores if self.regression else DecisionComparator
@@ -42,7 +42,7 @@ class _Comparator(Scores):
 
 @dataclass(slots=True, frozen=True)
 class _Reader(ScoreReader):
-    """Sentence, perhaps a second one, and a label (name or number), for accuracy; or the value of a regression."""
+    """Sentence, optional second sentence, and a label (name or number), for accuracy; or the value of a regression."""
 
     score_column: ClassVar[int] = -1
 
@@ -77,7 +77,7 @@ class Classifier(Transformers):
         return [Form(ClassifyOptions()), Form(ClassifyOptions(function="none"), "as raw scores", most=FEW)]
 
     def asked(self, text: Text) -> Text | None:
-        """Transformers takes a pair whose second text is empty for a single text."""
+        """Leaves out pairs with an empty second text, which Transformers takes for a single text."""
         return text if isinstance(text, str) or text[1] else None
 
     def encode(self, text: Text) -> list[Tokens]:
@@ -86,7 +86,7 @@ class Classifier(Transformers):
     def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
         named = self.checkpoint.labels
         asked = form.options.function if isinstance(form.options, ClassifyOptions) else None
-        # A value is what the person asks for by `--task regression`, whatever the folder says.
+        # `--task regression` requests values, whatever the folder says.
         function = asked or ("none" if named.regression else None)
         replies = self._pipe(list(map(_keyed, texts)), top_k=None, truncation=True, function_to_apply=function)
         chosen = not (named.regression or named.multi_label)

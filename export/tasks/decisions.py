@@ -1,7 +1,7 @@
-"""Raw answers of a graph, text by text: their numbers, and what they decide.
+"""Raw answers of a graph for each text: their numbers and decisions.
 
-A `Row` here is one text's part of every output without what padding added: outputs of a token each are as long
-as the text, outputs of a mask each have as many entries as the text has masks.
+A `Row` here is one text's part of every output without padding. Outputs per token are as long as the text; outputs per
+mask have one entry for each mask of the text.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 _CLEARLY = 0.1
-"""Two scores differ clearly when they do by this share of the standard deviation of all."""
+"""Two scores differ clearly if they differ by more than this share of the standard deviation of all scores."""
 
 
 @dataclass(slots=True, frozen=True)
 class DecisionComparator:
-    """How the raw answers of one model are read.
+    """Reads and compares the raw answers of one model.
 
     Attributes:
         outputs: The graph's outputs.
         special_ids: Ids of the special tokens by role.
-        multi_label: Whether each label is decided for itself.
+        multi_label: Whether each label is decided independently.
         regression: Whether the labels are values.
-        directed: Whether a text's numbers have a direction, so that a cosine says something.
-        masked: Whether outputs have something for each mask, in place of each token.
+        directed: Whether a text's numbers have a direction, so that a cosine is meaningful.
+        masked: Whether outputs have an entry for each mask instead of each token.
     """
 
     outputs: Sequence[TensorSpec]
@@ -45,7 +45,7 @@ class DecisionComparator:
     masked: ClassVar[bool] = False
 
     def rows(self, arrays: Sequence[Array], texts: Sequence[EncodedText]) -> list[Row]:
-        """An engine's answer to a batch, text by text, without what padding added."""
+        """An engine's answer to a batch, as rows without padding."""
         return [
             tuple(
                 array[index][: self._size(text)] if len(spec.shape) > 1 and spec.shape[1] == -1 else array[index]
@@ -55,7 +55,7 @@ class DecisionComparator:
         ]
 
     def sizes(self, spec: TensorSpec, texts: Sequence[EncodedText]) -> list[int]:
-        """How many entries of an output belong to each text."""
+        """Number of entries of an output for each text."""
         return [self._size(text) if len(spec.shape) > 1 and spec.shape[1] == -1 else 1 for text in texts]
 
     def _size(self, text: EncodedText) -> int:
@@ -64,18 +64,17 @@ class DecisionComparator:
     def numbers(self, row: Row) -> Numbers:
         """All floating-point numbers of one text's answer, float64 [n].
 
-        The best logits of a mask are in their order, so two answers that name the same words in another order
-        still lie beside one another.
+        The best logits of a mask are sorted, so answers that name the same words in another order stay comparable.
         """
         parts = [array.ravel() for spec, array in zip(self.outputs, row, strict=True) if spec.dtype == "float32"]
         return np.concatenate(parts).astype(np.float64)
 
     def cosine(self, row: Row, other: Row) -> float:
-        """Between two answers to a text."""
+        """The cosine of two answers to a text."""
         return float(cosine(self.numbers(row), self.numbers(other)))
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
-        """Share of the decisions that are the same; None where nothing is decided."""
+        """Share of equal decisions; None if there are no decisions."""
         pairs = [
             (self.decisions(one, text), self.decisions(other, text))
             for one, other, text in zip(actual, expected, texts, strict=True)
@@ -84,13 +83,13 @@ class DecisionComparator:
         return float(same.mean()) if same.size else 1.0
 
     def decisions(self, row: Row, text: EncodedText) -> NDArray[np.int64]:
-        """What an answer decides, if each of its decisions is a number."""
+        """The decisions of an answer, if each of them is a number."""
         raise NotImplementedError
 
 
 @dataclass(slots=True, frozen=True)
 class Undecided(DecisionComparator):
-    """Vectors, which decide nothing."""
+    """Vectors, which have no decisions."""
 
     directed: ClassVar[bool] = True
 
@@ -100,7 +99,7 @@ class Undecided(DecisionComparator):
 
 @dataclass(slots=True, frozen=True)
 class Scores(DecisionComparator):
-    """Values: which of two texts stands first, over all pairs whose scores differ clearly."""
+    """Values; their decisions are the order of each pair of texts whose scores differ clearly."""
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
         del texts
@@ -109,7 +108,7 @@ class Scores(DecisionComparator):
 
 
 def cosine(left: Array | Numbers, right: Array | Numbers) -> NDArray[np.float64]:
-    """The cosines of vectors, which lie along the last axis; 0 where one has no length."""
+    """Cosines of vectors along the last axis; 0 if a vector is zero."""
     a, b = left.astype(np.float64), right.astype(np.float64)
     products = np.asarray((a * b).sum(axis=-1))
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
@@ -118,7 +117,7 @@ def cosine(left: Array | Numbers, right: Array | Numbers) -> NDArray[np.float64]
 
 
 def order_agreement(actual: Array, expected: Array) -> float:
-    """Share of the pairs of texts that stand in the same order, of those whose wanted scores differ clearly."""
+    """Share of text pairs in the same order, among those whose expected scores differ clearly."""
     difference = expected[:, None].astype(np.float64) - expected[None, :]
     clear = np.triu(np.abs(difference) > _CLEARLY * expected.std(), 1)
     same = np.sign(actual[:, None] - actual[None, :])[clear] == np.sign(difference)[clear]

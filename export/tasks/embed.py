@@ -1,4 +1,4 @@
-"""The task embed: the encoder with what pools its vectors."""
+"""The task embed: the encoder with its pooling."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Encoder(SentenceTransformers):
     _kind = "SentenceTransformer"
 
     def _needs(self, line: str) -> bool:
-        """Vectors are not of the pooler, which many folders are saved without."""
+        """Ignores the pooler, which embeddings do not use and many folders lack."""
         return super()._needs(line) and "pooler." not in line
 
     def forms(self) -> list[Form]:

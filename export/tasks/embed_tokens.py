@@ -1,4 +1,4 @@
-"""The task embed_tokens: the encoder alone."""
+"""The task embed_tokens: the encoder without a head."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 @dataclass(slots=True, frozen=True)
 class _Comparator(Undecided):
     def cosine(self, row: Row, other: Row) -> float:
-        """Each token has a direction of its own: that of the worst token."""
+        """The cosine of the worst token, because each token has a direction of its own."""
         return float(cosine(row[0], other[0]).min())
 
 
 EXPORT = TaskExport(
     forward=lambda own, common, _: (own.model(**common).last_hidden_state,),
-    # Of each text its worst token, which pooling would have weighed against all others.
+    # These limits apply to the worst token of each text, which pooling would average with the others.
     limits=limits_for(int8={"cosine_mean": 0.98, "cosine_p01": 0.94, "cosine_min": 0.85}),
     comparator=_Comparator,
     reader=Reader,

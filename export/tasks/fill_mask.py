@@ -1,4 +1,4 @@
-"""The task fill_mask: the head over the vocabulary, at the masks alone."""
+"""The task fill_mask: the vocabulary head at the mask tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_WITH_ONE_MASK = 16
 
 
 def _forward(own: Any, common: Any, named: Any) -> tuple[Any, ...]:  # noqa: ANN401  see `TaskExport`
-    """The best words of each mask. The head runs at the masks alone: it costs more than the encoder."""
+    """The best words of each mask. The head runs only at the masks, because it costs more than the encoder."""
     encoder: Any = getattr(own.model, own.family.prefix.removesuffix("."))
     hidden = encoder(**common).last_hidden_state
     index = named[POSITIONS].long().unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
@@ -60,7 +60,7 @@ class _Reader(Reader):
 
     def rows(self, name: str, rows: list[list[str]]) -> Examples:
         tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
-        # A byte-level vocabulary knows a word in the middle of a text by the space before it.
+        # In a byte-level vocabulary, a word inside a text starts with a space.
         expected = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
         texts = self._encode([row[0] for row in rows])
         if any(text.ids.count(self.vocabulary.special_ids["mask"]) != 1 for text in texts):
@@ -80,14 +80,14 @@ class Filler(Transformers):
         return [Form(FillMaskOptions(top_k=min(FillMaskOptions().top_k, self.checkpoint.candidates)))]
 
     def asked(self, text: Text) -> Text | None:
-        """With a mask behind it, and one before a longer text, so that one is left whichever end is cut.
+        """Adds a mask at the end, and one at the start of a longer text, so that one survives truncation at either end.
 
-        A request may write any model's mask as BERT's, and Transformers does not know that.
+        A request may write any model's mask as BERT's `[MASK]`, which Transformers does not support.
         """
         mask = str(self.tokenizer.mask_token)
         if not isinstance(text, str) or ("[MASK]" in text and mask != "[MASK]"):
             return None
-        # A byte is a token at most; beside the text stand a blank, the mask and two special tokens.
+        # Each byte makes at most one token. Beside the text there are a blank, the mask and two special tokens.
         short = min(_LONGEST_WITH_ONE_MASK, self.longest - 4)
         before = "" if len(text.encode()) <= short else f"{mask} "
         return f"{before}{text} {mask}"
@@ -110,7 +110,7 @@ class Filler(Transformers):
 EXPORT = TaskExport(
     forward=_forward,
     limits=limits_for(
-        # Logits of words are sums over the whole width of the model, and as large as 30.
+        # Logits of words are sums over the whole width of the model, and can be as large as 30.
         fp32={"max_abs_difference": 1e-3, "invariance_difference": 1e-3},
         fp16={"max_abs_difference": 0.1, "agreement": 0.99, **UNDIRECTED},
         int8={"agreement": 0.8, "metric_loss": 1, **UNDIRECTED},

@@ -1,7 +1,7 @@
-"""What artifacts of each precision must keep beside PyTorch, unless a task sets other limits.
+"""The limits for artifacts of each precision relative to PyTorch, unless a task sets other ones.
 
-fp32 differs from PyTorch by the order of additions only, so it is held to every number. fp16 is held to directions and
-decisions, and INT8, which differs by design, to what of them a user of the task can see.
+fp32 differs from PyTorch only by the order of additions, so every number is limited. fp16 has limits on directions and
+decisions. INT8 differs by design, so only directions and decisions that users of the task see are limited.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """What an artifact must keep beside PyTorch, and what makes it batch-invariant.
+    """Limits of an artifact's differences from PyTorch, and of batch invariance.
 
     Attributes:
-        max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Least mean cosine over the texts.
-        cosine_p01: Least 1st percentile of the cosine.
-        cosine_min: Least cosine of any text.
-        agreement: Least share of decisions that are PyTorch's own.
-        metric_loss: Points of the task's own metric that may be lost.
-        invariance_difference: Largest difference between a text alone and padded or batched.
-        invariance_cosine: Least cosine between a text alone and padded or batched.
+        max_abs_difference: Maximum difference of any number of any raw output.
+        cosine_mean: Minimum mean cosine over the texts.
+        cosine_p01: Minimum 1st percentile of the cosine.
+        cosine_min: Minimum cosine of any text.
+        agreement: Minimum share of decisions that equal PyTorch's.
+        metric_loss: Maximum loss of the task's own metric, in points.
+        invariance_difference: Maximum difference between a text alone and padded or batched.
+        invariance_cosine: Minimum cosine between a text alone and padded or batched.
     """
 
     max_abs_difference: float = math.inf
@@ -45,13 +45,13 @@ _EXACT = Limits(max_abs_difference=1e-4, agreement=0.999, metric_loss=0.1, invar
 _HALF = Limits(cosine_min=0.9999, agreement=0.999, metric_loss=0.2, invariance_cosine=0.999)
 _EIGHT = Limits(metric_loss=0.5, invariance_cosine=0.999)
 UNDIRECTED = {"invariance_difference": 0.05}
-"""Without a direction to compare, invariance is a matter of differences: this much of a logit changes nothing."""
+"""Batch invariance for outputs without a direction: a difference of this much in a logit changes nothing."""
 
 
 def limits_for(
     *, fp32: Mapping[str, Any] | None = None, fp16: Mapping[str, Any] | None = None, int8: Mapping[str, Any]
 ) -> dict[Precision, Limits]:
-    """A task's limits, given where they are not the usual ones; those of `Limits` itself stand for no limit."""
+    """A task's limits: the usual ones, with the given changes. The defaults of `Limits` mean no limit."""
     return {
         "fp32": replace(_EXACT, **fp32 or {}),
         "fp16": replace(_HALF, **fp16 or {}),

@@ -1,4 +1,4 @@
-"""The metrics of the tasks, each times 100: rank correlation, accuracy, exact match and F1 of answers, entity F1."""
+"""The tasks' metrics, times 100: rank correlation, accuracy, exact match and F1 of answers, entity F1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
-    """Spearman's rank correlation; equal values share the mean of their ranks. NaN where all values are equal."""
+    """Spearman's rank correlation; equal values share the mean of their ranks. NaN if all values are equal."""
     one, other = _ranks(np.asarray(left, np.float64)), _ranks(np.asarray(right, np.float64))
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
@@ -36,12 +36,12 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def accuracy(actual: Sequence[object], expected: Sequence[object]) -> float:
-    """Share of the answers that are the wanted ones."""
+    """Share of correct answers."""
     return 100 * sum(one == other for one, other in zip(actual, expected, strict=True)) / len(expected)
 
 
 def answers(actual: Sequence[str], expected: Sequence[Sequence[str]]) -> tuple[float, float]:
-    """Exact match and F1 of the words, as SQuAD 1.1 defines them: for each question, the best of its right answers.
+    """Exact match and word F1 as in SQuAD 1.1; each question counts its best match among the right answers.
 
     Args:
         actual: One answer for each question.
@@ -58,7 +58,7 @@ def answers(actual: Sequence[str], expected: Sequence[Sequence[str]]) -> tuple[f
 
 
 def _normal(answer: str) -> str:
-    """Lower case, without punctuation, articles and superfluous spaces."""
+    """Lowercase, without punctuation, articles and extra spaces."""
     letters = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", letters).split())
 
@@ -70,11 +70,11 @@ def _word_f1(answer: str, option: str) -> float:
 
 
 def entity_f1(actual: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> float:
-    """F1 over entities, over all sentences together; an entity counts when its first and last word and type do.
+    """F1 over the entities of all sentences; an entity matches if its first word, last word and type do.
 
     Args:
         actual: The BIO tag of each word of each sentence.
-        expected: The right ones.
+        expected: The right tags.
     """
     pairs = [(entities(one), entities(other)) for one, other in zip(actual, expected, strict=True)]
     same = sum(len(one & other) for one, other in pairs)
@@ -85,7 +85,7 @@ def entity_f1(actual: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]
 def entities(tags: Sequence[str]) -> set[Entity]:
     """The entities of a sentence in BIO tags, each as (first word, last word, type).
 
-    An I- that continues nothing of its type begins an entity, as the scorer of the CoNLL task has it.
+    An I- tag that does not continue an entity of its type starts one, as in the scorer of the CoNLL task.
     """
     spans: set[Entity] = set()
     begun: tuple[int, str] | None = None

@@ -65,7 +65,7 @@ class _Reader(Reader):
 
 
 def _word_tags(row: Row, encoding: Encoding, words: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The tag of each word's first token; a word that was cut off has none."""
+    """The tag of each word's first token; O for a word that was truncated."""
     starts = dict[int, int]()
     for index, (part, (_, end)) in enumerate(zip(encoding.sequence_ids, encoding.offsets, strict=True)):
         if part == 0:
@@ -75,7 +75,7 @@ def _word_tags(row: Row, encoding: Encoding, words: Sequence[str], labels: Seque
 
 
 def _word_at(end: int, words: Sequence[str]) -> int:
-    """The word in which the character before `end` lies, of words with one space between them."""
+    """The index of the word with the character before `end`; words are separated by one space."""
     for index, word in enumerate(words):
         end -= len(word) + 1
         if end <= 0:
@@ -91,7 +91,7 @@ def _read_conll(content: str) -> list[tuple[list[str], list[str]]]:
             continue
         word, tag, *_ = line.split("\t")
         sentences[-1][0].append(word)
-        # Where annotators disagreed a field holds several tags: the first counts.
+        # If annotators disagreed, a field holds several tags: the first one counts.
         sentences[-1][1].append(tag.split(",")[0].strip())
     return [sentence for sentence in sentences if sentence[0]]
 

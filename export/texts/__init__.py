@@ -1,1 +1,1 @@
-"""The texts that artifacts are compared on."""
+"""The texts for the comparison of artifacts."""

@@ -1,4 +1,4 @@
-"""The texts that artifacts are compared on, in the form that each task takes."""
+"""The texts for the comparison of artifacts, as inputs of each task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MIN_TEXTS = 256
-"""Texts that batch invariance has to be proven on."""
+"""Minimum number of texts that prove batch invariance."""
 
 Text = str | tuple[str, str]
 
@@ -29,25 +29,25 @@ _SHOWN_CHARACTERS = 120
 
 
 def read() -> list[Text]:
-    """The texts and pairs of texts/parity.jsonl, on which numbers are compared.
+    """The texts and pairs of texts/parity.jsonl, for the comparison of numbers.
 
     Raises:
-        ExportError: The file is not in the installation, or is damaged.
+        ExportError: The file is missing from the installation, or damaged.
     """
     return _read("parity.jsonl", MIN_TEXTS)
 
 
 def probes() -> list[Text]:
-    """The texts and pairs of texts/probes.jsonl, which tell tokenizers' settings apart; nothing is calibrated on them.
+    """The texts and pairs of texts/probes.jsonl, which reveal differences of tokenizer settings; not for calibration.
 
     Raises:
-        ExportError: The file is not in the installation, or is damaged.
+        ExportError: The file is missing from the installation, or damaged.
     """
     return _read("probes.jsonl", 1)
 
 
 def for_task(texts: Sequence[Text], task: str) -> list[Text]:
-    """The texts as inputs of a task: where it takes pairs, they are made of the texts, the shorter first."""
+    """The texts as inputs of a task. For tasks with pairs, texts are paired, the shorter one first."""
     if not TASKS[task].paired:
         return list(texts)
     return [
@@ -57,20 +57,20 @@ def for_task(texts: Sequence[Text], task: str) -> list[Text]:
 
 
 def with_masks(texts: Iterable[EncodedText], special_ids: dict[str, int]) -> list[EncodedText]:
-    """The texts with every seventh token, at least one, replaced by the mask token."""
+    """The texts with every seventh token, and at least one, replaced by the mask token."""
     kept = set(special_ids.values()) - {special_ids.get("unk", -1)}
     return [_masked(text, kept, special_ids["mask"]) for text in texts]
 
 
 def shown(text: Text) -> str:
-    """A text as a report quotes it, shortened."""
+    """A text as quoted in a report, shortened."""
     whole = " / ".join(text) if isinstance(text, tuple) else text
     line = " ".join(whole.split())
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
 def table(content: str, suffix: str) -> list[list[str]]:
-    """The rows of a table: CSV, or TSV in which a quotation mark is a character like others."""
+    """The rows of a table: CSV, or TSV in which quotation marks are ordinary characters."""
     lines = content.splitlines(keepends=True)
     if suffix == ".csv":
         return [row for row in csv.reader(lines) if row]
@@ -78,7 +78,7 @@ def table(content: str, suffix: str) -> list[list[str]]:
 
 
 def _read(name: str, least: int) -> list[Text]:
-    """One JSON object a line, with `text` and maybe `pair`."""
+    """One JSON object per line, with `text` and optionally `pair`."""
     try:
         lines = (importlib.resources.files("export.texts") / name).read_text(encoding="utf-8").splitlines()
         texts = [_text(json.loads(line)) for line in lines if line.strip()]

@@ -1,11 +1,11 @@
-"""A bundle once more as a Triton model repository: engine models, and the text model that calls one of them.
+"""Writes a bundle as a Triton model repository: engine models, and a text model that calls one of them.
 
-    <out>/<model>-fp32-onnx/config.pbtxt, <version>/model.onnx    an engine model for each artifact that a
-    <out>/<model>-int8-onnx/...                                   backend of Triton runs, and its weights' file
+    <out>/<model>-fp32-onnx/config.pbtxt, <version>/model.onnx    an engine model for each artifact that a Triton
+    <out>/<model>-int8-onnx/...                                   backend can run, with its weights file
     <out>/<model>/config.pbtxt, <version>/model.py, model.json, tokenizer.json    the text model
 
-The text model takes and answers on Triton what the server does under the same name. The parameters in its
-`config.pbtxt`, described in `text_model`, choose the engine model and who runs it. Versions are the bundle's.
+The text model has the same inputs and outputs as the server's model of the same name. The parameters in its
+`config.pbtxt`, described in `text_model`, select the engine model and what runs it. Versions are the bundle's.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 CONFIG = "config.pbtxt"
 MAX_TEXTS = 128
-"""Texts of one request, as the server takes by default."""
+"""Maximum texts of a request; the server's default."""
 
 _MAX_BATCH = 32
 _GRAPHS = (1, 2, 4, 8, 16, 32)
-"""Batch sizes that have a CUDA graph, of those that a plan takes."""
+"""Batch sizes that get a CUDA graph, if the plan supports them."""
 
 _BACKENDS = {"onnx": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
 _TYPES = {"int32": "TYPE_INT32", "float32": "TYPE_FP32"}
@@ -45,7 +45,7 @@ _TEXT_MODEL = Path(__file__).with_name("text_model.py")
 
 
 class Word(str):
-    """A name of an enumeration; it stands without quotes in a text-format message."""
+    """An enum value, which a text-format message writes without quotes."""
 
     __slots__ = ()
 
@@ -56,12 +56,12 @@ Message = Mapping[str, Value]
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """The batches that an engine model takes.
+    """The batches that an engine model accepts.
 
     Attributes:
-        max_batch_size: Texts in a batch.
+        max_batch_size: Maximum texts in a batch.
         lengths: Upper bounds in tokens by which texts are grouped, ascending.
-        fixed_lengths: Whether a batch is padded to its bound, so that those of other callers have its shape.
+        fixed_lengths: Whether a batch is padded to its bound, so that it has the same shape as other callers' batches.
         batch_sizes: Sizes that have a CUDA graph, ascending.
     """
 
@@ -72,19 +72,19 @@ class Limits:
 
 
 def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path]:
-    """Writes a verified bundle as Triton models, each whole or not at all, the text model last.
+    """Writes a verified bundle as Triton models, each one whole or not at all, the text model last.
 
     Args:
-        bundle: What to write.
+        bundle: The bundle.
         out: The Triton model repository; it may hold other models.
-        notice: Told, in a sentence, of each artifact that is left out and what the person should know.
+        notice: Called with a sentence for each artifact that is left out or has requirements.
 
     Returns:
-        The directories of the models written; the text model is the last.
+        The directories of the written models; the text model is the last.
 
     Raises:
-        ExportError: A model of that name is there already, nothing in the bundle runs on Triton, or an
-            artifact changed since the bundle was verified.
+        ExportError: A model of that name exists, nothing in the bundle runs on Triton, or an artifact has changed since
+            the bundle was verified.
     """
     manifest, out = bundle.manifest, out.absolute()
     engines = {}
@@ -123,11 +123,11 @@ def engine_name(model: str, artifact: Artifact) -> str:
 
 
 def limits(artifact: Artifact, max_length: int) -> Limits:
-    """The batches that an artifact takes.
+    """The batches that an artifact accepts.
 
-    One that is not batch-invariant takes one text at a time. A plan is padded to the lengths of its profiles,
-    which are all that it takes. ONNX Runtime on a GPU, where a short text costs what its whole bucket does, is
-    padded to the bucket; a CPU, which would pay for each token, to the longest text of the batch.
+    An artifact that is not batch-invariant takes one text at a time. A plan accepts only the lengths of its profiles,
+    so batches are padded to these. For ONNX Runtime on a GPU, batches are padded to their bucket, because a short text
+    costs as much as the whole bucket. On a CPU, every token costs time, so batches are padded to their longest text.
     """
     most = _MAX_BATCH if artifact.batch_invariant else 1
     if artifact.engine is None:
@@ -143,7 +143,7 @@ def limits(artifact: Artifact, max_length: int) -> Limits:
 def engine_config(name: str, artifact: Artifact, manifest: Manifest) -> Message:
     """The `ModelConfig` of an engine model.
 
-    No execution accelerator is asked for: it would compute otherwise than what was compared with PyTorch.
+    It sets no execution accelerator, because that would compute something else than what was compared with PyTorch.
     """
     platform, file = _BACKENDS[artifact.kind]
     allowed = limits(artifact, manifest.max_length)
@@ -159,16 +159,16 @@ def engine_config(name: str, artifact: Artifact, manifest: Manifest) -> Message:
     if allowed.max_batch_size > 1:
         config["dynamic_batching"] = {"preferred_batch_size": allowed.batch_sizes} if allowed.batch_sizes else {}
     if artifact.target == "cpu":
-        # 0 threads: as many as there are cores. Each length is a shape of its own: remembered plans only pile up.
+        # 0 threads means one for each core. Every length is a new shape, so memory patterns would only accumulate.
         config["parameters"] = _parameters({"intra_op_thread_count": "0", "enable_mem_pattern": "0"})
-    # The masks of a batch are as many as they are: a graph for one number of them would seldom be the right one.
+    # The number of masks in a batch varies, so a CUDA graph for one number would seldom match.
     if allowed.batch_sizes and all(spec.name != POSITIONS for spec in manifest.inputs):
         config["optimization"] = {"cuda": {"graphs": Word("true"), "graph_spec": _graphs(allowed, manifest)}}
     return config
 
 
 def text_config(manifest: Manifest, engine: str) -> Message:
-    """The `ModelConfig` of the text model of the task embed, with `engine` as the engine model that answers."""
+    """The `ModelConfig` of the text model of the task embed; `engine` is the engine model that answers."""
     return {
         "name": manifest.model,
         "backend": "python",
@@ -182,7 +182,7 @@ def text_config(manifest: Manifest, engine: str) -> Message:
 
 
 def text_format(message: Message, indent: str = "") -> str:
-    """A message as protocol buffers' text format, a field or an element of a message a line."""
+    """A message in protocol buffers' text format, with one field or message element per line."""
     lines = []
     for key, value in message.items():
         if isinstance(value, Mapping):
@@ -214,7 +214,7 @@ def _tensor(spec: TensorSpec) -> Message:
 
 def _instances(artifact: Artifact) -> Message:
     if artifact.engine is not None:
-        # Every instance holds every profile, or Triton might give it a length that it cannot run.
+        # Every instance holds every profile; otherwise Triton might send it a length that it cannot run.
         profiles = [str(index) for index in range(len(artifact.engine.profiles))]
         return {"count": 1, "kind": Word("KIND_GPU"), "profile": profiles}
     return {"count": 1, "kind": Word("KIND_GPU" if artifact.target == "cuda" else "KIND_CPU")}
@@ -223,8 +223,8 @@ def _instances(artifact: Artifact) -> Message:
 def _graphs(allowed: Limits, manifest: Manifest) -> list[Message]:
     """A CUDA graph for each batch size and length.
 
-    None has a lower bound: Triton would run it for smaller batches too and leave what the buffer held before,
-    which are no token ids, in the rows above.
+    No graph has a lower bound. Otherwise Triton would also run it for smaller batches, and the remaining rows would
+    hold stale memory, which is not token ids.
     """
     return [
         {
@@ -248,7 +248,7 @@ def _obstacle(artifact: Artifact) -> str | None:
 
 
 def _preferred(engines: Mapping[str, Artifact]) -> str:
-    """The engine that answers unless the operator chooses: proven ones first, then a plan, then what `serve` takes."""
+    """The default engine model: proven ones first, then a plan, then the one that `serve` selects."""
 
     def rank(name: str) -> tuple[bool, ...]:
         artifact = engines[name]
@@ -264,7 +264,7 @@ def _write_engine(folder: Path, bundle: Bundle, artifact: Artifact) -> None:
     _, file = _BACKENDS[artifact.kind]
     version = _start(folder, engine_config(name, artifact, manifest), manifest)
     for entry in artifact.files:
-        # The graph names the file of its weights, which so keeps its name.
+        # The graph refers to its weights file by name, so the file keeps its name.
         copy = version / (file if entry is artifact else entry.file)
         shutil.copyfile(bundle.path / entry.file, copy)
         if digest(copy) != entry.sha256:
@@ -306,13 +306,13 @@ def _start(folder: Path, config: Message, manifest: Manifest) -> Path:
 def _staging(out: Path) -> StagingDir:
     """A hidden directory on the file system of `out`.
 
-    It lies beside `out`, because Triton takes any directory inside for a model, unless that is another disk.
+    It is beside `out`, because Triton takes any directory inside for a model. If `out` is a mount point, it is inside.
     """
     return StagingDir(out if out.is_mount() else out.parent, f".{out.name}.staging-")
 
 
 def _publish(staged: Path, out: Path, names: Sequence[str]) -> None:
-    """Moves the models into place: in one step where `out` is new, else one by one in their order."""
+    """Moves the models into place: in one step if `out` is new, otherwise one by one in their order."""
     for path in (path for path in staged.rglob("*") if path.is_file()):
         sync(path)
     if not out.exists():

@@ -1,15 +1,15 @@
-"""The text model of a bundle on Triton's Python backend: texts in, the task's answer out.
+"""The text model of a bundle for Triton's Python backend: texts in, the task's answer out.
 
-`export.triton.repository` writes this file into a Triton model repository as `model.py`, where it runs without the rest
-of the project: it needs numpy and tokenizers, and onnxruntime where it computes by itself. Beside it lie
-`tokenizer.json` and `model.json`, what the bundle's manifest says of the model. What an operator chooses
-stands in `config.pbtxt` under `parameters`:
+`export.triton.repository` copies this file into a Triton model repository as `model.py`, where it runs without the rest
+of the project. It needs numpy and tokenizers, and onnxruntime if it runs the ONNX file itself. Beside it are
+`tokenizer.json`, and `model.json` with data from the bundle's manifest. The operator's settings are under `parameters`
+in `config.pbtxt`:
 
-    engine     which engine model answers: one of those listed in `model.json`
+    engine     the engine model that answers, one of those listed in `model.json`
     execution  `bls`: Triton runs the engine model; `onnxruntime`: this process runs its ONNX file, for a
-               Triton without an ONNX Runtime backend. One is never taken for the other.
-    truncate   whether a text that is too long is cut or refused, unless the request's parameter says
-    threads    of `onnxruntime`; 0 means one for each core
+               Triton without an ONNX Runtime backend. There is no fallback from one to the other.
+    truncate   whether long texts are truncated or rejected; a request parameter overrides it
+    threads    for `onnxruntime`; 0 means one for each core
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     Tensors = dict[str, NDArray[Any]]
 
 _CHARACTERS_PER_TOKEN = 32
-"""A text of more for each token that the model takes is refused where it may not be cut."""
+"""Characters for each token of the model's maximum; longer texts are rejected unless truncation is allowed."""
 
 _MAX_CHARACTERS = 262_144
-"""Of a text that is cut, so many are read: about 0.2 s of work."""
+"""Maximum characters read of a truncated text: about 0.2 s of work."""
 
 _SMALLEST_NORM = 1e-12
 
@@ -48,7 +48,7 @@ class _Engine(Protocol):
 
 
 class _BlsEngine:
-    """An engine model of this Triton, called by business logic scripting."""
+    """An engine model of this Triton, called by business logic scripting (BLS)."""
 
     def __init__(self, name: str, version: int, outputs: list[str]) -> None:
         self._name = name
@@ -73,13 +73,13 @@ class _OrtEngine:
     """An engine model's ONNX file, run by ONNX Runtime in this process."""
 
     def __init__(self, path: Path, threads: int, outputs: list[str]) -> None:
-        # Unless this is set, importing it reports to its makers what runs here.
+        # Disables ONNX Runtime's telemetry, which starts at import.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # noqa: PLC0415  not needed where Triton runs the engine
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.enable_mem_pattern = False  # each length is a shape of its own: remembered plans only pile up
+        options.enable_mem_pattern = False  # every length is a new shape: memory patterns would only accumulate
         if _saturates():
             options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -90,17 +90,17 @@ class _OrtEngine:
 
 
 def _saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the usual instructions for 8-bit products may lose some of a sum here: x86 without VNNI."""
+    """Whether the usual 8-bit instructions may saturate on this processor: x86 without VNNI."""
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
     return not re.search(r"^flags\b.*\b(avx512_vnni|avx_vnni)\b", cpuinfo.read_text(errors="replace"), re.MULTILINE)
 
 
 class TritonPythonModel:
-    """What the Python backend looks for in `model.py`."""
+    """The class that the Python backend looks for in `model.py`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the files beside this one and the parameters; any fault keeps the model from being ready."""
+        """Reads the parameters and the files beside this one; an error keeps the model from becoming ready."""
         repository, version = Path(args["model_repository"]), args["model_version"]
         folder = repository / version
         self._model = json.loads((folder / "model.json").read_bytes())
@@ -115,7 +115,7 @@ class TritonPythonModel:
         self._engine: _Engine
         match chosen["execution"]:
             case "bls" if self._limits["adds_8_bit_products"] and _saturates():
-                # Triton's ONNX Runtime backend hands no such option on.
+                # Triton's ONNX Runtime backend cannot pass the option for exact products.
                 raise triton.TritonModelException(
                     f"engine {name} would answer otherwise than it was proven to: this processor has no VNNI. Set the"
                     " parameter execution to onnxruntime, or engine to one in fp32"
@@ -129,7 +129,7 @@ class TritonPythonModel:
                 raise triton.TritonModelException(f"engine {name} cannot be run by {other!r}")
 
     async def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers each request with its texts' rows, or with its own error."""
+        """Answers each request with the rows of its texts, or with its own error."""
         encoded = [self._encoded(request) for request in requests]
         rows = iter(await self._rows([text for texts in encoded if isinstance(texts, list) for text in texts]))
         answers = [texts if isinstance(texts, _Refused) else [next(rows) for _ in texts] for texts in encoded]
@@ -153,7 +153,7 @@ class TritonPythonModel:
     def _texts(self, values: NDArray[np.object_], *, cut: bool) -> list[str]:
         most = _CHARACTERS_PER_TOKEN * self._model["max_length"]
         read = max(most, _MAX_CHARACTERS)
-        # As the server cuts where a request names no end.
+        # The same truncation as in the server if a request names no end.
         part = slice(-read, None) if self._model["truncation_side"] == "left" else slice(read)
         texts = []
         for index, value in enumerate(values.ravel()):
@@ -182,7 +182,7 @@ class TritonPythonModel:
         return self._tokenizer.post_process(inner)
 
     async def _rows(self, encodings: list[Encoding]) -> list[Tensors | _Refused]:
-        """The graph's outputs for each text, whatever batches they were computed in."""
+        """The graph's outputs for each text, whatever its batch."""
         rows: list[Tensors | _Refused] = [_Failed("not computed")] * len(encodings)
         chunks = list(self._chunks([len(encoding) for encoding in encodings]))
         answers = await asyncio.gather(*[self._run([encodings[at] for at in indices]) for indices in chunks])
@@ -192,7 +192,7 @@ class TritonPythonModel:
         return rows
 
     def _chunks(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Which texts to compute together: neighbours in length, so that little padding is wasted."""
+        """Groups texts of similar length into batches, to limit padding."""
         bounds: list[int] = self._limits["lengths"]
         most = self._limits["max_batch_size"]
         groups: dict[int, list[int]] = {}
@@ -208,14 +208,14 @@ class TritonPythonModel:
             return refused
 
     def _tensors(self, encodings: Sequence[Encoding]) -> Tensors:
-        """The graph's inputs, int32 [texts, tokens]; filled up to a size for which the engine has a CUDA graph."""
+        """The graph's inputs, int32 [texts, tokens], padded to a batch size that has a CUDA graph."""
         count, longest = len(encodings), max(len(encoding) for encoding in encodings)
         if self._limits["fixed_lengths"]:
             longest = min(bound for bound in self._limits["lengths"] if bound >= longest)
         rows = min((size for size in self._limits["batch_sizes"] if size >= count), default=count)
         ids = np.full((rows, longest), self._model["pad_id"], np.int32)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        mask[count:, 0] = 1  # a row without any token has no mean
+        mask[count:, 0] = 1  # the mean of a row without tokens is undefined
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding)] = encoding.ids
             mask[row, : len(encoding)] = 1
@@ -225,11 +225,11 @@ class TritonPythonModel:
 
 
 class _Refused(Exception):
-    """Why one request gets no answer: its own fault."""
+    """The request is invalid; the message is the client's error."""
 
 
 class _Failed(_Refused):
-    """The same, by a fault on this side."""
+    """An error on the server's side."""
 
 
 def _response(rows: _Refused | list[Tensors | _Refused], *, normalize: bool) -> Any:  # noqa: ANN401  the backend's own type
@@ -242,7 +242,7 @@ def _response(rows: _Refused | list[Tensors | _Refused], *, normalize: bool) -> 
 
 
 def _embedding(rows: _Refused | list[Tensors | _Refused], *, normalize: bool) -> Tensors:
-    """The task embed: `embedding` float32 [texts, dimensions], each row of length 1 where the model's folder says so.
+    """The task embed: `embedding` float32 [texts, dimensions], L2-normalized if the model's folder says so.
 
     Raises:
         _Refused: The request, or one of its texts, has no answer.

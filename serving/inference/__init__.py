@@ -1,1 +1,1 @@
-"""The life of a request, whichever protocol brought it."""
+"""The life of a request, independent of the protocol."""

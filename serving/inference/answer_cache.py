@@ -1,8 +1,8 @@
-"""Answers that were computed before, and answers that are being computed for another request.
+"""Caches answers, and shares answers that are being computed for another request.
 
-A text's rows depend on its token ids, its segments and what computes them. So a row is kept by the version of a model
-and its ids, whatever prompt, protocol and options brought them, and only until other versions or engines take over.
-Texts themselves are not kept.
+A row depends on a text's token ids, its token types and the engine that computes it. The cache key is the version of a
+model and the token ids and types, so prompts, protocols and options share entries. The cache is cleared when other
+versions or engines take over. Texts are not stored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Key = tuple[int, bytes, bytes]
 
 _ENTRY_BYTES = 600
-"""What an entry takes beside its ids and its numbers: its objects here, and in the library."""
+"""Overhead of an entry beside its ids and numbers: objects in Python and in the cache library."""
 
 _ARRAY_BYTES = 130
-"""Likewise each array of its row."""
+"""Overhead of each array of a row."""
 
 
 class CachedRows(NamedTuple):
-    """As a `PendingRequest` that is answered; `submitted` is 0 where no text was queued."""
+    """Stands for an answered `PendingRequest`; `submitted` is 0 if no text was queued."""
 
     rows: Sequence[Row]
     queue_us: float = 0.0
@@ -42,7 +42,10 @@ class CachedRows(NamedTuple):
 
 
 class _Claim:
-    """A text that a request has computed, for others that want it, too; of `tokens` in all, which end together."""
+    """A text that one request computes and others may wait for.
+
+    `tokens` counts all texts of that request, because they finish together.
+    """
 
     __slots__ = ("_priority", "_row", "_tokens")
 
@@ -52,11 +55,14 @@ class _Claim:
         self._row: asyncio.Future[Row | None] | None = None
 
     def serves(self, priority: int, tokens: int) -> bool:
-        """Whether a request of this class that lacks so many tokens would hardly have the row sooner by itself."""
+        """Whether a request should wait for this text, because it would hardly be faster by itself.
+
+        The computing request must have the same or a higher priority, and no more tokens than the waiting one.
+        """
         return self._priority <= priority and self._tokens <= tokens
 
     def row(self) -> asyncio.Future[Row | None]:
-        """The row to come; None where the request that has it computed gets none."""
+        """The future row; None if the computing request gets none."""
         if self._row is None:
             self._row = asyncio.get_running_loop().create_future()
         return self._row
@@ -67,10 +73,10 @@ class _Claim:
 
 
 class AnswerCache:
-    """Rows by model and token ids; the least wanted go first (W-TinyLFU, arXiv 1512.00727).
+    """Rows by model and token ids, with W-TinyLFU eviction (arXiv 1512.00727).
 
     Attributes:
-        texts: How many texts were found here (`hit`), waited for another request's (`shared`), or were computed
+        texts: Number of texts found in the cache (`hit`), awaited from another request (`shared`), or computed
             (`miss`).
     """
 
@@ -86,13 +92,13 @@ class AnswerCache:
         return self._rows.weighted_size()
 
     def clear(self) -> None:
-        """Forgets everything; what is being computed is not kept either."""
+        """Removes all entries; rows that are being computed are not stored either."""
         self._generation += 1
         self._rows.clear()
         self._computing.clear()
 
     def recall(self, model: ModelIndex, texts: Sequence[EncodedText]) -> CachedRows | None:
-        """The answer, if the rows of all texts are here."""
+        """The answer if the rows of all texts are cached; otherwise None."""
         rows: list[Row] = []
         for text in texts:
             row = self._rows.get(_key(model, text))
@@ -105,11 +111,12 @@ class AnswerCache:
     async def run(
         self, dispatcher: Dispatcher, permit: Permit, texts: Sequence[EncodedText], outputs: Sequence[TensorSpec]
     ) -> CachedRows:
-        """As `Dispatcher.run`, which is given only what is neither here nor being computed; `outputs` are the model's.
+        """Calls `Dispatcher.run` for texts that are neither cached nor being computed.
 
-        A request that waits for another's computation keeps its own deadline. Where the other one fails, is late or
-        loses its client, the texts are computed for those that wait. A request waits for no later class, and for no
-        larger request: a query for one text would wait for all that a batch client sent beside it.
+        A request that waits for another keeps its own deadline. If the other request fails, is late or loses its
+        client, the waiting requests compute the texts themselves. A request waits only for requests of the same or a
+        higher priority, and for none with more tokens. Otherwise a query for one text would wait for all texts of a
+        batch client's request. `outputs` are the model's.
         """
         keys = [_key(permit.model, text) for text in texts]
         by_key = dict(zip(keys, texts, strict=True))
@@ -146,7 +153,7 @@ class AnswerCache:
     async def _computed(
         self, texts: Mapping[Key, EncodedText], dispatcher: Dispatcher, permit: Permit, outputs: Sequence[TensorSpec]
     ) -> PendingRequest:
-        """As `Dispatcher.run`; lets others wait for the rows and keeps them."""
+        """Calls `Dispatcher.run`, lets other requests wait for the rows, and caches them."""
         generation = self._generation
         lengths = [len(text.ids) for text in texts.values()]
         claims = {key: _Claim(permit.priority, sum(lengths)) for key in texts}
@@ -167,7 +174,7 @@ class AnswerCache:
 
 
 async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, permit: Permit) -> Row | None:
-    """Another request's row, or None where it got none; raises `DeadlineExceeded` if that takes too long."""
+    """Another request's row, or None if it gets none; raises `DeadlineExceeded` at the deadline."""
     try:
         async with asyncio.timeout_at(permit.deadline):
             return await asyncio.shield(future)
@@ -180,10 +187,10 @@ def _key(model: ModelIndex, text: EncodedText) -> Key:
 
 
 def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
-    """A copy that no one can change, without what padding added.
+    """A read-only copy without padding.
 
-    A row is a view of its whole batch, which would stay in memory with it. Where it varies in length it has a line for
-    each token, or fewer (`graph_outputs`).
+    A row is a view of its whole batch and would keep the batch in memory. A row of variable length has at most one line
+    for each token (`graph_outputs`).
     """
     copies = []
     for part, spec in zip(row, outputs, strict=True):

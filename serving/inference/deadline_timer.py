@@ -1,8 +1,8 @@
 """Many deadlines on one timer of the event loop.
 
-Setting and cancelling a timer costs tens of microseconds a request, and nearly every deadline is cancelled. So one
-timer is armed for the earliest; a cancelled deadline stays in the heap until its time has come, or until
-the heap has doubled.
+Setting and cancelling a timer costs tens of microseconds per request, and nearly every deadline is cancelled. So one
+timer is armed for the earliest deadline. A cancelled deadline stays in the heap until it is due or the heap has
+doubled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SWEPT_AT = 1024
 
 
 class Deadline:
-    """A callback that is due at a time, unless it is cancelled."""
+    """A callback that runs at its time unless it is cancelled."""
 
     __slots__ = ("callback",)
 
@@ -52,7 +52,10 @@ class DeadlineTimer:
         return deadline
 
     def _sweep(self) -> None:
-        """Drops what is cancelled; the next time is when as many have come, so that each deadline pays little."""
+        """Removes cancelled deadlines.
+
+        The next sweep is due when the heap has doubled, so the amortized cost of a deadline is constant.
+        """
         self._heap = [entry for entry in self._heap if entry[2].callback is not None]
         heapq.heapify(self._heap)
         self._swept_at = max(_SWEPT_AT, 2 * len(self._heap))
@@ -70,7 +73,7 @@ class DeadlineTimer:
         due = []
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].callback is None):
             due.append(heapq.heappop(self._heap)[2])
-        # Armed before anything is called: a callback that raises must not take the other deadlines with it.
+        # The timer is armed before callbacks run: a callback that raises must not lose the other deadlines.
         if self._heap:
             self._arm(self._heap[0][0])
         for deadline in due:
@@ -80,4 +83,4 @@ class DeadlineTimer:
 
 
 def _nothing() -> None:
-    """The deadline has passed already."""
+    """The deadline has already passed."""

@@ -1,4 +1,4 @@
-"""Texts that ended two engine processes: by digest, so that nothing of a text is kept, and so many at most."""
+"""Texts that ended two engine processes, stored as digests; the number is limited and no text is kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _REFUSAL = "an input of this request ended the engine twice; it is not computed 
 
 
 class DeadlyTexts:
-    """Remembers the last `most` of them, by the model and the token ids: another version may bear them.
+    """Remembers the last `most` texts by model and token ids; another version of the model may survive them.
 
     Attributes:
-        told: Their digests, and whether somebody was told that it is one.
+        told: The digests, and whether the rejection was reported.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -34,7 +34,7 @@ class DeadlyTexts:
             del self.told[next(iter(self.told))]
 
     def find(self, model: ModelIndex, texts: Sequence[EncodedText]) -> EngineFault | None:
-        """What a request gets that has one of them among its texts; None without."""
+        """The error for a request that contains such a text; None if it contains none."""
         for text in texts:
             digest = _digest(model, text)
             if (told := self.told.get(digest)) is not None:

@@ -1,14 +1,14 @@
 """Moves work between the queue and the engine: the only place where decisions become actions.
 
-A request's texts are queued together; whenever a lane is idle the `Scheduler` says what runs on it. Each request
-gets exactly one outcome: all of its texts' rows, or one error.
+The texts of a request are queued together. When a lane is idle, the `Scheduler` decides what runs on it. Each request
+gets exactly one outcome: the rows of all its texts, or one error.
 
-While an engine that ended is being replaced, requests wait for the next one, each until its own deadline. What the
-ended one had begun is tried once more, text by text with nothing beside it; a text that ends that engine too is
-refused from then on.
+While an engine that ended is being replaced, requests wait for the next one until their own deadlines. Texts that the
+ended engine had started are retried once, one at a time with nothing beside them. A text that ends that engine too is
+rejected from then on.
 
-Usually there is one engine. While another takes over, each model runs on the engine that holds it. The scheduler
-sees one device, and never gives a lane to both engines at once.
+Usually there is one engine. While another takes over, each model runs on the engine that holds it. The scheduler sees
+one device, and never gives a lane to both engines at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BatchObserver(Protocol):
     def batch_started(self, assignment: Assignment) -> None: ...
 
     def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        """`occupied_us` is for how long it held its lane; 0 where its engine has gone."""
+        """`occupied_us` is the time for which the batch held its lane; 0 if its engine has ended."""
 
 
 class _EngineModel(NamedTuple):
@@ -62,12 +62,12 @@ _TOO_LATE = "the deadline passed before the answer was there"
 
 
 class PendingRequest:
-    """A request that waits or is being computed; `Dispatcher.run` returns it once it is answered.
+    """A request that waits or is being computed; `Dispatcher.run` returns it when it is answered.
 
     Attributes:
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
-        started: Whether an engine has been given any of it.
+        started: Whether an engine has received any of its texts.
         shortened: See `Permit`.
     """
 
@@ -87,13 +87,13 @@ class PendingRequest:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def result(self) -> list[Row]:
-        """Each text's row of every output, once the future is done."""
+        """The row of every output for each text; valid when the future is done."""
         rows: list[Any] = self.rows
         return rows
 
 
 class DispatcherBulkLoad(msgspec.Struct, frozen=True):
-    """Of bulk work what `DispatcherLoad` says of other requests."""
+    """The figures of `DispatcherLoad` for bulk work."""
 
     queued_texts: int
     queued_tokens: int
@@ -105,20 +105,20 @@ class DispatcherBulkLoad(msgspec.Struct, frozen=True):
 
 
 class DispatcherLoad(msgspec.Struct, frozen=True):
-    """What a dispatcher holds at one moment, and what it has refused and missed so far; bulk work counts apart.
+    """A dispatcher's current load, and its rejections and misses so far; bulk work is counted separately.
 
     Attributes:
-        requests: Of all classes.
+        requests: Requests of all priorities, including bulk work.
         queued_work_us: Predicted time to compute the queued texts.
-        wait_s: Predicted time until all that is here is answered.
-        restart_s: The part of it in which an engine that ended is replaced.
+        wait_s: Predicted time until all current requests are answered.
+        restart_s: The part of `wait_s` in which an ended engine is replaced.
         admitted_tokens: Tokens in flight.
-        admitted_limit: Tokens that may be in flight.
-        lane_tokens: For each lane the tokens that it is computing.
-        refusals: Requests refused at admission, by reason.
+        admitted_limit: Maximum tokens in flight.
+        lane_tokens: Tokens that each lane is computing.
+        refusals: Requests rejected at admission, by reason.
         misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
         non_finite: Texts whose answers were not finite.
-        device_us: Time of the device that batches have taken, by `online` and `bulk`.
+        device_us: Device time of batches, by `online` and `bulk`.
     """
 
     requests: int
@@ -138,9 +138,9 @@ class DispatcherLoad(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """One device slot's scheduler and its engine, if it has one now.
+    """The scheduler of one device slot, and its engine if it has one.
 
-    The clock counts seconds and agrees with the event loop's own: both read CLOCK_MONOTONIC.
+    The clock counts seconds and agrees with the event loop's clock: both read CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -175,16 +175,16 @@ class Dispatcher:
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         """Confirms the permit, queues a request's texts together and waits until all are answered.
 
-        A cancelled caller takes its texts out of the queue at once; what an engine already computes for it is thrown
-        away.
+        If the caller is cancelled, its texts leave the queue at once; answers that an engine is already computing are
+        discarded.
 
         Raises:
-            NotReady: There is no engine and none that it could wait for, or the server ends.
-            Overloaded: The answer would come after the deadline, by what waits before it.
-            DeadlineExceeded: The deadline passed first, or even an idle server could not keep it.
-            EngineLost: The engine ended, and no other has the model.
-            EngineFault: The engine failed on one of the texts, or it is one of those that have ended two engines.
-            NonFiniteOutput: It answered NaN or infinity.
+            NotReady: There is no engine and none is starting, or the server is shutting down.
+            Overloaded: Because of queued work, the answer would come after the deadline.
+            DeadlineExceeded: The deadline passed, or even an idle server could not meet it.
+            EngineLost: The engine ended, and no other engine has the model.
+            EngineFault: The engine failed on one of the texts, or one of them has ended two engines.
+            NonFiniteOutput: The model answered NaN or infinity.
         """
         if permit.model not in self._engines and not self._restarting:
             raise NotReady("the engine is being started; try again", retry_after_s=1)
@@ -207,7 +207,7 @@ class Dispatcher:
             await request.future
         finally:
             self._forget(request)
-            request.items.clear()  # item and request hold one another: without this only a collection frees them
+            request.items.clear()  # item and request form a cycle, which otherwise waits for the garbage collector
         return request
 
     @property
@@ -216,7 +216,7 @@ class Dispatcher:
 
     @property
     def costs(self) -> Sequence[ModelCosts]:
-        """The costs of each model; empty while there has been no engine."""
+        """The costs of each model; empty before the first engine."""
         return self._scheduler.costs
 
     def engine_up(
@@ -226,10 +226,10 @@ class Dispatcher:
         models: Sequence[ModelIndex] | None = None,
         policy: Policy | None = None,
     ) -> None:
-        """An engine takes batches from now on, those of models that another engine ran included.
+        """Lets an engine take batches, including those of models that another engine ran.
 
-        `costs` are those of every model; `models` are the ones that this engine holds, in its own order, or None for
-        all. A `policy` of None leaves the one before.
+        `costs` are those of every model. `models` are the models that this engine holds, in its own order, or None for
+        all. A `policy` of None keeps the current one.
         """
         if policy is not None:
             self._scheduler.policy = policy
@@ -244,12 +244,12 @@ class Dispatcher:
         self._pump()
 
     def engine_restarts(self, in_s: float) -> None:
-        """All engines have gone and another one is being started, which takes about so long: requests wait for it."""
+        """All engines have ended and another one starts in about `in_s` seconds: requests wait for it."""
         self._engines.clear()
         self._scheduler.engine_restarts(self._clock() + in_s)
 
     def engine_down(self, error: BertserveError, engine: Engine | None = None) -> None:
-        """One engine has gone, or all (None) for good: every request that only it could answer fails with `error`."""
+        """One engine, or all (None), has ended for good: every request that only it could answer fails with `error`."""
         if engine is None:
             self._engines.clear()
             self._scheduler.predictor.back_at = None
@@ -268,9 +268,9 @@ class Dispatcher:
         return self._scheduler.predictor.back_at is not None
 
     def engine_leaves(self, engine: Engine) -> None:
-        """An engine that nothing waits for any more takes no batches from now on."""
+        """Stops giving batches to an engine that no request waits for any more."""
         self._forget_engine(engine)
-        if self._engines:  # else the next engine brings its own lanes, and batches may still have those that were
+        if self._engines:  # otherwise the next engine sets its lanes, and batches may still hold the old ones
             self._scheduler.resize(max(len(run.engine.lanes) for run in self._engines.values()))
 
     def _forget_engine(self, engine: Engine) -> None:
@@ -285,7 +285,7 @@ class Dispatcher:
         return len(self._requests)
 
     def waiting(self) -> Counter[ModelIndex]:
-        """Requests of each model of which no text has reached the engine yet."""
+        """Number of requests of each model that have not reached an engine."""
         return Counter(request.model for request in self._requests if not request.started)
 
     @property
@@ -321,7 +321,10 @@ class Dispatcher:
         )
 
     def _pump(self) -> None:
-        """Starts what can start. A batch that completes at once comes back here and leaves it to the loop."""
+        """Starts all batches that can start.
+
+        A batch that completes at once calls this method again, which leaves the rest to the running loop.
+        """
         if self._pumping or not self._scheduler.waiting:
             return
         self._pumping, self._refused = True, False
@@ -355,22 +358,22 @@ class Dispatcher:
         elif isinstance(outcome, EngineLost):
             self._take_back(assignment, outcome)
         elif isinstance(outcome, EngineFault) and len(assignment.items) > 1:
-            # One text may have failed the batch; each now runs by itself, so that only that one fails.
+            # One text may have failed the batch. Each text is retried by itself, so that only that one fails.
             self._scheduler.put_back([item for item in assignment.items if not item.owner.future.done()])
         else:
             for item in assignment.items:
                 self._fail(item.owner, outcome)
         self._pump()
-        # After the answers, not before them: their clients wait.
+        # Recorded after the answers, because clients wait for those.
         asyncio.get_running_loop().call_soon(self._record, generation, assignment, outcome, occupied_us)
 
     def _take_back(self, assignment: Assignment, lost: EngineLost) -> None:
-        """Queues once more what an engine held when it ended."""
+        """Queues the texts that an engine held when it ended."""
         items = assignment.items
-        self._refused = not lost.begun  # or it would be offered to the same engine without end
+        self._refused = not lost.begun  # otherwise the same engine would get it again and again
         if items[0].suspect and lost.begun:
             self._deadly.add(items[0].model, items[0].text)
-            tried = items[0].owner  # named in the log, and not another that has the same text
+            tried = items[0].owner  # the log names this request, not another one with the same text
             for request in sorted(self._requests, key=lambda request: request is not tried):
                 texts = [item.text for item in request.items]
                 if request.model == items[0].model and (deadly := self._deadly.find(request.model, texts)) is not None:

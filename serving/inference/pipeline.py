@@ -1,4 +1,4 @@
-"""The life of a request, knowing no protocol: admit, tokenise, queue, compute, finish, record."""
+"""The life of a request, independent of the protocol: admit, tokenize, queue, compute, finish, record."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ R = TypeVar("R")
 _TRUNCATED = attrgetter("truncated")
 
 _INLINE_BYTES = 2048
-"""Texts up to this size are tokenised on the event loop (about a millisecond); a thread hop costs more."""
+"""Maximum size of texts that are tokenized on the event loop (about a millisecond); a thread hop costs more."""
 
 _INLINE_TOKENS = 1024
-"""A task that looks at every token finishes so many of them on the event loop (about a millisecond)."""
+"""Maximum tokens that a task with outputs per token finishes on the event loop (about a millisecond)."""
 
 _EMPTY: Sequence[object] = ("", [], ("", ""))
 
@@ -48,7 +48,7 @@ _EMPTY: Sequence[object] = ("", [], ("", ""))
 class AnswerCounts(Protocol):
     @property
     def totals(self) -> Mapping[tuple[str, str], Totals]:
-        """What each model has answered, by its name and version."""
+        """The totals of each model, by its name and version."""
 
     def count_outcome(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
 
@@ -58,10 +58,10 @@ class AnswerCounts(Protocol):
 
 
 class Rows(Protocol):
-    """The rows of a request's texts, and how they came; see `PendingRequest`.
+    """The rows of a request's texts, and their timings; see `PendingRequest`.
 
     Attributes:
-        cached: Whether no engine was asked for any of them.
+        cached: Whether no engine computed any of them for this request.
     """
 
     @property
@@ -80,11 +80,11 @@ class Rows(Protocol):
 
 
 class _Job(msgspec.Struct, Generic[A], frozen=True):
-    """A request that was understood.
+    """A validated request.
 
     Attributes:
-        sizes: Of its inputs, in bytes.
-        cut: Whether inputs that are too long are cut.
+        sizes: Sizes of its inputs, in bytes.
+        cut: Whether inputs that are too long are truncated.
     """
 
     request: InferRequest[A]
@@ -107,7 +107,7 @@ class _Job(msgspec.Struct, Generic[A], frozen=True):
 
 
 class _Done(msgspec.Struct, Generic[A], frozen=True):
-    """A request that was answered; times in seconds of the clock but for `tokenize_us`."""
+    """An answered request. `computed_at` is in seconds of the clock."""
 
     texts: Sequence[EncodedText]
     tokenize_us: float
@@ -139,7 +139,7 @@ class Pipeline:
         self._users: Counter[ModelIndex] = Counter()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
-        """Answers a request, or raises the one error that its client gets; it holds nothing afterwards."""
+        """Answers a request, or raises the one error that its client gets; it holds no resources afterwards."""
         trace = request.trace
         if trace is not None:
             trace.decoded = time.perf_counter()
@@ -195,7 +195,7 @@ class Pipeline:
         return self._metrics.batch_statistics(model)
 
     async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
-        """The answer from the cache, if it holds all of it: nobody is kept from that by the load on the engine."""
+        """Answers from the cache if it holds all rows, without admission control; otherwise computes the answer."""
         if job.model.tokenizer.turn is not None or sum(job.sizes) > _INLINE_BYTES:
             return await self._computed(job)
         started = time.perf_counter()
@@ -209,7 +209,7 @@ class Pipeline:
     async def _computed(
         self, job: _Job[A], texts: Sequence[EncodedText] | None = None, tokenize_us: float = 0.0
     ) -> _Done[A]:
-        """The answer of the engine; `texts` where they are tokenised already, and how long that took."""
+        """The engine's answer; `texts` and `tokenize_us` are given if the inputs are already tokenized."""
         request, model, sizes = job.request, job.model, job.sizes
         longest = None if job.way.windows(request.options) else model.manifest.max_length
         with self._dispatcher.admission.admit(
@@ -247,9 +247,9 @@ class Pipeline:
         return _Done(texts, tokenize_us, rows, tokens, computed_at, answer)
 
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
-        """Reads texts with a model's tokenizer: at once if short, else in its turn in a thread.
+        """Reads texts with a model's tokenizer: inline if they are short, otherwise in a thread.
 
-        `size` is in bytes, which count as tokens under way meanwhile. Raises `Overloaded` where too much is.
+        `size` is in bytes. The estimated tokens count as in flight meanwhile. Raises `Overloaded` if too many are.
         """
         turn = model.tokenizer.turn
         if size <= _INLINE_BYTES and turn is None:
@@ -258,10 +258,10 @@ class Pipeline:
             return await self._in_turn(lambda: work(model.tokenizer), permit, turn)
 
     async def _in_turn(self, work: Callable[[], R], permit: Permit, turn: asyncio.Lock | None = None) -> R:
-        """Tokenises in a thread, once no other request does; raises `DeadlineExceeded` if its turn is late.
+        """Tokenizes in a thread, one request at a time; raises `DeadlineExceeded` if its turn comes after the deadline.
 
-        Bulk work takes turns with itself, so that nobody waits for a second's work of it. A tokenizer in a process of
-        its own has a `turn` of its own.
+        Bulk work has a turn of its own, because one request of it may take a second. A tokenizer in a process of its
+        own has its own `turn`.
         """
         turn = turn or (self._bulk_turn if permit.priority == BULK else self._tokenizer_turn)
         try:
@@ -269,7 +269,8 @@ class Pipeline:
                 await turn.acquire()
         except TimeoutError:
             raise self._dispatcher.missed(permit) from None
-        # The turn ends with the thread, which goes on when the client leaves: else others would start beside it.
+        # The thread releases the turn, because it continues after the client leaves; otherwise others would run beside
+        # it.
         running = asyncio.get_running_loop().run_in_executor(None, work)
         running.add_done_callback(lambda _: turn.release())
         return await asyncio.shield(running)
@@ -287,7 +288,9 @@ def _check_count(request: InferRequest[A]) -> None:
 
 
 def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:
-    """Refuses an empty text, empty token ids, and a pair of two empty texts; prompts and blanks make no difference.
+    """Rejects an empty text, empty token ids, and a pair of two empty texts.
+
+    Prompts make no difference, and a text of blanks is not empty.
 
     Raises:
         EmptyInput: One of the inputs is empty.

@@ -1,4 +1,4 @@
-"""A request without its protocol, its answer, and what is noted of it on its way."""
+"""A request independent of the protocol, its answer, and its trace."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from serving.tasks.base import TaskOptions
 
 InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
-"""What a text is embedded for, in the words of Cohere's, Voyage's and NVIDIA's APIs."""
+"""The purpose of an embedding, in the terms of the APIs of Cohere, Voyage and NVIDIA."""
 
 
 class InferRequest(msgspec.Struct, Generic[A]):
-    """One client request: its protocol fills in what the body says, and its wire adds the rest (`stamp`).
+    """One client request. The protocol fills in the body's fields; the transport adds the rest (`stamp`).
 
     Attributes:
         inputs: One or more inputs; all are answered or none.
-        max_inputs: The limit of the route on `len(inputs)`.
-        model: None means the only model of the task.
+        max_inputs: The route's maximum of `len(inputs)`.
+        model: None means the task's default or only model.
         version: None means the newest.
         truncate: None means the server's default.
         prompt_name: Key of the model's prompt to put before each text.
-        input_type: What the texts are for, in place of a prompt's name.
+        input_type: The purpose of the texts, which selects a prompt instead of `prompt_name`.
         timeout_ms: None means the server's default.
         priority: None means `DEFAULT_PRIORITY`.
         arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
-        request_id: Echoed to the client and written into logs.
-        trace: Where the transport has its answers noted until the reply is sent; None where no reply follows.
+        request_id: Echoed to the client and written to logs.
+        trace: Collects the answers until the reply is sent; None if no reply follows.
     """
 
     inputs: Sequence[TextInput]
@@ -60,7 +60,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         timeout_ms: float | None = None,
         priority: int | None = None,
     ) -> InferRequest[A]:
-        """Adds what the wire says; the smaller time limit counts, and the body's priority before the wire's."""
+        """Adds the transport's fields. The smaller timeout wins; the body's priority wins over the transport's."""
         self.arrival, self.request_id, self.trace = arrival, request_id, trace
         if timeout_ms is not None and (self.timeout_ms is None or timeout_ms < self.timeout_ms):
             self.timeout_ms = timeout_ms
@@ -70,9 +70,9 @@ class InferRequest(msgspec.Struct, Generic[A]):
 
 
 def priority_of(value: object, name: str) -> int:
-    """The priority that a request asks for: 1 goes before 2, and 2 before 3; 4 is bulk work, 0 Triton's default, 2.
+    """Parses a request's priority: 1 (first) to 3 (last), 4 for bulk work, 0 for the default of 2 as in Triton.
 
-    `name` is that of the header or parameter, for the error. Raises `InvalidRequest` for anything else.
+    `name` is the header or parameter, for the error. Raises `InvalidRequest` for other values.
     """
     if value == 0 and not isinstance(value, bool | float):
         return DEFAULT_PRIORITY
@@ -82,7 +82,7 @@ def priority_of(value: object, name: str) -> int:
 
 
 class Timings(msgspec.Struct):
-    """Where a request's time went, in microseconds; `queue` and `compute` are the longest of its inputs."""
+    """Times of a request in microseconds; `queue` and `compute` are the longest of its inputs."""
 
     tokenize_us: float = 0.0
     queue_us: float = 0.0
@@ -94,10 +94,10 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     """The answer to an `InferRequest`.
 
     Attributes:
-        tokens: Tokens computed, special tokens included, padding not.
+        tokens: Computed tokens, including special tokens, without padding.
         truncated_tokens: Tokens cut off, over all inputs.
-        compute_type: What computed it, as an engine says of itself.
-        cached: Whether nothing was computed for it: all of it had been, or was being, computed for others.
+        compute_type: The engine's name for what computed it.
+        cached: Whether nothing was computed for it: all rows were cached, or computed for other requests.
     """
 
     answer: A
@@ -112,27 +112,27 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
 
 
 class RequestTrace(msgspec.Struct):
-    """What counts, the access log and spans need of one request.
+    """Data of one request for metrics, the access log and spans.
 
-    The transport begins and ends it, the pipeline fills in the rest. Times are in seconds of the clock
-    `time.perf_counter`; 0 stands for what did not happen.
+    The transport begins and ends it; the pipeline fills in the rest. Times are in seconds of the clock
+    `time.perf_counter`; 0 means that it did not happen.
 
     Attributes:
-        method: HTTP's method; `POST` for gRPC.
-        route: With the names of a path's parts in place of what the client wrote there; `?` for an unknown path.
+        method: The HTTP method; `POST` for gRPC.
+        route: The path with parameter names in place of the client's values; `?` for an unknown path.
         began: When the request was complete.
-        traceparent: W3C's header, as it came.
-        tracestate: W3C's header, as it came.
+        traceparent: The W3C header as received.
+        tracestate: The W3C header as received.
         decoded: When the pipeline got the request.
         queued: When its texts were queued.
         computed: When the last of them was computed.
         ended: When its reply was sent.
-        status: HTTP's status, or the name of gRPC's.
+        status: The HTTP status, or the name of the gRPC status.
         reason: `ok`, or the reason of its error.
         error_status: The HTTP status of its error, whatever the transport; 0 without an error.
-        model: The one that the request is for, once that is known.
-        version: This and what follows are set only where there was an answer.
-        outcomes: The answers, to be counted once they are sent.
+        model: The requested model, when it is known.
+        version: This field and the ones below are set only if there was an answer.
+        outcomes: The answers, counted when they are sent.
     """
 
     protocol: Literal["http", "grpc"]
@@ -160,12 +160,12 @@ class RequestTrace(msgspec.Struct):
     outcomes: tuple[Outcome[Any], ...] = ()
 
     def add_outcome(self, outcome: Outcome[Any], queued: float, computed: float) -> None:
-        """Notes an answer; a request may bring several that are answered each for itself."""
+        """Adds an answer; a request may bring several that are answered separately."""
         self.queued, self.computed = queued, computed
         self.outcomes += (outcome,)
 
     def let_go(self) -> tuple[Outcome[Any], ...]:
-        """Notes of the answers what is told of them, and gives them away, as they are large."""
+        """Records the figures of the answers and returns them; they are large, so they are not kept."""
         outcomes, self.outcomes = self.outcomes, ()
         for outcome in outcomes:
             self.model, self.version = outcome.model, outcome.version
@@ -176,19 +176,20 @@ class RequestTrace(msgspec.Struct):
         return outcomes
 
     def failed(self, reason: str, http_status: int, status: int | str) -> None:
-        """Notes an error without keeping it, because its traceback holds the whole request.
+        """Records an error without keeping it, because its traceback holds the whole request.
 
-        `http_status` is the error's status over HTTP, `status` the one that this transport answers.
+        `http_status` is the error's status over HTTP; `status` is the status that this transport sends.
         """
         self.reason, self.error_status, self.status = reason, http_status, status
 
 
 class Totals(msgspec.Struct):
-    """What a model has answered since the server started.
+    """Counts of a model's answers since the server started.
 
     Attributes:
-        texts: Inputs of the requests answered, and like the next three without those for which nothing was computed.
-        total_us: From arrival to answer.
+        texts: Inputs of answered requests. This field and the next three leave out requests for which nothing was
+            computed.
+        total_us: Time from arrival to answer.
         cached: Requests for which nothing was computed.
         cached_us: Their time from arrival to answer.
         last_at: When the last request was answered, in seconds since 1970; 0 before the first.
@@ -210,10 +211,10 @@ class Token(msgspec.Struct, frozen=True):
 
     Attributes:
         id: Its id.
-        text: The characters of the text that it stands for; the name of a special token.
+        text: Its characters in the text; the name of a special token.
         special: Whether the tokenizer added it.
-        start: Its first character, counted in Unicode code points; null for a special token.
-        stop: The character behind its last.
+        start: Its first character, in Unicode code points; null for a special token.
+        stop: The character after its last; null for a special token.
     """
 
     id: int

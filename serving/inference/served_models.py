@@ -1,4 +1,4 @@
-"""The models that requests can name, and which of them a request means."""
+"""The models that requests can name, and how a request's model is chosen."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _QUERIES = ("query", "search_query")
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (_QUERIES, _DOCUMENTS)
-"""Names that prompts of the two sides of a search have; of several the first counts."""
+"""Names of prompts for the two sides of a search; the first match wins."""
 
 _MAX_NAMES = 10
-"""Models that an error lists."""
+"""Maximum number of models that an error lists."""
 
 COMPUTE_TYPES = sorted({kind.compute_type for kind in ENGINES.values()})
-"""What `Outcome.compute_type` may be."""
+"""Possible values of `Outcome.compute_type`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +50,19 @@ class ServedModel(ServableArtifact):
 
     @cached_property
     def default_prompt(self) -> str:
-        """What stands before each text where a request names no prompt; empty for nothing."""
+        """The prefix of each text if a request names no prompt; may be empty."""
         name = self.manifest.default_prompt
         return "" if name is None else self.manifest.prompts[name]
 
     def prompted(
         self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
     ) -> Sequence[TextInput]:
-        """Texts with one of the model's prompts before each, the default one where none is asked for.
+        """Texts with one of the model's prompts as a prefix: the requested one, or the default.
 
         Token ids get no default prompt.
 
         Raises:
-            InvalidRequest: The model has no such prompt, or an input is no text although a prompt was asked for.
+            InvalidRequest: The model has no such prompt, or an input is not a text although a prompt was requested.
         """
         if name is None and input_type is None:
             default = self.default_prompt
@@ -78,7 +78,7 @@ class ServedModel(ServableArtifact):
     def with_prompt_apart(
         self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
     ) -> Sequence[TextInput]:
-        """The same prompts, each in a pair with its text; raises `InvalidRequest`, also for token ids."""
+        """Pairs of the same prompts and their texts; raises `InvalidRequest`, also for token ids."""
         if not all(isinstance(value, str) for value in inputs):
             raise InvalidRequest("each input must be one text")
         chosen = name is not None or input_type is not None
@@ -90,10 +90,10 @@ class ServedModel(ServableArtifact):
         return TASKS[self.manifest.task]
 
     def _prompt(self, name: str | None, input_type: InputType | None) -> str:
-        """The prompt of a name, or the one for a type of input.
+        """The prompt of a name, or the one for an input type.
 
-        A model without prompts treats all inputs alike. Where only queries, or only documents, have a prompt, the
-        other side has none, as Sentence Transformers has it.
+        A model without prompts treats all inputs alike. If only queries or only documents have a prompt, the other side
+        has none, as in Sentence Transformers.
         """
         prompts = self.manifest.prompts
         names = ", ".join(sorted(prompts)) or "none"
@@ -119,18 +119,18 @@ class ServedModel(ServableArtifact):
 
 
 class Repository:
-    """The models being served, by exact name; a name from a request never becomes a path.
+    """The served models, by exact name; a name from a request never becomes a path.
 
     Attributes:
-        models: One version of each, in service or not.
-        compute_type: What computes; see `EngineKind`.
+        models: One version of each model, loaded or not.
+        compute_type: Device and library that compute; see `EngineKind`.
     """
 
     def __init__(self, models: list[ServedModel], defaults: Mapping[str, str] | None = None) -> None:
-        """Serves verified models; `defaults` names for a task the model that answers where a request names none.
+        """Serves verified models. `defaults` maps a task to the model that answers if a request names none.
 
         Raises:
-            StartupError: A default is no model of its task.
+            StartupError: A default is not a model of its task.
         """
         self.models = models
         self.engine = EngineChoice("none")
@@ -144,7 +144,7 @@ class Repository:
 
     @property
     def engine(self) -> EngineChoice:
-        """What runs them now; only the engine slot writes it."""
+        """The running engine; only the engine slot sets it."""
         return self._engine
 
     @engine.setter
@@ -154,7 +154,7 @@ class Repository:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is less than was meant: every form is proven, the engine the best one, no GPU given up."""
+        """Whether nothing is degraded: all artifacts are proven, the engine is the intended one, and no GPU is lost."""
         proven = all(model.proven for model in self.models)
         return proven and not (self.engine.degraded or self.engine.lost)
 
@@ -187,12 +187,12 @@ class Repository:
         """Opens verified bundles for an engine.
 
         Args:
-            bundles: Verified.
-            precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest that there is.
-            engine: It decides which artifacts can be served.
-            target: The GPU's kind, as `sm75`, for engines that are made for one.
-            allow_unproven: Serve an artifact that nobody compared with PyTorch, where there is no other.
-            defaults: For a task, the model that answers where a request names none.
+            bundles: Verified bundles.
+            precision: `fp32`, `fp16`, `int8`, or `auto` for the fastest available.
+            engine: The engine, which decides which artifacts can be served.
+            target: The GPU architecture, such as `sm75`, for engines that are built for one.
+            allow_unproven: Serve an artifact that was not compared with PyTorch if there is no other.
+            defaults: For each task, the model that answers if a request names none.
 
         Raises:
             StartupError: One of them must not or cannot be served.
@@ -208,11 +208,11 @@ class Repository:
         return cls(models, defaults)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever `replace` has put in other versions."""
+        """Calls `listener` after each `replace`."""
         self._listeners.append(listener)
 
     def replace(self, models: Sequence[ServedModel]) -> None:
-        """Puts in other versions of the models of the same names; what was out of service stays so."""
+        """Replaces models with other versions of the same names; unloaded models stay unloaded."""
         self.models = list(models)
         self._by_name = {model.name: model for model in models if model.name in self._by_name}
         self._alone.clear()
@@ -237,17 +237,17 @@ class Repository:
         self._alone.clear()
 
     def find(self, name: str | None, version: str | None = None, task: str | None = None) -> ServedModel:
-        """The model in service of that name and version.
+        """The loaded model of that name and version.
 
         Args:
-            name: None for the task's default or only model, or the only one of all.
-            version: None or "" for the one being served.
-            task: What it must do; None for anything.
+            name: None for the task's default or only model, or for the only model of all.
+            version: None or "" for the served version.
+            task: The task that it must have; None for any.
 
         Raises:
-            ModelNotFound: Nothing of that name and version is served.
-            WrongTask: It does something else, or no model does this.
-            ModelNotNamed: No name, and several models to choose from.
+            ModelNotFound: No model of that name and version is served.
+            WrongTask: The model has another task, or no model has this task.
+            ModelNotNamed: No name was given, and several models match.
         """
         if name is None:
             return self._alone.get(task) or self._only(task)
@@ -263,12 +263,12 @@ class Repository:
         return model
 
     def named_or_only(self, name: str | None, task: str) -> str | None:
-        """The name to look for where clients must send one and often send another server's.
+        """The name to find for APIs in which clients must send a name, often another server's.
 
-        None, which means the task's only or default model, unless the name is a model's.
+        Returns None, for the task's only or default model, if the name is not a model's.
 
         Raises:
-            ModelNotFound: It is none, and several models have the task.
+            ModelNotFound: The name is unknown, and several models have the task.
         """
         if name is None or name in self._by_name:
             return name
@@ -299,7 +299,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _choice(models: Sequence[ServedModel], task: str | None) -> str:
-    """Which models there are; how to name one follows, which the protocol says."""
+    """Lists the models to choose from. The protocol appends how to name one."""
     names = _listed([model.name for model in models])
     default = f"start the server with --default {task}=NAME, or " if task else ""
     return f"{len(models)} models are served{f' for {task}' if task else ''} ({names}); {default}name one"

@@ -1,4 +1,4 @@
-"""Text to token ids, with bounds: what is too long is cut and counted, or refused before any work."""
+"""Text to token ids, with limits: input that is too long is truncated and counted, or rejected before any work."""
 
 from __future__ import annotations
 
@@ -44,38 +44,38 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 CHARACTERS_PER_TOKEN = 32
-"""A text of more characters for each token that the model takes is read in part, or refused where it may not be cut."""
+"""Characters read for each token of `max_length`; more are read in part, or rejected if truncation is not allowed."""
 
 MAX_CHARACTERS = 262_144
-"""Of a text that is cut, so many characters are read at most, unless `max_characters` are more: about 0.2 s of work."""
+"""Maximum characters read of a truncated text, unless `max_characters` is larger: about 0.2 s of work."""
 
 _MAX_RULES, _NAMED = 32, 3
-"""Rules of its own that a tokenizer may have, and those that an error names."""
+"""The maximum number of a tokenizer's own rules that are tried, and of those that an error names."""
 
 _BLANK = re.compile(r"\s")
 _GROWTH = 4
 _MARGIN = 32
-"""Tokens that a part of a text has beyond those kept: so many pieces an added token may have where it is cut in two."""
+"""Extra tokens read beyond those that are kept: an added token that is cut in two may become this many pieces."""
 
 CONTEXT_LIMIT_BYTES = 1_000_000
-"""Of a context that is read in windows."""
+"""Maximum size of a context that is read in windows."""
 
 
 _WINDOW_STEPS = 6
-"""A window begins at least this part of its length behind the one before: their number stays bounded."""
+"""A window starts at least this part of its length after the previous one, which bounds their number."""
 
 
 class TextTokenizer:
     """The tokenizer of one model.
 
     Attributes:
-        max_length: Tokens of the longest input, special tokens included.
-        mask_id: None where the model has no mask token.
-        mask_token: The mask token as it stands in a text.
-        frame: The special tokens of an empty text: those around any single one.
-        truncation_side: The end that is cut off where a request names none.
-        turn: Held by the one request whose texts are looked at, where that must not happen on the event loop; None
-            where it may.
+        max_length: Tokens of the longest input, including special tokens.
+        mask_id: None if the model has no mask token.
+        mask_token: The mask token as it appears in a text.
+        frame: The special tokens of an empty text, which surround every single text.
+        truncation_side: The end that is truncated if a request names none.
+        turn: Held by the one request whose texts are tokenized, if that must not happen on the event loop; otherwise
+            None.
     """
 
     turn: asyncio.Lock | None = None
@@ -89,7 +89,7 @@ class TextTokenizer:
         truncation_side: Side = "right",
     ) -> None:
         self._tokenizer = tokenizer
-        # Nearly all tokenizers say that a single text is of the first segment, which needs no list of zeros.
+        # With nearly all tokenizers a single text has only token type 0, which needs no list.
         self._is_typed = any(tokenizer.encode("a").type_ids)
         self._wordpieces = None if self._is_typed else wordpiece_cache_for(tokenizer)
         self._vocab_size = vocab_size
@@ -101,7 +101,7 @@ class TextTokenizer:
 
     @property
     def max_characters(self) -> int:
-        """Characters of the longest text that is read whole before it is cut."""
+        """Characters of the longest text that is read whole before truncation."""
         return CHARACTERS_PER_TOKEN * self.max_length
 
     @classmethod
@@ -109,7 +109,7 @@ class TextTokenizer:
         """Reads the tokenizer of a verified bundle.
 
         Raises:
-            BundleError: It does not parse, or is not the one that the manifest describes.
+            BundleError: It does not parse, or does not match the manifest.
         """
         file = f"bundle {bundle}: {TOKENIZER}"
         try:
@@ -120,7 +120,7 @@ class TextTokenizer:
             raise BundleError(f"{file}: {error}") from None
         except Exception as error:  # the binding raises a bare Exception
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
-        tokenizer = opened._tokenizer  # noqa: SLF001  one of this class
+        tokenizer = opened._tokenizer  # noqa: SLF001  of the same class
         if tokenizer.truncation is not None or tokenizer.padding is not None:
             raise BundleError(f"{file} truncates or pads; lengths belong to the manifest")
         for role, token in manifest.special_ids.items():
@@ -129,7 +129,7 @@ class TextTokenizer:
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
             raise BundleError(f"{file} has {size} tokens, the model {manifest.vocab_size}")
-        # Ids need not be consecutive: fewer tokens than rows may still lead beyond the last one.
+        # Ids need not be consecutive: with fewer tokens than embedding rows, an id may still be too large.
         if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
             raise BundleError(f"{file} has the token id {largest}, the model's are smaller")
         for role, ids in (("cls", opened.frame[:1]), ("sep", opened.frame[-1:])):
@@ -138,7 +138,7 @@ class TextTokenizer:
         return opened
 
     def sizes_bytes(self, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]:
-        """Size of each input; raises `InvalidRequest` for one of more than `max_characters` that may not be cut."""
+        """The size of each input; raises `InvalidRequest` for more than `max_characters` unless `truncate`."""
         sizes = []
         for index, value in enumerate(inputs):
             if not isinstance(value, (str, tuple)):
@@ -157,11 +157,11 @@ class TextTokenizer:
         return sizes
 
     def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
-        """Token ids of each input; raises `InvalidRequest` for one that is too long or has ids that the model lacks."""
+        """Token ids of each input; raises `InvalidRequest` for one that is too long or has unknown ids."""
         return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
 
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
-        """Token ids of each text, with the characters and the word that each token stands for."""
+        """Token ids of each text, with the characters and the word of each token."""
         aligned = []
         for source, text in enumerate(texts):
             whole, surplus, skipped, inner = self._fitted(source, text, truncate=truncate)
@@ -173,11 +173,11 @@ class TextTokenizer:
         return aligned
 
     def windows_sizes_bytes(self, inputs: Sequence[str | tuple[str, str]], *, truncate: Truncate = False) -> list[int]:
-        """Size of each text, or pair, that is read in windows: of a pair the second part is.
+        """The size of each text or pair that is read in windows; the second part of a pair is in windows.
 
         Raises:
-            InvalidRequest: A first part has more than `max_characters` and may not be cut, or a second more than its
-                limit.
+            InvalidRequest: A first part has more than `max_characters` without truncation, or a text or second part
+                exceeds `CONTEXT_LIMIT_BYTES`.
         """
         sizes = self.sizes_bytes(["" if isinstance(value, str) else value[0] for value in inputs], truncate=truncate)
         for index, value in enumerate(inputs):
@@ -198,19 +198,19 @@ class TextTokenizer:
         whole_words: bool = True,
         most: int | None = None,
     ) -> list[AlignedText]:
-        """Token ids of each text, or pair, in as many windows as it needs; of a pair, its second part is in windows.
+        """Token ids of each text or pair in as many sliding windows as it needs.
 
         Args:
-            inputs: Of a pair, every window repeats the first part.
-            length: Tokens of a window, both parts and special tokens included.
-            overlap: Tokens of the text that neighbouring windows share; fewer where windows would not go on by a sixth
-                of their length.
-            truncate: Whether to cut what of a first part goes beyond half of a window and leaves no room for the rest.
-            whole_words: Whether `spans` are those of whole words, or of tokens.
-            most: Windows of a text; None for as many as it needs.
+            inputs: Texts or pairs; windows of a pair slide over its second part, and each repeats the first part.
+            length: Tokens of a window, including both parts and special tokens.
+            overlap: Tokens that neighboring windows share; fewer if windows would advance by less than a sixth of their
+                length.
+            truncate: Whether to truncate a first part that exceeds half of a window and leaves no room for the rest.
+            whole_words: Whether `spans` are those of whole words instead of tokens.
+            most: Maximum windows of a text; None for as many as it needs.
 
         Raises:
-            InvalidRequest: A first part is too long, or a window too short for any second.
+            InvalidRequest: A first part is too long, or a window is too short for any text beside it.
         """
         texts = self._tokenizer.encode_batch(list(map(_windowed, inputs)), add_special_tokens=False)
         windows: list[AlignedText] = []
@@ -228,10 +228,10 @@ class TextTokenizer:
     ) -> list[EncodedChunk]:
         """Token ids of each chunk of the second part of each pair, with the first part before it.
 
-        A chunk has so many tokens at most, and the ids that the same text has alone.
+        A chunk has at most `tokens` tokens, and the same ids as if its text were sent alone.
 
         Raises:
-            InvalidRequest: There are more chunks than `most`, or no room for any beside the first part.
+            InvalidRequest: There are more than `most` chunks, or the first part leaves no room.
         """
         chunks: list[EncodedChunk] = []
         for source, (prompt, text) in enumerate(pairs):
@@ -243,7 +243,7 @@ class TextTokenizer:
 
             def encoded(begin: int, end: int) -> EncodedChunk:
                 at, stop = (int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0)  # noqa: B023  called here
-                alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  likewise
+                alone = self._encoded(source, prompt + text[at:stop], truncate=True)  # noqa: B023  called here
                 return EncodedChunk(alone.ids, alone.type_ids, alone.truncated, source=source, start=at, end=stop)  # noqa: B023
 
             def surplus(begin: int, end: int) -> int:
@@ -258,7 +258,7 @@ class TextTokenizer:
         return chunks
 
     def shortened(self, text: str, tokens: int, *, truncate: Truncate = True) -> tuple[str, int]:
-        """So many tokens of a text as a text, and how many were cut off its end or, cut on the left, its beginning."""
+        """A text truncated to `tokens` tokens, and how many tokens were cut off at the truncation side."""
         encoding, unread, skipped = self._read(text, truncate=truncate or True)
         surplus = len(encoding) - tokens
         if surplus <= 0:
@@ -268,7 +268,7 @@ class TextTokenizer:
         return text[: encoding.offsets[tokens - 1][1]], surplus + unread
 
     def decode(self, ids: Sequence[int], *, bare: bool = False) -> str:
-        """The text of token ids; `bare` leaves out special tokens."""
+        """The text of token ids; `bare` omits special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=bare)
         return text
 
@@ -277,11 +277,11 @@ class TextTokenizer:
 
     @cached_property
     def marks_subwords(self) -> bool:
-        """Whether tokens inside of words have a prefix in their names, as `##` of WordPiece."""
+        """Whether tokens inside words have a prefix in their names, such as `##` in WordPiece."""
         return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
     def first_id(self, word: str) -> int | None:
-        """The id of a token of that name, else of the first token of a text; None where the text has none."""
+        """The id of the token of that name, or else of the text's first token; None if the text has none."""
         token: int | None = self._tokenizer.token_to_id(word)
         if token is not None:
             return token
@@ -289,7 +289,7 @@ class TextTokenizer:
         return ids[0] if ids else None
 
     def tokens(self, text: str, *, special: bool) -> list[Token]:
-        """The tokens of a text, which is not cut; `special` adds those that a model sees around it."""
+        """The tokens of a text, without truncation; `special` adds the special tokens that the model gets."""
         encoding = self._tokenizer.encode(text, add_special_tokens=special)
         return [
             Token(token, name if alone else text[start:stop], alone, None if alone else start, None if alone else stop)
@@ -299,18 +299,18 @@ class TextTokenizer:
         ]
 
     def check_readable(self, ids: Sequence[int]) -> None:
-        """Refuses ids that are too many to be turned into text, or not the model's."""
+        """Rejects ids that are too many to be decoded, or outside the vocabulary."""
         if len(ids) > self.max_characters:
             raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
         if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             raise InvalidRequest(f"a token id lies outside 0..{self._vocab_size - 1}")
 
     def is_framed(self, ids: Sequence[int]) -> bool:
-        """Whether ids begin and end with special tokens as those of a text do; not where the model has none."""
+        """Whether ids begin and end with the special tokens of a text; False if the model has none."""
         return bool(self.frame) and [*ids[:1], *ids[-1:]] == [self.frame[0], self.frame[-1]]
 
     def framed(self, ids: list[int]) -> list[int]:
-        """The ids with the special tokens around them, unless they have them."""
+        """The ids with special tokens around them, unless they have them already."""
         return ids if not ids or not self.frame or self.is_framed(ids) else [*self.frame[:-1], *ids, *self.frame[-1:]]
 
     def _windows(
@@ -326,7 +326,7 @@ class TextTokenizer:
         *,
         most: int | None,
     ) -> Iterator[AlignedText]:
-        # What stands around the text is the same in every window: it is read off around any text.
+        # The tokens around the text are the same in every window, so any text shows them.
         inner = self._tokenizer.encode("a", add_special_tokens=False)
         frame = self._tokenizer.post_process(*((inner,) if first is None else (first, inner)))
         inside = [index for index, part in enumerate(frame.sequence_ids) if part == (first is not None)]
@@ -339,7 +339,7 @@ class TextTokenizer:
         step = max(room - overlap, length // _WINDOW_STEPS, 1)
         distances = range(0, max(1, len(ids) - room + step), step)[:most]
         unread = max(0, len(ids) - distances[-1] - room)
-        # As the library tokenizers lays them, beginning at the end that is not cut.
+        # The same windows as in the tokenizers library, starting at the end that is kept.
         if self.truncation_side == "left":
             ranges = [(max(0, len(ids) - far - room), len(ids) - far) for far in distances]
         else:
@@ -365,7 +365,7 @@ class TextTokenizer:
     ) -> tuple[Encoding, int]:
         """The first part of a pair, and how many tokens were cut off.
 
-        It leaves half of a window to the second part, or the so many tokens that this has.
+        It leaves the second part half of a window, or the number of tokens that `second` has if that is less.
         """
         special = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         most = max(0, length // 2 - special, length - special - second)
@@ -394,18 +394,20 @@ class TextTokenizer:
     def _fitted(
         self, index: int, value: str | tuple[str, str], *, truncate: Truncate, aligned: bool = True
     ) -> tuple[Encoding, int, int, Sequence[tuple[int, int]] | None]:
-        """The encoding of an input that fits.
+        """The encoding of an input, truncated to fit.
 
-        Cuts the longer part first, as Transformers does (`longest_first`), and keeps every special token. What was not
-        read is counted at the rate of what was. Without `aligned` the encoding may lack the characters' positions.
+        The longer part is truncated first, as in Transformers (`longest_first`), and every special token is kept. The
+        number of unread tokens is estimated from the read part. Without `aligned`, the encoding may lack character
+        offsets.
 
         Returns:
-            The encoding; how many tokens were cut off; how many characters before it; where something was cut, the
-            characters of the first part's tokens, as a byte-level tokenizer trims those of the encoding twice.
+            The encoding; the number of tokens cut off; the number of characters skipped before it; after truncation,
+            the character offsets of the first part's tokens, because a byte-level tokenizer trims those of the encoding
+            twice.
         """
         parts = (value,) if isinstance(value, str) else value
         if sum(map(len, parts)) <= self.max_characters or not truncate:
-            # Unlike `encode`, these do not hold the interpreter's lock.
+            # Unlike `encode`, these calls release the GIL.
             encode = self._tokenizer.encode_batch if aligned else self._tokenizer.encode_batch_fast
             encoding = encode([value])[0]
             if len(encoding) <= self.max_length:
@@ -431,9 +433,12 @@ class TextTokenizer:
     def _whole_lengths(
         self, parts: Sequence[str], read: Sequence[tuple[Encoding, int, int]], room: int
     ) -> tuple[int, int]:
-        """How many tokens the parts of a pair have: counted where it matters, as far as texts are read at all."""
+        """Token counts of the parts of a pair, from estimates of what was not read.
+
+        The counts are exact where they matter, for texts of which everything may be read.
+        """
         lengths = [len(encoding) + unread for encoding, unread, _ in read]
-        # An odd token is left to the longer part, which estimates do not tell for certain.
+        # The longer part gets an odd token, and estimates do not tell for certain which one is longer.
         if room % 2 and all(2 * len(encoding) > room for encoding, _, _ in read):
             most = max(self.max_characters, MAX_CHARACTERS)
             for index, (part, (_, unread, _)) in enumerate(zip(parts, read, strict=True)):
@@ -442,14 +447,14 @@ class TextTokenizer:
         return lengths[0], lengths[1]
 
     def _read(self, text: str, *, truncate: Truncate) -> tuple[Encoding, int, int]:
-        """A text without special tokens, read so far that more would not change the tokens kept.
+        """A text without special tokens, read far enough that more would not change the kept tokens.
 
-        Tokenizers read word by word. So the tokens of a text's beginning are those of the text, up to the last word of
-        the beginning; of its end they are, from the second word on. A text of which `MAX_CHARACTERS` are too few
-        tokens is cut there.
+        Tokenizers read word by word. So a prefix of a text has the tokens of the whole text, except in the prefix's
+        last word. A suffix has them from its second word on. A text is cut after `MAX_CHARACTERS` even if these are too
+        few tokens.
 
         Returns:
-            The encoding; about how many tokens the rest has; how many characters were left out before what was read.
+            The encoding; the estimated number of unread tokens; the number of characters skipped before it.
         """
         left = self._side(truncate) == "left"
         size = self.max_characters
@@ -464,12 +469,12 @@ class TextTokenizer:
         return self._tokenizer.encode_batch([text], add_special_tokens=False)[0], 0, 0
 
     def _side(self, truncate: Truncate) -> Side:
-        """The end that is cut off: the one that a request names, else the model's own."""
+        """The truncation side: the request's, or else the model's."""
         return self.truncation_side if isinstance(truncate, bool) else truncate
 
     @staticmethod
     def _sure(encoding: Encoding, *, left: bool) -> int:
-        """How many tokens do not belong to the word at which a text was cut."""
+        """Number of tokens outside the word at which a text was cut."""
         at = 0 if left else len(encoding) - 1
         word = encoding.token_to_word(at) if len(encoding) else None
         tokens = None if word is None else encoding.word_to_tokens(word)
@@ -486,7 +491,7 @@ class TextTokenizer:
         return EncodedText(array("i", value)) if isinstance(value, list) else value
 
 
-def _remote(name: str) -> Any:  # noqa: ANN401  it has the type of the method of that name
+def _remote(name: str) -> Any:  # noqa: ANN401  has the type of the method `name`
     def call(self: IsolatedTokenizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         try:
             return self.process.call(name, *args, **kwargs)
@@ -500,7 +505,7 @@ def _remote(name: str) -> Any:  # noqa: ANN401  it has the type of the method of
 
 
 class IsolatedTokenizer(TextTokenizer):
-    """One with rules that are not known to be bounded: what looks at texts runs in a process that can be ended."""
+    """A tokenizer whose rules may be unbounded: everything that reads texts runs in a process that can be killed."""
 
     def __init__(
         self, content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side
@@ -512,7 +517,7 @@ class IsolatedTokenizer(TextTokenizer):
         self.process = TokenizerProcess(content, (max_length, vocab_size, mask_id, truncation_side))
 
     def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
-        """As of any; ids need no rule."""
+        """Encodes texts in the other process; token ids need no rules and are checked here."""
         ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str | tuple)}
         checked = {index: self._check_ids(index, value) for index, value in ids.items()}
         if len(ids) == len(inputs):
@@ -531,10 +536,10 @@ class IsolatedTokenizer(TextTokenizer):
     tokens: Any = _remote("tokens")
 
     def check(self, foreign: Mapping[str, Any]) -> None:
-        """Tries rules on texts that are made to hurt, each alone and then all.
+        """Tries each rule alone and then all together on hostile texts.
 
         Raises:
-            BundleError: One of them takes too much time or memory; the message begins with its place.
+            BundleError: One takes too much time or memory; the message begins with its place.
         """
         if len(foreign) > _MAX_RULES:
             raise BundleError(f"has {len(foreign)} rules that no known tokenizer has; at most {_MAX_RULES} are tried")
@@ -557,16 +562,16 @@ class IsolatedTokenizer(TextTokenizer):
 def opened_tokenizer(
     content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side
 ) -> TextTokenizer:
-    """The tokenizer of a tokenizer.json; one with rules that are not known to be bounded runs in a process of its own.
+    """Opens a tokenizer.json; a tokenizer with rules that may be unbounded gets a process of its own.
 
     Raises:
-        BundleError: One of these rules takes too much time or memory on a text that is made to hurt.
+        BundleError: One of these rules takes too much time or memory on a hostile text.
     """
     if not (foreign := foreign_rules(json.loads(content))):
         try:
             return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
         except BaseException as error:
-            # A panic of the library is no Exception: a template that names an unknown token raises one.
+            # A panic of the library is not an `Exception`: a template that names an unknown token raises one.
             if type(error).__name__ == "PanicException":
                 raise BundleError(f"not a tokenizer: {error}") from None
             raise
@@ -576,10 +581,10 @@ def opened_tokenizer(
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens are kept of each part of a pair that is longer than `room`.
+    """Number of tokens kept of each part of a pair that is longer than `room`.
 
-    The shorter part is kept whole where the longer one is cut enough. Else both get half, and the odd token goes to the
-    longer one, or to the second of equal parts (`longest_first` of the library tokenizers).
+    The shorter part is kept whole if it fits in half of the room. Otherwise both get half, and the odd token goes to
+    the longer part, or to the second of equal parts (`longest_first` of the tokenizers library).
     """
     short = min(first, second, room // 2)
     long = room - short
@@ -591,21 +596,21 @@ def _windowed(value: str | tuple[str, str]) -> str:
 
 
 def _last_starter(text: str, at: int) -> int:
-    """Where to end a part of a text, at most at `at`: not before a combining mark, which may change what it follows."""
+    """The end of a prefix, at most `at`: not before a combining mark, which may change the preceding character."""
     while at > 1 and unicodedata.combining(text[at]):
         at -= 1
     return at
 
 
 def _first_blank(text: str, size: int) -> int:
-    """Where to begin the end of a text: so many characters before it, or at the next blank if that is near."""
+    """The start of a suffix: `size` characters before the end, or the next blank if it is near."""
     at = len(text) - size
     blank = _BLANK.search(text, at, at + size // 2)
     return at if blank is None else blank.start()
 
 
 def _alignment(encoding: Encoding) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Characters [tokens, 2] and word [tokens] of each token; the word is -1 for what the text does not hold."""
+    """Characters [tokens, 2] and word [tokens] of each token; the word is -1 for tokens that are not in the text."""
     words = [-1 if word is None else word for word in encoding.word_ids]
     return np.array(encoding.offsets, np.int32).reshape(-1, 2), np.array(words, np.int32)
 

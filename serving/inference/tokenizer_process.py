@@ -1,7 +1,7 @@
-"""A process that can be ended, in which the rules of a bundle's own tokenizer run; `tokenizer_worker` is its program.
+"""A process that can be killed, for a bundle's own tokenizer rules; `tokenizer_worker` is its program.
 
-A text on which a rule takes too long or too much memory costs that process, which the next text starts anew, and its
-own request. The process of the server never compiles such a rule.
+If a rule takes too much time or memory on a text, the process ends and only that request fails. The next text starts a
+new process. The server's own process never compiles such a rule.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CPU_S = 2
-"""CPU time of a call; the kernel ends the process beyond it."""
+"""CPU time limit of a call, in seconds; the kernel ends the process beyond it."""
 
 OPEN_S = 60
-"""The same of reading the tokenizer.json."""
+"""CPU time limit for reading the tokenizer.json, in seconds."""
 
 MEMORY_BYTES = 512 << 20
-"""What a call may take beside what is held already."""
+"""Memory limit of a call, beyond the memory in use before it."""
 
 MEMORY_PER_BYTE = 32
-"""What a tokenizer may take beside that for a byte of its file."""
+"""Additional memory limit for reading the tokenizer, for each byte of its file."""
 
 _WALL_S = 20.0
-"""How long a call is waited for on a host that has no CPU time for it."""
+"""Wall-clock limit of a call, in seconds, for a host without free CPU time."""
 
 _REPLY_BYTES = 128 << 20
 
 OPEN, PROBE = "open", "probe"
-"""Calls that are no methods of the tokenizer."""
+"""Calls that are not methods of the tokenizer."""
 
 
 _ARRAY, _NUMBERS, _SPANS = 1, 2, 3
-"""MessagePack's types for arrays of int32: of a list, of a vector, and of one with two columns."""
+"""MessagePack extension types for int32: an `array`, a vector, and a matrix with two columns."""
 
 _ROWS: Mapping[str, type[msgspec.Struct]] = {
     "encode": EncodedText,
@@ -55,7 +55,7 @@ _ROWS: Mapping[str, type[msgspec.Struct]] = {
     "encode_chunks": EncodedChunk,
     "tokens": Token,
 }
-"""What a method returns a list of."""
+"""The type of the elements that a method returns."""
 
 _ERRORS: Mapping[str, type[BertserveError]] = {
     kind.__name__: kind for kind in (InvalidRequest, DeadlineExceeded, InternalError)
@@ -90,14 +90,16 @@ class OverLimitError(Exception):
 
 
 class TokenizerProcess:
-    """The process; the first call starts it, one at a time is made, and it ends with this object or the server.
+    """A tokenizer process. The first call starts it; it ends with this object or the server.
+
+    It runs one call at a time.
 
     Attributes:
-        pid: Of the process that was started last; 0 before.
+        pid: The latest process; 0 before the first.
     """
 
     def __init__(self, content: str, arguments: tuple[Any, ...]) -> None:
-        """Starts nothing; `arguments` are those of `TextTokenizer` behind the tokenizer that `content` describes."""
+        """Starts nothing; `arguments` are those of `TextTokenizer` after the tokenizer, which `content` describes."""
         self._first = pack((content, arguments))
         self._lock = threading.Lock()
         self.pid = 0
@@ -105,15 +107,15 @@ class TokenizerProcess:
         self._open = False
         self._end: Callable[[], object] = lambda: None
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the method has
-        """What a method of the tokenizer returns there; blocks.
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the types of the method
+        """Calls a method of the tokenizer in the process and returns its result; blocks.
 
         Raises:
-            OverLimitError: It took too much.
-            BertserveError: What the method raises.
+            OverLimitError: It took too much time or memory.
+            BertserveError: The method raised it.
         """
         with self._lock:
-            if self._pipe is not None and self._pipe.poll():  # it has ended since: it says nothing unasked
+            if self._pipe is not None and self._pipe.poll():  # it has ended: it sends nothing unasked
                 self._forget()
             pipe = self._pipe or self._start()
             if method not in {OPEN, PROBE} and not self._open:

@@ -1,7 +1,7 @@
-"""Which rules of a tokenizer.json are known to take time and memory in proportion to a text.
+"""Finds the rules of a tokenizer.json that are not known to be linear in time and memory.
 
-Those that Transformers writes are. A bundle may bring any other regex, for which some text may take for ever, or
-replacements that multiply one another: such rules run in a process that can be ended (`tokenizer_process`).
+The rules that Transformers writes are linear. A bundle may contain any other regex, which may hang on some text, or
+replacements that multiply each other. Such rules run in a process that can be killed (`tokenizer_process`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
-"""What rewrites and cuts texts."""
+"""The parts that rewrite and split texts."""
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,25 +39,25 @@ KNOWN = frozenset(
 
 _KNOWN_GROWTH = 4
 MAX_GROWTH = 16
-"""By which a rule of a bundle's own may lengthen a text."""
+"""Maximum factor by which a bundle's own rule may lengthen a text."""
 _MAX_LETTERS = 64
-"""Of what stands in a text's place for one letter, or before it: U+FDFA becomes 18 letters, of 33 bytes, by NFKC."""
+"""Maximum length of a replacement for one letter, or of a prefix: NFKC turns U+FDFA into 18 letters, of 33 bytes."""
 _LONGEST_TOKEN = 1024
 _LONGEST_WORD = 200
-"""WordPiece tries every part of a word of so many letters."""
+"""Maximum word length: WordPiece tries every part of a word."""
 _MAX_PIECES = 64
 
 
 PROBE_LETTERS = 4096
-"""Of a text that is made to hurt: time that grows with its square passes, what grows faster does not."""
+"""Length of a hostile text: quadratic rules pass, rules that grow faster do not."""
 _USUAL = "aA1 \n.é▁x"
 _MAX_DISTINCT = 48
 
 
 def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules of a tokenizer.json that are not known to be bounded, by their places in it.
+    """The rules of a tokenizer.json that may be unbounded, by their places in it.
 
-    A place that is no rule of `SECTIONS` stands for what the rules take together.
+    A place outside `SECTIONS` is tried only together with all others.
     """
     rules = [found for section in SECTIONS for found in _rules(section, content.get(section))]
     foreign = {place: rule for place, rule in rules if not _is_known(rule)}
@@ -88,7 +88,7 @@ def letters_of(rule: Mapping[str, Any]) -> str:
 
 
 def hostile_texts(letters: str, length: int) -> Iterator[str]:
-    """Long runs of one letter, alone and with another behind it, and of two in turn."""
+    """Long runs of one letter, alone and followed by another, and of two alternating letters."""
     distinct = list(dict.fromkeys(_USUAL + letters))[:_MAX_DISTINCT]
     for index, letter in enumerate(distinct):
         run, other = letter * length, distinct[index - 1]
@@ -96,7 +96,7 @@ def hostile_texts(letters: str, length: int) -> Iterator[str]:
 
 
 def _rules(place: str, rule: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  JSON
-    """Single rules with their places, those of sequences one by one."""
+    """Single rules with their places; sequences are expanded."""
     if not isinstance(rule, dict):
         return
     if rule.get("type") == "Sequence":
@@ -118,7 +118,7 @@ def _is_known(rule: Mapping[str, Any]) -> bool:
 
 
 def growth_of(rule: Mapping[str, Any]) -> float:
-    """By what factor a replacement may lengthen a text; a regex may match a single letter."""
+    """The maximum factor by which a replacement may lengthen a text; a regex may match a single letter."""
     pattern = rule.get("pattern")
     if rule.get("type") != "Replace" or not isinstance(pattern, dict):
         return 1.0
@@ -126,7 +126,10 @@ def growth_of(rule: Mapping[str, Any]) -> float:
 
 
 def _longest_replacement(charsmap: str) -> int:
-    """Of SentencePiece's compiled map: the size of a trie in 4 bytes, the trie, and texts that each end in a zero."""
+    """The longest replacement in SentencePiece's compiled map.
+
+    The map holds the size of a trie in 4 bytes, the trie, and zero-terminated texts.
+    """
     try:
         compiled = base64.b64decode(charsmap, validate=True)
     except (ValueError, binascii.Error):

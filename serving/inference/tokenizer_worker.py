@@ -1,4 +1,4 @@
-"""The program of `tokenizer_process`: gets a tokenizer.json, then one call at a time, each with limits of its own."""
+"""The program of `tokenizer_process`: receives a tokenizer.json, then one call at a time, each with its own limits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _STATM = Path("/proc/self/statm")
 
 
 def main(descriptor: int) -> None:
-    """Answers calls until the server closes the pipe or ends; one under way then ends by its limit."""
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # one thread, which the limits end
+    """Answers calls until the server closes the pipe or ends; a running call then ends by its limit."""
+    os.putenv("TOKENIZERS_PARALLELISM", "false")  # a single thread, so that the limits apply to it
     pipe = Connection(descriptor)
     content, arguments = unpack(pipe.recv_bytes())
 
@@ -60,7 +60,7 @@ def main(descriptor: int) -> None:
 
 
 def _texts(args: list[Any]) -> list[Any]:
-    """The arguments of a method, of which the first may hold pairs: they came as lists."""
+    """The arguments of a method. Pairs in the first one arrive as lists and become tuples."""
     first, *rest = args
     if isinstance(first, list):
         first = [tuple(value) if isinstance(value, list) else value for value in first]
@@ -68,7 +68,7 @@ def _texts(args: list[Any]) -> list[Any]:
 
 
 def _tried(work: Callable[[], object]) -> tuple[str, object]:
-    """The kind of error and its message, or none and what is returned; errors of others may repeat the text."""
+    """The kind of error and its message, or "" and the result; other messages may repeat the text and are dropped."""
     try:
         return "", work()
     except InvalidRequest as error:
@@ -77,13 +77,13 @@ def _tried(work: Callable[[], object]) -> tuple[str, object]:
         return InternalError.__name__, error.message
     except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
         kind = type(error).__name__
-        if kind == "PanicException":  # its regexes give up after so many steps
+        if kind == "PanicException":  # its regex engine gives up after a number of steps
             return DeadlineExceeded.__name__, "a regex gives up"
         return InternalError.__name__, f"the tokenizer fails with {kind}"
 
 
 def _probe(opened: Callable[[], TextTokenizer], section: str, rule: object, letters: str, length: int) -> None:
-    """Runs a rule alone, or without one the whole tokenizer, on hostile texts."""
+    """Runs a rule, or the whole tokenizer if it is None, on hostile texts."""
     for text in hostile_texts(letters, length):
         if rule is None:
             opened().encode([text], truncate=True)
@@ -102,7 +102,7 @@ def _probe(opened: Callable[[], TextTokenizer], section: str, rule: object, lett
 
 
 def _limit(memory_bytes: int, cpu_s: float) -> None:
-    """Allows so much more memory than there is now, and so much more CPU time."""
+    """Limits further memory and CPU time of this process."""
     now = int(_STATM.read_bytes().split()[0]) * resource.getpagesize()
     for kind, limit in ((resource.RLIMIT_AS, now + memory_bytes), (resource.RLIMIT_CPU, time.process_time() + cpu_s)):
         _, hard = resource.getrlimit(kind)

@@ -1,12 +1,11 @@
-"""Token ids of plain text from a cache of its words, for tokenizers that look at each word by itself.
+"""Caches the token ids of words, for tokenizers that treat each word of plain text separately.
 
-BERT's own tokenizer cuts text at blanks and around each mark of punctuation and turns every word into tokens
-without regard to its neighbours. So the tokens of plain ASCII text are those of its words, one after another, and a
-word that was seen before need not be taken apart again. The tokenizer library does the same and far more, and its
-code is out of the caches whenever a model's weights have passed through them: for a short text between two
-inferences this was measured at a quarter of its time.
+BERT's tokenizer splits text at blanks and around punctuation, and tokenizes every word independently. So the tokens of
+plain ASCII text are those of its words in order, and known words need not be tokenized again. The tokenizers library
+does much more, and its code leaves the CPU caches whenever a model's weights pass through them. For a short text
+between two inferences, the cache took a quarter of the library's time.
 
-Text with any other character, or that might hold an added token such as `[MASK]`, is left to the tokenizer.
+Text with any other character, or that may contain an added token such as `[MASK]`, is left to the tokenizer.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_WORDS = 32_768
-"""Words remembered before the cache starts anew: a few megabytes."""
+"""Maximum number of words before the cache is cleared: a few megabytes."""
 
 LONGEST_WORD = 32
-"""Characters of the longest word that is remembered."""
+"""Characters of the longest word that is cached."""
 
 _WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _PLAIN = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
@@ -35,8 +34,8 @@ class WordpieceCache:
     def __init__(self, tokenizer: Tokenizer, *, frame: Sequence[int], lowercase: bool, plain: str) -> None:
         """Starts empty; use `wordpiece_cache_for`.
 
-        `frame` holds the ids of the special tokens before and behind a text, `plain` every character that a text may
-        hold.
+        `frame` holds the ids of the special tokens before and after a text, `plain` every character that a text may
+        contain.
         """
         self._tokenizer = tokenizer
         self._lowercase = lowercase
@@ -45,7 +44,7 @@ class WordpieceCache:
         self._head, self._tail = (array("i", [token]).tobytes() for token in frame)
 
     def encode(self, text: str) -> array[int] | None:
-        """The text's token ids with their special tokens; None where the tokenizer itself must look at it."""
+        """The text's token ids with special tokens; None if the tokenizer itself must read it."""
         if not self._is_plain(text):
             return None
         words = _WORD.findall(text.lower() if self._lowercase else text)
@@ -69,11 +68,11 @@ class WordpieceCache:
 
 
 def wordpiece_cache_for(tokenizer: Tokenizer) -> WordpieceCache | None:
-    """A cache for a tokenizer that treats each word of plain text by itself; None for any other.
+    """A cache for a tokenizer that treats each word of plain text separately; None for any other.
 
-    That is one with BERT's normalisation and splitting, and one special token on either side of a text.
+    Such a tokenizer has BERT's normalization and splitting, and one special token on either side of a text.
     """
-    # Part by part: all of a tokenizer as JSON takes 30 ms.
+    # Part by part, because serializing a whole tokenizer as JSON takes 30 ms.
     normalizer, splitter = map(_settings, (tokenizer.normalizer, tokenizer.pre_tokenizer))
     if normalizer.get("type") != "BertNormalizer" or splitter.get("type") != "BertPreTokenizer":
         return None
@@ -86,6 +85,6 @@ def wordpiece_cache_for(tokenizer: Tokenizer) -> WordpieceCache | None:
     return WordpieceCache(tokenizer, frame=frame, lowercase=normalizer["lowercase"], plain=plain)
 
 
-def _settings(part: Any) -> dict[str, Any]:  # noqa: ANN401  of the library, which has no types for it
+def _settings(part: Any) -> dict[str, Any]:  # noqa: ANN401  the library has no types for it
     settings: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return settings

@@ -1,4 +1,4 @@
-"""What is asked and answered on both sides, in one form."""
+"""Requests and answers of the server and the libraries, in one form."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ if TYPE_CHECKING:
     from serving.tasks.base import TaskOptions
 
 FEW = 4
-"""Texts that are asked in a way that is not the usual one."""
+"""Number of texts for a form other than the usual one."""
 
 MANY = 48
-"""Likewise, where it is another reading of the same numbers."""
+"""Number of texts for a form that is another reading of the same numbers."""
 
 NEAR = 1e-4
-"""Logits, and shares of a probability, that fp32 may confuse: as far apart as its limit lets a number be."""
+"""Maximum difference of logits, and of relative scores, that makes a near-tie in fp32; the limit of fp32's numbers."""
 
 
 @dataclass(slots=True, frozen=True)
 class Form:
-    """A way of asking a model.
+    """A form of request.
 
     Attributes:
-        options: As a request has them.
-        title: What it asks for, in words that follow others; empty for the usual way.
-        prompt: The name of a prompt; None for the default one, or none.
-        most: How many texts are asked in this way; None for all.
-        exact: Whether it can be asked only of an artifact whose every number keeps a limit: one other tag makes other
-            entities.
+        options: The options of the request.
+        title: What it requests, as the end of a sentence; empty for the usual form.
+        prompt: The name of a prompt; None for the default one, if any.
+        most: Maximum number of texts that are asked in this form; None for all.
+        exact: Whether it applies only to artifacts with a limit on every number: one other tag makes other entities.
     """
 
     options: TaskOptions[Any]
@@ -46,13 +45,13 @@ class Form:
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What one text is answered.
+    """The answer to one text.
 
     Attributes:
-        structure: What it says whatever the precision: sizes, names, places.
+        structure: What does not depend on precision: sizes, names, places.
         decisions: What follows from the numbers: labels, words, spans.
         numbers: The numbers, float64 [n].
-        sure: Whether no decision is a near-tie, which rounding may decide otherwise.
+        sure: Whether no decision is a near-tie, which rounding may change.
     """
 
     structure: tuple[object, ...]
@@ -68,12 +67,11 @@ def vector(numbers: Any) -> Answer:  # noqa: ANN401  an array of NumPy's or of P
 
 
 def score(number: float) -> Answer:
-    """The score of a pair."""
     return Answer((), (), np.array([number], np.float64))
 
 
 def labels(scores: Iterable[tuple[str, float]], *, chosen: bool) -> Answer:
-    """Every label with its score; `chosen` where one of them is the answer."""
+    """Every label with its score; `chosen` if one of them is the answer."""
     ordered = sorted(scores)
     best = max(ordered, key=lambda pair: pair[1])[0]
     numbers = np.array([number for _, number in ordered], np.float64)
@@ -95,7 +93,7 @@ def entities(found: Iterable[tuple[str, float, int, int]]) -> Answer:
 
 
 def fillings(masks: Iterable[Sequence[tuple[float, int, str, str]]]) -> Answer:
-    """The best words of each mask: score, token, word, whole text of each, best first."""
+    """The best words of each mask, best first: score, token, word, whole text of each."""
     whole = list(masks)
     numbers = np.array([word[0] for best in whole for word in best], np.float64)
     sure = all(_is_clear([word[0] for word in best]) for best in whole)
@@ -103,7 +101,7 @@ def fillings(masks: Iterable[Sequence[tuple[float, int, str, str]]]) -> Answer:
 
 
 def _is_clear(scores: Sequence[float] | NDArray[np.float64]) -> bool:
-    """Whether the largest number stands clear of the others."""
+    """Whether the largest number is not a near-tie with the next one."""
     *_, second, best = [-np.inf, *sorted(scores)]
     return bool(best - second > NEAR * abs(best))
 

@@ -1,4 +1,4 @@
-"""What the end-to-end check asks of a reference library."""
+"""The interface of reference libraries for the end-to-end check."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     Tokens = tuple[list[int], list[int]]
 
 BESIDE = ("attention_mask", "token_type_ids")
-"""What a tokenizer may give beside the ids of tokens."""
+"""Outputs of a tokenizer besides token ids."""
 
 
 class Library(ABC):
     """A library that has loaded a checkpoint's folder.
 
     Attributes:
-        title: What messages call it.
+        title: Its name in messages.
         name: The same with its version.
         tokenizer: The tokenizer that it loaded.
-        missing: Whether it found no weights for a part of the model, which it then fills with random numbers.
+        missing: Whether it found no weights for a part of the model, and filled that part with random numbers.
     """
 
     title: ClassVar[str]
@@ -49,23 +49,23 @@ class Library(ABC):
 
     @abstractmethod
     def forms(self) -> list[Form]:
-        """The ways of asking that are compared, the usual one first."""
+        """The forms of requests that are compared, the usual one first."""
 
     @abstractmethod
     def asked(self, text: Text) -> Text | None:
-        """A text as an input of the task; None where it can be none."""
+        """A text as an input of the task; None if it cannot be one."""
 
     @abstractmethod
     def encode(self, text: Text) -> list[Tokens]:
-        """Ids and segments of an input's tokens, or of those of its windows."""
+        """Token ids and token types of an input, or of each of its windows."""
 
     @abstractmethod
     def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        """What its users get."""
+        """The answers that the library's users get."""
 
 
 def tokens(features: Mapping[str, Any], row: int = 0) -> Tokens:
-    """The tokens of one row of a batch, without padding."""
+    """The token ids and token types of one row of a batch, without padding."""
     ids = [int(token) for token in features["input_ids"][row]]
     columns = {name: [int(value) for value in features[name][row]] for name in features if name in BESIDE}
     kept = [at for at, is_text in enumerate(columns.get("attention_mask", [1] * len(ids))) if is_text]

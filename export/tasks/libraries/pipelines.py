@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def surely(read: Callable[[Shake], Answer]) -> Answer:
-    """An answer read from logits; one without content where it changes with their last digits.
+    """An answer read from logits; without content if it is a near-tie.
 
-    Of two logits that are nearly equal, one of two opposite changes makes the other one larger.
+    The logits are read again with two opposite small changes. One of these exchanges two logits that are nearly equal.
     """
     answer = read(lambda logits: logits)
     others = [read(lambda logits, sign=sign: logits + sign * NEAR * _noise(logits.shape)) for sign in (1, -1)]  # type: ignore[misc]
@@ -36,14 +36,14 @@ def surely(read: Callable[[Shake], Answer]) -> Answer:
 
 
 def _noise(shape: Sequence[int]) -> torch.Tensor:
-    """From -1 to 1, and always the same."""
+    """Fixed pseudo-random numbers from -1 to 1."""
     import torch  # noqa: PLC0415  slow to import
 
     return 2 * torch.rand(*shape, generator=torch.Generator().manual_seed(0)) - 1
 
 
 class Transformers(Library):
-    """Transformers: a model, and a pipeline that reads texts for it."""
+    """A Transformers model, and a pipeline that reads texts for it."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         import torch  # noqa: PLC0415  slow to import
@@ -57,7 +57,7 @@ class Transformers(Library):
         self.model = model.eval()
         self.missing = bool(info["missing_keys"])
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **own)
-        self.raw: dict[str, Any] = {}  # of a text that is asked in several ways
+        self.raw: dict[str, Any] = {}  # outputs of texts that are asked in several forms
         self._pipe: Any = None
         if self._pipeline:
             pipeline: Any = transformers.pipeline  # has one type for each name

@@ -1,4 +1,4 @@
-"""Sentence Transformers: models whose own method reads texts, for vectors and rerankers."""
+"""Sentence Transformers: models that read texts themselves, for embeddings and rerankers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 8
 
 
 class SentenceTransformers(Library):
-    """Sentence Transformers: a model whose own method reads texts."""
+    """A Sentence Transformers model, which reads texts itself."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         import sentence_transformers  # noqa: PLC0415  slow to import
@@ -38,7 +38,7 @@ class SentenceTransformers(Library):
     _kind: str
 
     def _needs(self, line: str) -> bool:
-        """Whether a line of Transformers' table names weights that it did not find: `name | MISSING |`."""
+        """Whether a line of Transformers' table reports missing weights: `name | MISSING |`."""
         return "MISSING" in line and "|" in line
 
     def encode(self, text: Text) -> list[Tokens]:
@@ -47,7 +47,10 @@ class SentenceTransformers(Library):
 
 @contextmanager
 def _reports() -> Iterator[list[str]]:
-    """What both libraries log in the block: where one calls the other, a log alone says what is missing."""
+    """Collects the log messages of both libraries in the block.
+
+    If one library calls the other, only the log says what is missing.
+    """
     reports: list[str] = []
 
     class Collector(logging.Handler):
