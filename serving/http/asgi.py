@@ -179,6 +179,6 @@ async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tupl
     try:
         await app(scope, receive, send)
         return replies[0]
-    except Exception:  # the HTTP boundary, for what the framework raises itself
+    except Exception:  # the HTTP boundary, for exceptions of the framework
         log.exception("a request failed", extra=fields(request_id=request.request_id))
         return refuse(InternalError(), request)

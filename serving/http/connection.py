@@ -98,8 +98,8 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._knows_interim = True
         self._look: asyncio.TimerHandle | None = None
         self._rest_room = self._reply_room = self._made_room = 0
-        self._streamed = 0  # of an upload's bytes, when its progress was looked at last
-        self._told: HttpReply | None = None  # to the request that is answered, at least in part
+        self._streamed = 0  # bytes of an upload at the last check of its progress
+        self._told: HttpReply | None = None  # the reply that has been written, at least in part
         self._last_refusal: tuple[HttpRequest, BertserveError] | None = None
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._ahead.clear()
         if self._exchange is not None:
             self._exchange.cancel()
-            self._exchange = None  # it keeps its cancellation, whose traceback leads back here
+            self._exchange = None  # its CancelledError has a traceback that refers to this object
         self._parser.close()
         super().connection_lost(exc)
 
@@ -142,7 +142,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             return plain
         self._ended = True
         if self._exchange is None or self._parser.stream is not None:
-            self._transport.close()  # nothing is due, or only the answer to an upload that has no end
+            self._transport.close()  # no reply is due, except to an incomplete upload
         elif self._knows_interim and plain:
             self._look = self.loop.call_later(_LOOK_S, guarded, self.abort, self._look_for_client, _LOOK_S)
         return plain
@@ -276,7 +276,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         if (
             self._idle_since is not None
             and self.loop.time() - self._idle_since > self.port.settings.keep_alive_s
-            and not unread_bytes(self._transport)  # the request that it waited for, which has come in time
+            and not unread_bytes(self._transport)  # a request that has arrived in time
         ):
             self._end_idle()
 
@@ -361,7 +361,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
     def _goes_on(self) -> bool:
         if not (self._ended or self.port.app.context.lifecycle.closing or self._lifetime_s <= 0):
             return True
-        self._ending = True  # what has been read is still answered
+        self._ending = True  # requests already read are still answered
         return bool(self._ahead or self._last_refusal)
 
     def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
@@ -395,7 +395,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         left = False
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
-            if self._told is not None:  # or a part of it
+            if self._told is not None:  # at least a part of a reply has been sent
                 self.port.app.context.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
@@ -407,7 +407,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
     def _answered(self, *, keep_alive: bool) -> None:
         if self._made_room:
             self._reply_room, self._made_room = self._made_room, 0
-            self.loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
+            self.loop.call_soon(self._reply_taken)  # after the write, which may have filled the buffer
         if not keep_alive:
             self._leave()
         elif self._ahead:
@@ -477,7 +477,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._rest = b""
         error.without_traceback()
         parser = self._parser
-        if parser.stream is not None:  # it has a handler, which answers what this tells it
+        if parser.stream is not None:  # its handler answers with this error
             parser.stream.fail(error)
             self._abandon_upload()
             return
@@ -519,7 +519,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._timer = self.loop.call_later(_UNREAD_S, guarded, self.abort, self._too_slow, reading, seconds)
             return
         if not self._parser.head_bytes and reading is Reading.HEAD:
-            self._end_idle()  # connected and never sent a byte
+            self._end_idle()  # the client never sent a byte
             return
         stream = self._parser.stream
         if stream is not None and (self._paused or stream.total - self._streamed >= FREE_BYTES):

@@ -337,7 +337,7 @@ class HttpRequest(msgspec.Struct):
         if len(set(codings)) < len(named):
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate, each once")
         grown = 0
-        for coding in reversed(codings):  # they are named in the order in which they were applied
+        for coding in reversed(codings):  # the header lists them in the order of application
             held = self.held
             await self._inflate(coding, limit, large_body_lock)
             grown, before = self.held - held, grown
@@ -345,7 +345,7 @@ class HttpRequest(msgspec.Struct):
 
     async def _inflate(self, wbits: int, limit: int, large_body_lock: asyncio.Lock) -> None:
         if wbits == zlib.MAX_WBITS and not is_zlib(self.body):
-            wbits = -zlib.MAX_WBITS  # as some clients have it who take `deflate` at its word (RFC 9110, 8.4.1.2)
+            wbits = -zlib.MAX_WBITS  # some clients send raw deflate (RFC 9110, 8.4.1.2)
         if limit > _INLINE_BYTES:
             try:
                 self.body = inflated(self.body, wbits, _INLINE_BYTES)

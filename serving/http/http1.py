@@ -97,11 +97,11 @@ class RequestParser:
         self.head_bytes = 0
         self.over = False
         self.stream: ReceivedBody | None = None
-        self._again = False  # a head is read a second time
+        self._again = False  # a head is parsed a second time
         self._old = False  # HTTP/1.0
         self._path = ""
         self._query = b""
-        self._host = b"/"  # the last one that was valid and known; this one never is
+        self._host = b"/"  # the last valid and allowed Host; this one is never valid
         self._keep_alive = True
         self._violation: BertserveError | None = None
         self._held = 0
@@ -151,7 +151,7 @@ class RequestParser:
         if self._again:
             return
         self.reading = Reading.HEAD
-        self.head_bytes = max(1, self.head_bytes)  # in one piece with the end of the request before
+        self.head_bytes = max(1, self.head_bytes)  # the same piece may end the previous request
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -183,7 +183,7 @@ class RequestParser:
         headers = self._headers
         self._keep_alive = self._parser.should_keep_alive()
         version = "1.1"
-        if not self._keep_alive or b"connection" in headers:  # else it is 1.1, whose connections are kept unasked
+        if not self._keep_alive or b"connection" in headers:  # else 1.1, with keep-alive by default
             version = self._parser.get_http_version()
         self._old = version == "1.0"
         self._parse_target()
@@ -220,9 +220,9 @@ class RequestParser:
         """Queues the complete request for its answer, after earlier ones."""
         if self._parser.should_upgrade():
             if self._parser.get_method() == b"CONNECT":
-                self._keep_alive = False  # what follows is no HTTP
+                self._keep_alive = False  # the following bytes are not HTTP
             elif self.length or b"transfer-encoding" in self._headers:
-                return  # its body is yet to be read; see `_decline`
+                return  # `_decline` reads its body
         self.reading = Reading.NOTHING
         self.head_bytes = 0
         if self.stream is not None:
@@ -282,7 +282,7 @@ class RequestParser:
         """
         headers = self._headers
         if self._old and b"close" in words(headers.get(b"connection", b"")):
-            self._keep_alive = False  # whatever else it says: RFC 9112, 9.3
+            self._keep_alive = False  # takes precedence: RFC 9112, 9.3
         if version not in {"1.0", "1.1"}:
             raise self._violated(
                 MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
@@ -358,7 +358,7 @@ class RequestParser:
     def _refusal(self, error: httptools.HttpParserError) -> BertserveError:
         violation, self._violation = self._violation, None
         if isinstance(error, httptools.HttpParserInvalidURLError):
-            self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
+            self._url = self._url or b"?"  # if the parser took none of it: the method was valid
             return MalformedRequest("the request's target is not a path")
         if violation is None and isinstance(error, httptools.HttpParserCallbackError):
             log.error("a request could not be taken", exc_info=error)

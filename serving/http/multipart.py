@@ -52,7 +52,7 @@ class FileForm:
         self._name: str | None = None
         self._value = bytearray()
         self._parts, self._ended = 0, False
-        self._begun, self._preamble = False, b"\r\n"  # as if a line came before the first boundary
+        self._begun, self._preamble = False, b"\r\n"  # as if a line preceded the first boundary
         self._boundary = re.compile(rb"\r\n--(%b)([ \t]*\r\n|--)" % re.escape(options[b"boundary"]))
         try:
             self._parser = MultipartParser(

@@ -164,12 +164,12 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
         description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
         routes=[_without_head(route) for route, _ in listed],
     )
-    shown = _shown(listed[::-1], context)  # of equals the one whose decorator stands on top
+    shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for component in components.values():
-        if component.get("additionalProperties") is False:  # what a request brings
+        if component.get("additionalProperties") is False:  # a request message
             _by_rule(component, refuses_unknown=context.refuses_unknown)
     for route, docs in listed:
         keyed = context.keys is not None and (route.path not in public or docs.takes is not None)
