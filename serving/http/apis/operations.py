@@ -18,8 +18,7 @@ router = Router("Operations")
 """Routes of the metrics port and of the main port."""
 
 _MINIMAL = b"return=minimal"
-"""Value of the header `Prefer` (RFC 7240) that omits cost tables, for clients that poll the status every other second.
-"""
+"""Value of the header `Prefer` (RFC 7240) that omits cost tables, for clients that poll every other second."""
 
 
 class StateReply(msgspec.Struct):
