@@ -1,7 +1,7 @@
-"""`bertserve serve`.
+"""The command `bertserve serve`.
 
-What can be checked cheaply is checked first: settings, bundles, GPUs, ports. The libraries of the wire and the engine
-are imported only afterwards, so that a wrong setting is answered within a second.
+Cheap checks come first: settings, bundles, GPUs, ports. The protocol and engine libraries are imported only afterwards,
+so that a wrong setting is reported within a second.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ BEFORE_IMPORTS = {
     "TOKENIZERS_PARALLELISM": "false",  # the tokenizers' thread pool would compete with the engine for its cores
     "PYDANTIC_DISABLE_PLUGINS": "__all__",  # pydantic would search every installed package for plugins
 }
-"""What these libraries read once, when they are imported."""
+"""Variables that these libraries read once, on import."""
 
 _GC_THRESHOLDS = (20_000, 50, 100)
 _INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    """Serves until a signal ends it; returns 0, or another code after one line on standard error."""
+    """Serves until a signal; returns 0, or another code after one line on standard error."""
     os.environ.update(BEFORE_IMPORTS)
-    # What a start makes is kept, and requests leave no cycles: collect seldom.
+    # Objects from the start stay alive, and requests create no reference cycles: collect rarely.
     gc.set_threshold(*_GC_THRESHOLDS)
-    # A container's first process has no default for SIGTERM, and a shell has background commands ignore SIGINT.
+    # PID 1 of a container has no default handler for SIGTERM, and shells start background commands with SIGINT ignored.
     signals = _EarlySignals()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signals.note)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> None:
-    """Says on one line of standard error, whatever it holds, why the server ends: in JSON where the log is in JSON."""
+    """Prints the reason of the end in one line on standard error, in JSON if the log is in JSON."""
     from serving.logs import escaped, line  # noqa: PLC0415  the start imports it behind the signals
 
     for log in started:
@@ -68,12 +68,12 @@ def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> No
     if as_json or any(log.form == "json" for log in started):
         head = {"name": "bertserve", "levelno": logging.ERROR, "levelname": "ERROR", "msg": why}
         text = line(logging.makeLogRecord(head), "json").decode()
-    with contextlib.suppress(OSError):  # nobody reads it; the exit code says it too
+    with contextlib.suppress(OSError):  # standard error is closed; the exit code still tells
         print(text, end="", file=sys.stderr, flush=True)
 
 
 class _EndedWhileStarting(BaseException):
-    """A signal to end came before the server listened to signals."""
+    """A signal to end arrived before the server listened to signals."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -81,10 +81,10 @@ class _EndedWhileStarting(BaseException):
 
 
 class _EarlySignals:
-    """Signals that come before the server listens to them.
+    """Records signals that arrive before the server listens to them.
 
-    They are noted, and end the start between its steps: an exception that is raised wherever the interpreter happens to
-    be may be swallowed or replaced by the code that it interrupts.
+    They end the start between its steps. An exception raised at an arbitrary point could be swallowed or replaced by
+    the interrupted code.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _EarlySignals:
 
     @contextlib.contextmanager
     def ending_a_wait(self) -> Iterator[None]:
-        """Has a signal interrupt what is done meanwhile, which waits for another process."""
+        """Lets a signal interrupt the enclosed code, which waits for another process."""
         self._waits = True
         try:
             self.check()
@@ -124,7 +124,7 @@ def _serve(argv: list[str], started: list[LogWriter], signals: _EarlySignals) ->
     if settings.model_id:
         from serving.rollout.model_export import exported  # noqa: PLC0415
 
-        Ports.open(settings).close()  # the export takes minutes: what would end the start afterwards ends it now
+        Ports.open(settings).close()  # fails now if a port is taken, because the export takes minutes
         with signals.ending_a_wait():
             settings = exported(settings, os.environ)
     signals.check()
@@ -134,7 +134,7 @@ def _serve(argv: list[str], started: list[LogWriter], signals: _EarlySignals) ->
     choice = chooser.first()
     raise_descriptor_limit()
     ports = Ports.open(settings)
-    choice.log()  # now that the start has passed its checks: one that fails them says that and nothing else
+    choice.log()  # after the checks: a failed start prints only its error
     from serving.server import run  # noqa: PLC0415
 
     signals.check()

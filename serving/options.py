@@ -1,4 +1,4 @@
-"""Command lines: what is wrong with one is told in one line."""
+"""Command-line parsing with one-line errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """For the end of an error about an unknown word: the known one that was probably meant, if there is one."""
+    """A suffix for errors about an unknown word: the known word that was probably meant, if any."""
     close = difflib.get_close_matches(word, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def positive(argument: str) -> int:
-    """An argument that counts something.
+    """An argument that must be at least 1.
 
     Raises:
         ArgumentTypeError: It is less than 1.
@@ -31,7 +31,7 @@ def positive(argument: str) -> int:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """argparse's, which answers a wrong command line with one line in place of all options."""
+    """An argparse parser that reports an error in one line, without the list of options."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  argparse's own
         super().__init__(**options, add_help=False)

@@ -1,4 +1,4 @@
-"""The server process: how it is put together (`build`), and how it starts, fails and ends (`serve`)."""
+"""The server process: assembly (`build`), and its life from start to shutdown (`serve`)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Server:
 def run(
     settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter, noted: Sequence[int]
 ) -> int:
-    """Serves until a signal or a failure ends it; returns the exit code. `noted` are signals that have come before."""
+    """Serves until a signal or a failure; returns the exit code. `noted` holds signals that came before."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _END_SIGNALS:
         signal.signal(number, lambda number, _: signals.put_nowait(signal.Signals(number)))
@@ -116,7 +116,7 @@ def run(
 
 
 def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs an uncaught exception. The loop's own words repeat arguments, and so perhaps what a client sent."""
+    """Logs an unhandled exception. The loop's own message is dropped: its arguments may contain a client's data."""
     log.error("an exception that nobody caught", exc_info=context.get("exception"))
 
 
@@ -124,7 +124,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
     recent = Recent(metrics)
 
-    # A request's way: traced where that is wanted, read, scheduled, computed.
+    # The path of a request: tracing, parsing, scheduling, inference.
     spans = SpanCounts()
     span_sender = _span_sender(settings, spans)
     sinks = [write_access_line] if settings.access_log else []
@@ -152,7 +152,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         repository.subscribe(cache.clear)
     _show_cache(metrics, cache)
 
-    # The engine, and what takes its place.
+    # The engine and its replacements.
     loads = LoadBuilder(settings, chooser, metrics.registry)
     slot = EngineSlot(
         choice,
@@ -167,7 +167,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     builder = EngineBuilder(node, settings.precision) if node else None
     versions = Versions(settings, repository, slot, chooser, builder)
 
-    # The ports.
+    # Ports.
     limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
     files = FileWatch()
 
@@ -226,7 +226,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         settings,
     )
 
-    # Who is told of what.
+    # Subscriptions and background tasks.
     announcement = Announcement(
         settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
     )
@@ -369,20 +369,20 @@ def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[Non
 
 
 def _freeze_garbage(_: EngineLife) -> None:
-    """Objects of a warm server live for ever: the collector looks at new ones alone."""
+    """Freezes the objects of a warm server, so that the garbage collector scans only new ones."""
     gc.collect()
     gc.freeze()
 
 
 async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
-    """Opens the ports, starts the engine, waits for the end, and ends; returns the exit code.
+    """Opens the ports, starts the engine, waits for a signal or a failure, and shuts down; returns the exit code.
 
     Args:
-        server: What is started.
-        signals: Those that have come so far; further ones are put into it.
+        server: The server to run.
+        signals: Queue of signals. It may already hold some, and gets further ones.
 
     Raises:
-        StartupError: No engine serves any more.
+        StartupError: No engine is left.
     """
     lifecycle = server.lifecycle
     for number in _END_SIGNALS:
@@ -432,7 +432,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
 
 
 async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame_duck: bool) -> None:
-    """Not ready at once; then the lame duck, then the drain; a second signal skips the lame duck."""
+    """Drains: not ready at once, then the lame-duck time, then the drain. A second signal skips the lame-duck time."""
     was_ready = server.lifecycle.ready
     server.lifecycle.to(State.DRAINING)
     if server.builder:
@@ -441,7 +441,7 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
         server.runner.stop()
     requests = server.dispatcher.requests
     log.info("draining: %d requests under way", requests, extra=members(state=State.DRAINING, requests=requests))
-    # Nobody sends traffic to a server that was not ready: there is nothing to wait for.
+    # A server that was not ready gets no traffic, so it needs no lame-duck time.
     if lame_duck and was_ready and server.settings.lame_duck_s:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(signals.get(), server.settings.lame_duck_s)
@@ -449,7 +449,7 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
 
 
 async def _end_requests(server: Server, limit_s: float) -> None:
-    """Takes no connection, answers what clients sent before they could know, and refuses the rest past the limit."""
+    """Closes the ports, answers requests in flight or in transit, and rejects the rest after `limit_s`."""
     server.versions.stop()
     server.http.close()
     closed = asyncio.gather(server.http.emptied(), server.grpc.finish(limit_s, REPLY_GRACE_S))

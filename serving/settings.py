@@ -1,6 +1,6 @@
-"""One frozen settings object: defaults, then a TOML file, then `BERTSERVE_*`, then the command line.
+"""The frozen settings object. Later sources override earlier ones: defaults, TOML file, `BERTSERVE_*`, command line.
 
-Nothing else reads the environment. All problems are listed at once, before any port opens.
+Only this module reads the environment. All problems are reported at once, before any port opens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from serving.engine.kinds.kind import EngineSetting
 
-    EngineName = str  # no type checker follows what is found in a folder
+    EngineName = str  # type checkers cannot follow the discovery of engines
     TaskName = str
 else:
     EngineName = Literal["auto", *ENGINES]
@@ -39,13 +39,14 @@ else:
 ENVIRONMENT_PREFIX = "BERTSERVE_"
 
 _BUFFER_BYTES = 64 << 20
-"""Sixteen bodies of the largest size at once; what an attack makes resident is about twice that."""
+"""Sixteen bodies of the largest default size at once. An attack can make about twice that resident."""
 _BODIES_IN_BUFFERS = 4
-"""Half of the buffers is one connection's, and one request may hold a body twice: compressed and inflated."""
+"""Minimum buffer budget, in bodies of the largest size. One connection gets half of it, and a request may hold its body
+twice: compressed and decompressed."""
 
 _CL100K = "cl100k_base"
 _CL100K_CACHED = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-"""What tiktoken calls its copy of the file: the SHA-1 of the address that it comes from."""
+"""tiktoken's name of its cached file: the SHA-1 of the file's URL."""
 
 _COMMON = (
     *("models", "model_id", "host", "http_port", "grpc_port", "metrics_port", "engine", "precision", "threads"),
@@ -59,13 +60,13 @@ _ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _DEFAULT = "[a-z_]+=[^=,]+"
 
-# A Kubernetes Service named `bertserve` puts BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and the
-# like into every container of its namespace; they are addresses, not settings.
+# Kubernetes adds BERTSERVE_PORT=tcp://..., BERTSERVE_SERVICE_HOST=... and similar variables for a Service named
+# `bertserve` to every container of its namespace. These are addresses, not settings.
 _SERVICE_LINK = re.compile(r"(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)")
 
 
 def _like(pattern: str, message: str) -> AfterValidator:
-    """Refuses a text that is neither empty nor matches the pattern."""
+    """Rejects a non-empty value that does not match the pattern."""
 
     def check(value: str) -> str:
         if value and not re.fullmatch(pattern, value):
@@ -76,7 +77,7 @@ def _like(pattern: str, message: str) -> AfterValidator:
 
 
 def _read_by(read: Callable[[Path], object]) -> AfterValidator:
-    """Refuses a file that cannot be read as what it should be."""
+    """Rejects a file that `read` cannot read."""
 
     def check(path: Path | None) -> Path | None:
         if path is not None:
@@ -387,7 +388,7 @@ class Security(_Group):
     @classmethod
     def _key_of_the_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if "tls_cert_file" not in info.data:
-            return value  # the certificate is wrong: that is said already
+            return value  # an invalid certificate has been reported already
         certificate = info.data["tls_cert_file"]
         if (value is None) != (certificate is None):
             raise ValueError("--tls-cert-file and --tls-key-file need one another")
@@ -404,12 +405,12 @@ class Security(_Group):
 
     @property
     def allowed_origins(self) -> frozenset[str]:
-        """`cors_origins` one by one; `*` stands for all."""
+        """The origins of `cors_origins`; `*` stands for all."""
         return frozenset(self.cors_origins.split(",") if self.cors_origins else ())
 
     @property
     def host_names(self) -> frozenset[str]:
-        """`allowed_hosts` one by one, in lower case; `*` stands for all."""
+        """The names of `allowed_hosts`, in lower case; `*` stands for all."""
         return frozenset(self.allowed_hosts.lower().split(",") if self.allowed_hosts else ())
 
 
@@ -449,19 +450,19 @@ class Settings(Logs, Shutdown, Security, Bulk, Connections, Limits, Requests, Sc
     """The options of `bertserve serve`."""
 
     def defaults(self) -> dict[str, str]:
-        """`default` as task to model."""
+        """The models of `default` by task."""
         return dict(word.split("=") for word in self.default.split(",") if word)
 
     def of_engine(self, name: str) -> dict[str, float | str]:
-        """The settings of an engine's own."""
+        """The engine-specific settings of an engine."""
         return {setting: getattr(self, setting) for setting in ENGINES[name].settings}
 
     @classmethod
     def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Self:
-        """Settings from the command line, the environment and the file that `--config` names.
+        """Reads settings from the command line, the environment and the file of `--config`.
 
         Raises:
-            StartupError: With every problem, and exit code 2.
+            StartupError: Lists all problems; exit code 2.
         """
         problems: list[str] = []
         flags, variables = _read_flags(argv, problems), _read_environment(environment)
@@ -481,7 +482,7 @@ class Settings(Logs, Shutdown, Security, Bulk, Connections, Limits, Requests, Sc
 
 
 def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """What goes against `model_id`; gives it a cache where it goes well."""
+    """Problems with `model_id`. With `model_id`, also sets a default for `cache_dir`."""
     if not values.get("model_id"):
         of_the_model = ("revision", "token", "task")
         return [f"{flag_of(name)}: is of --model-id, which is not given" for name in of_the_model if values.get(name)]
@@ -505,7 +506,7 @@ def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> l
 
 
 def _token_id_problems(values: dict[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """What goes against `accept_token_ids`; where it names an encoding alone, gives it tiktoken's file."""
+    """Problems with `accept_token_ids`. An encoding without a path becomes tiktoken's cached file."""
     if values.get("accept_token_ids") != _CL100K:
         return []
     folder = environment.get("TIKTOKEN_CACHE_DIR")
@@ -516,7 +517,7 @@ def _token_id_problems(values: dict[str, Any], environment: Mapping[str, str]) -
 
 
 GROUPS: Sequence[type[_Group]] = [base for base in reversed(Settings.__bases__) if issubclass(base, _Group)]
-"""The groups of settings, in the order in which `--help-all` and the documents have them."""
+"""The groups of settings, in the order of `--help-all` and of the documentation."""
 
 
 def flag_of(name: str) -> str:
@@ -528,18 +529,18 @@ def variable_of(name: str) -> str:
 
 
 def is_for_tests(name: str) -> bool:
-    """Whether a setting is accepted, but shown neither by `--help-all` nor on the page of settings."""
+    """Whether a setting is accepted but hidden from `--help-all` and from the settings page."""
     return name.startswith("fake_")
 
 
 def kind_of(field: FieldInfo) -> Any:  # noqa: ANN401  a type, or a Literal
-    """The type of a setting's value where it is set: `int` of `int | None`."""
+    """The type of a setting's value when it is set: `int` for `int | None`."""
     parts = () if get_origin(field.annotation) is Literal else get_args(field.annotation)
     return next((part for part in parts if part is not NoneType), field.annotation)
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """The least and the largest number that a setting takes; empty where it is no number."""
+    """The allowed range of a number; empty for other types."""
     bounds = {
         name: getattr(each, name) for each in field.metadata for name in ("ge", "gt", "le") if hasattr(each, name)
     }
@@ -550,7 +551,7 @@ def bounds_of(field: FieldInfo) -> str:
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default as users write it; empty where there is none."""
+    """The default as users write it; empty if there is none."""
     default = field.default
     if isinstance(default, float):
         return f"{default:g}"
@@ -559,7 +560,7 @@ def default_of(field: FieldInfo) -> str:
 
 @functools.cache
 def _parser(*, common: bool = False) -> argparse.ArgumentParser:
-    """Of all options in groups, or of those that most users need."""
+    """A parser of all options in groups, or of the common options."""
     parser = argparse.ArgumentParser(
         prog="bertserve serve",
         usage="bertserve serve [options]",
@@ -587,7 +588,7 @@ def _parser(*, common: bool = False) -> argparse.ArgumentParser:
 
 
 def _add(group: argparse._ArgumentGroup, name: str) -> None:
-    """Adds a setting; a switch needs no word."""
+    """Adds a setting's option. A boolean option needs no value."""
     field = Settings.model_fields[name]
     kind, default = kind_of(field), default_of(field)
     shown: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
@@ -648,7 +649,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
 def _known(
     values: dict[str, Any], problems: list[str], spelled: Callable[[str], str] = str, where: str = ""
 ) -> dict[str, Any]:
-    """The settings among what a source brings; what else it brings is a problem, spelled as there."""
+    """The known settings of a source. Adds a problem for each unknown one, with its name as spelled in that source."""
     names = [spelled(name) for name in Settings.model_fields]
     unknown = values.keys() - Settings.model_fields.keys()
     problems += [where + _unknown(spelled(name), names) for name in sorted(unknown)]

@@ -1,1 +1,1 @@
-"""Which fields a request may bring beside those that are read: the rule, and what the protocols' owners document."""
+"""The policy for request fields that the server does not read: the rule, and the fields that protocols document."""

@@ -1,9 +1,9 @@
-"""The fields that the owners of the protocols document, by the message that our routes take.
+"""The fields that protocol owners document, by the message that our routes take.
 
-Each owner lists the fields that the server reads, and those that it does not read with the values that ask for
-nothing special. Each list was compared with its `source`, the owner's reference, request types or client, in 2026. A
-value is listed only if the source says that it is the default, or that it changes no answer. Where a source could be
-read only in part or at second hand, a comment says so.
+Each owner lists the fields that the server reads. It also lists the unread fields, with the values that have no effect
+here. Each list was compared with its `source` in 2026: the owner's reference, request types or client. A value is
+listed only if the source says that it is the default, or that it changes no answer. A comment marks sources that were
+readable only in part or at second hand.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 ANY: Sequence[object] = ("anything",)
-"""In place of the values of a field that changes no answer, whatever it says."""
+"""Stands for all values of a field that never changes an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What one owner documents of one message.
+    """The fields that one owner documents for one message.
 
     Attributes:
-        source: Where it is documented.
-        read: The fields that are read here, separated by spaces.
-        unread: The others, with the values that ask for nothing special; none: every value asks for something.
-        texts_for_booleans: Whether `"true"` is taken for true.
+        source: The documentation.
+        read: The fields that this server reads, separated by spaces.
+        unread: The other fields, with their values without effect. An empty list: every value has an effect.
+        texts_for_booleans: Whether texts such as `"true"` are accepted as booleans.
     """
 
     name: str
@@ -57,8 +57,8 @@ _GITHUB = "https://github.com/"
 _VLLM = f"{_GITHUB}vllm-project/vllm/blob/main/vllm/entrypoints/pooling/"
 _INFINITY = f"{_GITHUB}michaelfeil/infinity/blob/main/libs/infinity_emb/infinity_emb/fastapi_schemas/pymodels.py"
 _XINFERENCE = f"{_GITHUB}xorbitsai/inference/blob/main/xinference/api/schemas/requests.py"
-_COHERE = "https://docs.cohere.com/reference/"  # read in the client cohere 7.3.1, which is generated from it
-_JINA = "https://api.jina.ai/openapi.json"  # read in clients that are generated from it, up to version 2026.06.03
+_COHERE = "https://docs.cohere.com/reference/"  # read in the client cohere 7.3.1, generated from it
+_JINA = "https://api.jina.ai/openapi.json"  # read in clients generated from it, up to version 2026.06.03
 _VOYAGE = "https://docs.voyageai.com/reference/"  # read in part, and in the types of its client for TypeScript
 _TEI = f"{_GITHUB}huggingface/text-embeddings-inference/blob/main/router/src/http/types.rs"
 _PIPELINES = f"{_GITHUB}huggingface/transformers/blob/"
@@ -77,10 +77,10 @@ _VLLM_POOLING: Mapping[str, Sequence[object]] = {
     "chat_template_kwargs": ({},),
 }
 _PIPELINE_LOADING: Mapping[str, Sequence[object]] = {"batch_size": ANY, "num_workers": ANY}
-"""How Transformers' pipelines arrange their work: no answer depends on it."""
+"""Execution options of Transformers' pipelines, which change no answer."""
 
 _TRUNCATED: Sequence[object] = (True, "longest_first")
-"""The values of a tokenizer's `truncation` that cut a text that is too long, as the server does."""
+"""Values of a tokenizer's `truncation` that truncate long texts, as the server does."""
 
 EMBEDDINGS = Owners(
     Owner(
@@ -109,9 +109,9 @@ EMBEDDINGS = Owners(
             "add_special_tokens": (True,),
             "embed_dtype": ("float32",),
             "endianness": ("native", "little"),
-            "normalize": (),  # until it became `use_activation`
+            "normalize": (),  # former name of `use_activation`
             "use_activation": (),
-            # A chat in place of `input`.
+            # A chat instead of `input`.
             "messages": (),
             "add_generation_prompt": (False,),
             "continue_final_message": (False,),
@@ -120,7 +120,7 @@ EMBEDDINGS = Owners(
         },
     ),
     Owner("text-embeddings-inference", _TEI, "input model encoding_format dimensions user"),
-    # `dimensions` is in the description of its pull request 490: the copy of the file that could be read is older.
+    # `dimensions` is documented in its pull request 490; the readable copy of the file is older.
     Owner("infinity", _INFINITY, "input model encoding_format dimensions user", {"modality": ("text",)}),
     Owner(
         "Xinference",
@@ -133,7 +133,7 @@ EMBEDDINGS = Owners(
 """`/v1/embeddings`."""
 
 EMBEDDING_INPUT = Owners(Owner("Jina", _JINA, "text", {"id": ANY, "image": (), "url": (), "bytes": ()}))
-"""An element of its `input` that is an object."""
+"""An object in the list `input` of `/v1/embeddings`."""
 
 COHERE_EMBED = Owners(
     Owner(
@@ -169,7 +169,7 @@ RANKING = Owners(
         _TEI,
         "query",
         {
-            "texts": (),  # in place of `documents`
+            "texts": (),  # instead of `documents`
             "truncate": (True,),
             "truncation_direction": ("Right", "right"),
             "raw_scores": (False,),
@@ -185,7 +185,7 @@ RANKING = Owners(
             "user": ANY,
             "max_tokens_per_query": (0,),
             "instruction": (),
-            # The last two until they became the first. The default is true, and scores here lie between 0 and 1.
+            # The last two are former names of the first. The default is true, and scores here are between 0 and 1.
             "use_activation": (True,),
             "activation": (True,),
             "softmax": (True,),
@@ -196,14 +196,14 @@ RANKING = Owners(
         "Xinference",
         _XINFERENCE,
         "model query documents top_n return_documents max_chunks_per_doc",
-        {"return_len": (False, True), "kwargs": ("", "{}")},  # the tokens are counted in every reply
+        {"return_len": (False, True), "kwargs": ("", "{}")},  # every reply counts the tokens
         texts_for_booleans=True,
     ),
 )
 """`/v1/rerank`, `/v2/rerank`, and `/rerank` with `documents`."""
 
-# `dimensions` was found in a fork of text-embeddings-inference and in Hugging Face's client: the copy of its own types
-# that could be read is older.
+# `dimensions` was found in a fork of text-embeddings-inference and in Hugging Face's client; the readable copy of the
+# original types is older.
 TEI_EMBED = Owners(
     Owner("text-embeddings-inference", _TEI, "inputs truncate truncation_direction prompt_name normalize dimensions")
 )
@@ -238,7 +238,7 @@ CLASSIFY = Owners(
     Owner("Hugging Face", f"{_TASKS}zero_shot_classification.py", "candidate_labels hypothesis_template multi_label"),
     Owner(
         "Transformers",
-        # Its parameters end with those of a tokenizer.
+        # Its last parameters are those of a tokenizer.
         f"{_PIPELINES}01080c629600d4ff3121446bb4f4a2e240c2cf41/src/transformers/pipelines/text_classification.py",
         "",
         {
@@ -253,7 +253,7 @@ CLASSIFY = Owners(
         "Transformers",
         f"{_PIPELINES}0c654085fb6ab4312e84c904035190a4277596a1/src/transformers/pipelines/zero_shot_classification.py",
         "",
-        {"multi_class": (False,)},  # until it became `multi_label`
+        {"multi_class": (False,)},  # former name of `multi_label`
     ),
 )
 ANSWER = Owners(
@@ -278,7 +278,7 @@ TAG = Owners(
         {
             **_PIPELINE_LOADING,
             "is_split_into_words": (False,),
-            "delimiter": ANY,  # it stands between words that the request has split
+            "delimiter": ANY,  # separates words that the request has already split
             "offset_mapping": (),
         },
     ),
@@ -286,7 +286,7 @@ TAG = Owners(
         "Transformers",
         f"{_PIPELINES}0dc6fe8ecb7458fdcac6cdd42d048813c92912bd/src/transformers/pipelines/token_classification.py",
         "",
-        {"grouped_entities": (), "ignore_subwords": ()},  # until they became `aggregation_strategy`
+        {"grouped_entities": (), "ignore_subwords": ()},  # replaced by `aggregation_strategy`
     ),
 )
 FILL_MASK = Owners(
@@ -305,7 +305,7 @@ V2_PARAMETERS = Owners(
         "Triton",
         f"{_TRITON}extension_parameters.md",
         "priority timeout binary_data_output triton_enable_empty_final_response",
-        # As for every model of Triton's without a sequence batcher.
+        # As for all Triton models without a sequence batcher.
         {"sequence_id": ANY, "sequence_start": ANY, "sequence_end": ANY},
     )
 )
@@ -314,7 +314,7 @@ V2_INPUT = Owners(
         "Triton",
         f"{_TRITON}extension_binary_data.md",
         "binary_data_size shared_memory_region",
-        # A real Triton ignores them without a region, though its page speaks of an error.
+        # Triton ignores them without a region, although its documentation describes an error.
         {"shared_memory_byte_size": ANY, "shared_memory_offset": ANY},
     )
 )
@@ -329,21 +329,21 @@ V2_OUTPUT = Owners(
 V2_CONTROL = Owners(
     Owner("Triton", f"{_TRITON}extension_model_repository.md", "", {"config": (), "unload_dependents": ANY})
 )
-"""The parameters of v2, of a request, an input, an output, and of a model that is loaded or unloaded."""
+"""The parameters of v2: of a request, an input, an output, and of loading or unloading a model."""
 
 ELSEWHERE = Owners(
     Owner(
         "Alibaba Cloud Model Studio",
         "https://www.alibabacloud.com/help/en/model-studio/text-embedding-synchronous-api",
         "",
-        # The page could not be read in full; the names are those of bodies that clients send.
+        # The page was readable only in part; the names come from request bodies of clients.
         {"dimension": (), "text_type": (), "output_type": (), "instruct": ()},
     )
 )
-"""Words of other interfaces that clients carry over: they are meant as they stand."""
+"""Fields of other APIs that clients carry over on purpose."""
 
 NO_OWNER = Owners()
 
 _ALL = [value for value in list(globals().values()) if isinstance(value, Owners)]
 DOCUMENTED = frozenset().union(*[owners.documented for owners in _ALL])
-"""Every name that some owner documents: none of them is a slip of the pen."""
+"""Every name that an owner documents; none of these is a typo."""

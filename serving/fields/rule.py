@@ -1,8 +1,8 @@
-"""The rule for fields, the same on every route and wire; docs/protocols.md has it in words.
+"""The rule for request fields, the same on every route and wire; documented in docs/protocols.md.
 
-A field that is read is obeyed, and null leaves it out. One that an owner of the protocol documents is taken with the
-values that ask for nothing special, and refused by its name with others. One that nobody documents is passed over, and
-the reply names it; but where it resembles a field that is absent, it is refused: it is likely to mean that.
+A field that the server reads takes effect, and null omits it. A field that a protocol owner documents is accepted with
+the values that have no effect here, and rejected by name with others. A field that nobody documents is ignored, and the
+reply names it. If it resembles an absent field, it is rejected, because it is probably a typo of that field.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAMED = 8
 _COMPARED = 16
-"""So many names of a request are compared with those that are read: each takes tens of microseconds."""
+"""Maximum names per request to compare with the known ones: each takes tens of microseconds."""
 
 _RESEMBLES = 0.75
 _KEPT = 1024
 
 
 class Ignored:
-    """The fields of a request that were passed over.
+    """The ignored fields of a request.
 
     Attributes:
-        names: The first of those whose names may stand in a header.
-        others: How many there were beside them.
+        names: The first names that are safe in a header.
+        others: Number of further fields.
     """
 
     __slots__ = ("_seen", "names", "others")
@@ -66,7 +66,7 @@ class Ignored:
             self.others += 1
 
     def update(self, other: Ignored) -> Ignored:
-        """Adds what another part of a request passed over."""
+        """Adds the ignored fields of another part of the request."""
         for name in other._seen:
             self.add(name)
         return self
@@ -76,7 +76,7 @@ class Ignored:
 
     @property
     def listed(self) -> list[str]:
-        """The names, and `+` with the number of others: harmless in a header and in a log."""
+        """The names, and `+` with the number of others: safe in a header and in a log."""
         return [*self.names, *([f"+{self.others}"] if self.others else [])]
 
     def __str__(self) -> str:
@@ -84,12 +84,12 @@ class Ignored:
 
 
 class Level:
-    """The fields that an object may have.
+    """The fields of an object.
 
     Attributes:
-        known: Those that are read.
-        required: Those without which it is refused.
-        owners: Who documents others.
+        known: The fields that the server reads.
+        required: The required fields.
+        owners: The owners that document further fields.
     """
 
     __slots__ = ("_where", "known", "names", "owners", "required")
@@ -108,17 +108,17 @@ class Level:
         self._where = f" (at `{place}`)" if place else ""
 
     def pass_over(self, name: str, value: object, present: Collection[str], where: str, ignored: Ignored) -> None:
-        """Decides on a field that is not read.
+        """Applies the rule to an unread field.
 
         Args:
-            name: Its name.
-            value: Its value, as JSON has it.
-            present: All fields that the object has.
-            where: Its place, for the message; empty at the top.
-            ignored: Takes it up, if it is passed over.
+            name: The field's name.
+            value: Its value in decoded JSON.
+            present: All fields of the object.
+            where: Its place, for the error message; empty at the top level.
+            ignored: Collects the field if it is ignored.
 
         Raises:
-            InvalidRequest: It asks for what is not done here, or resembles a field that is absent.
+            InvalidRequest: The value has an unsupported effect, or the name resembles an absent field.
         """
         harmless = self.owners.unread.get(name)
         if harmless is None:
@@ -129,7 +129,7 @@ class Level:
             raise InvalidRequest(_unsupported(name, harmless, where), param=name)
 
     def _meant(self, name: str, present: Collection[str]) -> str | None:
-        """The absent field that a name resembles. Without a required one the request would be refused anyway."""
+        """The absent field that a name resembles. A request without a required field would be rejected anyway."""
         if not _NAME.fullmatch(name):
             return None
         absent = [near for near in near_names(name, self.known) if near not in present]
@@ -141,10 +141,10 @@ class Level:
         return any(type(value) is type(one) and value == one for one in harmless)
 
     def passed_over(self, fields: Mapping[str, object]) -> Ignored | None:
-        """The fields of an open map that are passed over; None where all are read or ask for nothing.
+        """The ignored fields of an open map; None if all are read or have no effect.
 
         Raises:
-            InvalidRequest: One asks for what is not done here, or resembles one that is absent.
+            InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
         """
         if fields.keys() <= self.names:
             return None
@@ -159,12 +159,12 @@ BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
-"""The texts that pydantic, with which Xinference reads requests, takes for booleans."""
+"""Texts that pydantic accepts as booleans; Xinference validates its requests with pydantic."""
 
 
 @lru_cache(maxsize=_KEPT)
 def near_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known names that a name resembles, the nearest first."""
+    """The known names that a name resembles, nearest first."""
     return tuple(difflib.get_close_matches(name.lower(), known, len(known), _RESEMBLES)) if known else ()
 
 
@@ -178,13 +178,13 @@ def _unsupported(name: str, harmless: Sequence[object], where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """A message, or one below it.
+    """A message or a nested message.
 
     Attributes:
-        names: Its fields, and the one that says which of several it is.
-        optional: Those that null leaves out.
+        names: Its fields, including the tag field of a union.
+        optional: Fields that null omits.
         below: The places of fields that hold messages.
-        booleans: Fields that texts may stand for.
+        booleans: Fields that accept texts as booleans.
     """
 
     level: Level
@@ -198,7 +198,7 @@ class _Object:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands: the messages that it may be, and what its elements may be."""
+    """A place of a value: the messages that it may be, and the place of its elements."""
 
     objects: Sequence[_Object]
     elements: _Place | None
@@ -211,12 +211,12 @@ class _Place:
 
 
 def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored | None) -> bool:
-    """Takes out of decoded JSON, in place, what the rule leaves out; whether there was anything.
+    """Applies the rule to decoded JSON in place; returns whether anything changed.
 
-    Where `ignored` is None, unknown fields stay, for the decoder to refuse.
+    If `ignored` is None, unknown fields stay, and the decoder rejects them.
 
     Raises:
-        InvalidRequest: A field asks for what is not done here, or resembles one that is absent.
+        InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
     """
     place = _place_of(kind)
     if place is None:
@@ -269,9 +269,10 @@ class _Walk:
 
 
 def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where: str) -> None:
-    """Refuses a field that belongs into a required object below, which is absent.
+    """Rejects a field that belongs in an absent required object one level below.
 
-    The request would be refused anyway. Beside an optional object, as `parameters`, it is ignored as any other name.
+    The request would be rejected anyway. Beside an optional object, such as `parameters`, the field is ignored like any
+    other.
     """
     if value[name] is None or name in kind.level.owners.unread:
         return
@@ -291,7 +292,7 @@ def _place_of(kind: type[msgspec.Struct]) -> _Place | None:
 
 
 def _place(kind: Type) -> _Place | None:
-    """What stands at a place of a type; None where no message does."""
+    """The place that a type describes; None if it contains no message."""
     members = _members(kind)
     objects = [_object(member) for member in members if isinstance(member, StructType)]
     below = [_place(member.item_type) for member in members if isinstance(member, ListType | VarTupleType)]

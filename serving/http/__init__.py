@@ -1,1 +1,1 @@
-"""HTTP/1.1: the port, its connections and its routes."""
+"""HTTP/1.1: port, connections and routes."""

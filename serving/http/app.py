@@ -1,4 +1,4 @@
-"""The application: every HTTP route of a port, for our own connections and for any other ASGI server."""
+"""The ASGI application with the HTTP routes of a port, for our own connections and other ASGI servers."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ PROTOCOLS = (
 
 
 class App(FastAPI):
-    """FastAPI with our routes.
+    """The FastAPI application with our routes.
 
     Attributes:
         public: Paths that need no API key.
-        probes: Those of them that answer under any name: kubelets and balancers ask an address.
-        origins: Those whose pages may call; empty where CORS is off.
+        probes: Public paths that accept any `Host`, because kubelets and load balancers call an IP address.
+        origins: Origins that may call from a browser; empty if CORS is off.
     """
 
     def __init__(self, context: AppContext, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
-        """Builds the application."""
         super().__init__(
             title=SERVER_NAME,
             version=SERVER_VERSION,
@@ -65,7 +64,7 @@ class App(FastAPI):
             self.add_middleware(Preflights, context=context)
 
     def route_of(self, path: str) -> str:
-        """What traces call the route of a request that is refused before its route is looked for."""
+        """The route's name in traces, for a request that is rejected before routing."""
         return path if path in self._paths else NO_ROUTE
 
     async def described(self) -> dict[str, Any]:
@@ -74,11 +73,12 @@ class App(FastAPI):
         return self.openapi_schema
 
     async def _refuse_unmatched(self, request: Request, error: Exception) -> Response:
-        """Answers a request that has no route, as any other: it is counted and traced."""
+        """Answers a request without a route through `answer`, so that it is counted and traced."""
         http = await read_request(request, self.context.settings.body_limit_bytes)
 
         async def refuse_route(_: AppContext, __: HttpRequest) -> HttpReply:
-            # The router has looked at every route. Of a 405 it keeps the first one's methods, and a path may have two.
+            # Starlette's router reports the methods of the first matching route only, but a path may have several
+            # routes.
             if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 methods = ", ".join(methods_of(self.routes, request.scope))
                 raise MethodNotAllowed(f"the path takes {methods}", allowed=methods)
@@ -87,7 +87,7 @@ class App(FastAPI):
         return response_of(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        """Answers an error from outside of an endpoint, such as a body that is too large."""
+        """Answers an error raised outside of an endpoint, such as a body that is too large."""
         if not isinstance(error, BertserveError):
             raise error
         http = head_of(request.scope)

@@ -1,4 +1,4 @@
-"""What the endpoints of every protocol work with, and the boundary around them."""
+"""The context of the endpoints of all protocols, and the error boundary around them."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ ReadIds: TypeAlias = Callable[[Sequence[str | list[int]]], list[str]]
 
 @dataclass(slots=True, frozen=True)
 class AppContext:
-    """What endpoints need.
+    """The dependencies of endpoints.
 
     Attributes:
-        v2: What the Open Inference Protocol answers on both wires.
-        tei: The same of text-embeddings-inference's.
-        status: Makes the body of `/status`; without the cost tables where `costs` is false.
-        render_metrics: Makes the body of `/metrics`.
-        record_error: Called with each error that a client gets.
-        load_reports: What balancers are told of the load; None where nothing is.
-        keys: API keys; None where none is needed.
-        observer: Is told of requests that have ended; None where nobody listens.
-        jobs: Files and batches; None where they are off.
-        read_ids: Reads token ids of another tokenizer back to texts; None where they are refused.
-        refuses_unknown: Whether a field that is not read is refused.
-        large_body_lock: Held by the large body that is decompressed, or looked through: one at a time is.
+        v2: The Open Inference Protocol, shared by HTTP and gRPC.
+        tei: The text-embeddings-inference API, shared by HTTP and gRPC.
+        status: Returns the body of `/status`; without cost tables if `costs` is false.
+        render_metrics: Returns the body of `/metrics`.
+        record_error: Called with each error that a client receives.
+        load_reports: Load reports for load balancers; None if they are off.
+        keys: API keys; None if no key is needed.
+        observer: Receives the traces of finished requests; None if nothing observes them.
+        jobs: Files and batches; None if they are off.
+        read_ids: Decodes token ids of another tokenizer to texts; None if such ids are rejected.
+        refuses_unknown: Whether unread fields are rejected.
+        large_body_lock: Held while a large body is decompressed or scanned: one at a time.
 
-    Whoever sends a reply tells `sent`, once: what is counted, logged and traced is the reply that went out.
+    The sender of a reply calls `sent` once, so that counts, logs and traces show the reply that was sent.
     """
 
     pipeline: Pipeline
@@ -76,10 +76,10 @@ class AppContext:
     large_body_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:
-        """Runs an endpoint. This is HTTP's boundary: every error becomes a reply.
+        """Runs an endpoint. This is the HTTP boundary: every error becomes a reply.
 
         Raises:
-            asyncio.CancelledError: The client closed its connection; there is nobody to answer.
+            asyncio.CancelledError: The client closed its connection, so no reply is possible.
         """
         if self.observer is not None:
             request.trace = _trace(route, request, self.observer)
@@ -94,21 +94,21 @@ class AppContext:
             if is_cancelled():
                 self.gone(request)
                 raise
-            # What it waited for is, as a load is when the server ends.
+            # Something that the request waited for was cancelled, such as a model load at shutdown.
             return refuse(NotReady("the server ends before this request could be answered", begun=True), request)
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             return refuse(InternalError(), request)
 
     def load_report(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The line of the load in the head of the reply to a request with these headers; empty where it has none."""
+        """The load report's header line for a request with these headers; empty without a report."""
         reports = self.load_reports
         if reports is None or (form := headers.get(LOAD_FORMAT, reports.usual_form)) is None:
             return b""
         return reports.report().header(form)
 
     def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
-        """Records what became of a request: the reply that went out, and how many bytes of its body."""
+        """Records the outcome of a request: the reply that was sent, and the size of its body in bytes."""
         if request.ended:
             return
         request.ended = True
@@ -126,7 +126,7 @@ class AppContext:
         self.observer.end(trace)
 
     def gone(self, request: HttpRequest, reply: HttpReply | None = None, size: int = 0) -> None:
-        """The same of a client that has left; `reply` is one of which it took so many bytes of the body."""
+        """Records a request whose client has gone, after `size` bytes of the body of `reply` were sent."""
         error = ClientGone("the client closed the connection")
         self.sent(request, HttpReply(b"", error.http_status if reply is None else reply.status, error=error), size)
 

@@ -1,4 +1,4 @@
-"""Between ASGI's messages and our records, both ways: for servers that run the application, ours among them."""
+"""Converts between ASGI messages and our records, for other ASGI servers and for our own connection."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.http")
 
 _REQUEST = "bertserve.request"
-"""In the scope, where our own connection has read the request."""
+"""Scope key of the request that our own connection has parsed."""
 
 _REPLY = "bertserve.reply"
-"""The message that has a reply for our own connection."""
+"""Type of the message that carries a reply to our own connection."""
 
 FILE_BYTES = 262_144
-"""A file is read and sent by so much at a time."""
+"""Bytes of a file that are read and sent at a time."""
 
 
 async def read_request(request: Request, body_limit: int) -> HttpRequest:
-    """The request whole, as our own connection has read it or as another server brings it.
+    """The whole request: as our own connection parsed it, or read from another server.
 
     Raises:
-        BodyTooLarge: It has more.
+        BodyTooLarge: The body exceeds `body_limit`.
     """
     http = head_of(request.scope)
     if http is not request.scope.get(_REQUEST):
@@ -75,7 +75,7 @@ def stream_request(request: Request) -> HttpRequest:
 
 
 def head_of(scope: Scope) -> HttpRequest:
-    """The request without its body, or whole where our own connection has read it."""
+    """The request without its body; with its body if our own connection has parsed it."""
     ready = scope.get(_REQUEST)
     if isinstance(ready, HttpRequest):
         return ready
@@ -88,7 +88,7 @@ def head_of(scope: Scope) -> HttpRequest:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """A request's headers by lower-case name; what came on several lines is joined."""
+    """A request's headers by lower-case name; repeated headers are joined."""
     return gathered(scope["headers"])
 
 
@@ -97,7 +97,7 @@ def body_too_large(limit: int) -> BodyTooLarge:
 
 
 class _Reply(Response):
-    """Our reply: in ASGI's messages, or as it is to our own connection, which writes and records it."""
+    """A reply as ASGI messages. Our own connection gets the record itself, and writes and records it."""
 
     def __init__(self, context: AppContext, reply: HttpReply, request: HttpRequest) -> None:
         super().__init__(b"", reply.status)
@@ -115,7 +115,7 @@ class _Reply(Response):
     async def _send(self, scope: Scope, send: Send, length: int, pieces: AsyncIterator[bytes]) -> None:
         context, reply, request = self._context, self._reply, self._request
         has_body = sends_body(request, reply)
-        # A 304 may say the length of what it leaves out; other servers would wait for that.
+        # A 304 may state the length of the omitted body, but other servers would wait for that body.
         lines = head_lines(
             context, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
         ).splitlines()
@@ -148,7 +148,7 @@ def response_of(context: AppContext, reply: HttpReply, request: HttpRequest) -> 
 
 
 async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
-    """Has the application answer a request that our own connection has read."""
+    """Runs the application on a request that our own connection has parsed."""
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -169,7 +169,7 @@ async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tupl
     async def receive() -> Message:
         if incoming:
             return incoming.pop()
-        # A client that goes cancels this.
+        # The task is cancelled if the client disconnects.
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
@@ -179,6 +179,6 @@ async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tupl
     try:
         await app(scope, receive, send)
         return replies[0]
-    except Exception:  # the HTTP boundary, for what the framework raises itself
+    except Exception:  # the HTTP boundary, for exceptions of the framework
         log.exception("a request failed", extra=fields(request_id=request.request_id))
         return refuse(InternalError(), request)

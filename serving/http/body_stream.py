@@ -1,4 +1,4 @@
-"""A body between the connection that receives it and the endpoint that reads it."""
+"""The stream of a request body between the connection that receives it and the endpoint that reads it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from serving.errors import BertserveError
 
 WINDOW_BYTES = 262_144
-"""So much may wait to be read, or be read and not done with; then nothing more is received."""
+"""Bytes of a stream that may be buffered or in processing. At the limit the connection stops reading (backpressure)."""
 
 
 class ReceivedBody:
     """A body that is read while it arrives.
 
     Attributes:
-        ended: Whether all of it has arrived.
-        held: Bytes that have arrived and are not done with: those last read are when more is asked for.
+        ended: Whether the whole body has arrived.
+        held: Bytes that have arrived and are not processed. The next `read` marks those of the last one as processed.
         total: Bytes that have arrived.
         taken: Bytes that were read.
     """
 
     def __init__(self, on_room: Callable[[], None]) -> None:
-        """`on_room` is called when there is room again, after it was full."""
+        """Calls `on_room` when a full stream has space again."""
         self._on_room = on_room
         self._pieces: deque[bytes] = deque()
         self._error: BertserveError | None = None
@@ -53,7 +53,7 @@ class ReceivedBody:
         self._arrived.set()
 
     async def read(self) -> bytes:
-        """All that waits; empty at the end. Raises what kept the rest from arriving."""
+        """All buffered bytes; empty at the end. Raises the error of `fail` if there is one."""
         was_full, self.held = self.full, sum(map(len, self._pieces))
         if was_full and not self.full:
             self._on_room()

@@ -1,18 +1,18 @@
-"""An HTTP/1.1 connection: has its requests answered one after another, and writes the replies.
+"""An HTTP/1.1 connection: answers requests one after another and writes the replies.
 
-A request that arrives in one piece, as nearly all do, sets no timer and needs no room. What is received at once is
-parsed in pieces, so much in a turn of the event loop, and the rest behind what others have sent. The head and the body
-of a request must each arrive in time (408). Requests sent ahead wait for the replies before theirs; while some wait,
-nothing is read and no timer runs. A connection that ends cancels its exchange, so that nothing computes for a client
-that has gone. One whose client has only said all (FIN, or TLS's close_notify) is answered first; what it left
-unfinished is not.
+A request that arrives in one piece, as nearly all do, sets no timer and needs no buffer space. Received bytes are
+parsed in pieces, up to a limit per turn of the event loop. The rest queues behind the bytes of other connections. The
+head and the body of a request must each arrive in time (408). Pipelined requests wait for the replies before theirs;
+meanwhile the connection reads nothing and runs no timer. The end of a connection cancels its exchange, so that nothing
+is computed for a client that has gone. If a client half-closes (FIN, or TLS's close_notify), complete requests are
+answered first. An incomplete request is not answered.
 
-There is no ASGI before a hot route: a request is one task and one write. uvicorn's protocol, with its cycle, event
-and messages for each request, was measured to cost a third of what the server spends on a short text. All other
-routes are answered by the application, whose ASGI server this is.
+Hot routes bypass ASGI: a request is one task and one write. uvicorn's protocol, with its cycle, event and messages per
+request, was measured to cost a third of the server's time for a short text. The application answers all other routes;
+this connection is its ASGI server.
 
-An upload is answered while its body arrives: of that only a window is held, and nothing is received while it is full.
-A file goes back in pieces, each when the client has taken the one before.
+An upload is answered while its body arrives. Only a window of the body is buffered, and the connection stops reading
+while the window is full. A file is sent in pieces, each after the client has taken the previous one.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.http")
 
 _LINGER_S = 5.0
-"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+"""Seconds for which input of a rejected client is discarded, so that the client can read the rejection."""
 
 _QUICK_LINGER_S = 1.0
-"""The same for a client that has fallen silent: it has nothing left to send."""
+"""The same for a client that has fallen silent and has nothing left to send."""
 
 _UNREAD_S = 0.01
-"""How soon a timer looks again that finds bytes which came in time and are not read yet."""
+"""Seconds until a timer fires again that found unread bytes, which arrived in time."""
 
 _PIECE_BYTES = 2048
-"""So much is parsed before it is asked whether requests wait: what these bytes hold may wait behind another request."""
+"""Bytes that are parsed between checks for waiting requests, as later requests wait for earlier ones."""
 
 _TURN_BYTES = 32_768
-"""What a connection parses in a turn of the event loop; of a body of known length, all that one read has brought."""
+"""Bytes that a connection parses per turn of the event loop; for a body of known length, all received bytes."""
 
 _FRAMING_COST = 16
-"""A byte of the framing of chunks counts for so many of a turn: small chunks take time, and bring nothing."""
+"""Weight of a byte of chunk framing in a turn: small chunks cost parsing time and carry little data."""
 
 _ANSWER_S = 0.0002
-"""What the answer to a request that was sent ahead takes, about, in its turn."""
+"""Approximate time that the answer to a pipelined request takes in its turn, in seconds."""
 
 _LOOK_S = 0.25
-"""How soon after its end a client with a reply due is looked for; then after twice as long, and so on."""
+"""Seconds after a half-close until the first check for a client that awaits a reply. The interval doubles each time."""
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _KEPT = b"connection: keep-alive\r\n\r\n"
-"""Ends the head of a reply to HTTP/1.0, whose clients take a connection for closed unless they are told."""
+"""Ends the head of a reply to HTTP/1.0, whose clients expect a closed connection unless told otherwise."""
 
 
 class HttpConnection(Connection["HttpPort[Any]"]):
@@ -98,15 +98,15 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._knows_interim = True
         self._look: asyncio.TimerHandle | None = None
         self._rest_room = self._reply_room = self._made_room = 0
-        self._streamed = 0  # of an upload's bytes, when its progress was looked at last
-        self._told: HttpReply | None = None  # to the request that is answered, at least in part
+        self._streamed = 0  # bytes of an upload at the last check of its progress
+        self._told: HttpReply | None = None  # the reply that has been written, at least in part
         self._last_refusal: tuple[HttpRequest, BertserveError] | None = None
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -117,7 +117,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._set_timer(Reading.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the exchange under way, as its client has gone, and lets go of what would hold this object."""
+        """Cancels the current exchange, and drops references that would keep this object alive."""
         self._set_timer(Reading.NOTHING)
         if self._look is not None:
             self._look.cancel()
@@ -127,14 +127,14 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._ahead.clear()
         if self._exchange is not None:
             self._exchange.cancel()
-            self._exchange = None  # it keeps its cancellation, whose traceback leads back here
+            self._exchange = None  # its CancelledError has a traceback that refers to this object
         self._parser.close()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:
-        """The client has said all (RFC 9112, 9.6): what is whole is answered, then the connection ends.
+        """Handles a half-close (RFC 9112, 9.6): answers complete requests, then ends the connection.
 
-        Over TLS it may be told before what came earlier has been parsed; then it waits for that.
+        Over TLS this may be called before earlier bytes have been parsed. It then takes effect after them.
         """
         plain = self._transport.can_write_eof()
         self._end_waits = self._paused
@@ -142,22 +142,22 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             return plain
         self._ended = True
         if self._exchange is None or self._parser.stream is not None:
-            self._transport.close()  # nothing is due, or only the answer to an upload that has no end
+            self._transport.close()  # no reply is due, except to an incomplete upload
         elif self._knows_interim and plain:
             self._look = self.loop.call_later(_LOOK_S, guarded, self.abort, self._look_for_client, _LOOK_S)
         return plain
 
     def _look_for_client(self, waited_s: float) -> None:
-        """Says something to a client that awaits a reply: one that has gone, and not only said all, resets that.
+        """Writes to a half-closed client that awaits a reply. A client that has gone answers with a reset.
 
-        An interim reply is nothing to a client that is there. TLS needs none, as whoever leaves ends TCP too.
+        Clients ignore an interim reply. TLS needs no check, because a client that leaves ends TCP, too.
         """
         self._transport.write(_CONTINUE)
         later_s = 2 * waited_s
         self._look = self.loop.call_later(later_s, guarded, self.abort, self._look_for_client, later_s)
 
     def pause_writing(self) -> None:
-        """The reply waits, too."""
+        """Makes the reply wait, too."""
         super().pause_writing()
         self._writable.clear()
 
@@ -171,10 +171,10 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self.share.give(self._reply_room)
             self._reply_room = 0
 
-    # What is received.
+    # Reading and parsing.
 
     def read_on(self) -> None:
-        """Parses as much as a turn may; the rest waits for the next one, or until no request waits here."""
+        """Parses up to the limit of a turn. The rest waits for the next turn, or until no request waits here."""
         if self._ahead:
             return
         self.share.give(self._rest_room)
@@ -209,7 +209,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return self._parser.stream is not None and self._parser.stream.full
 
     def _keep_rest(self) -> None:
-        """Requests wait, so that this may wait long: it needs room."""
+        """Reserves buffer space for unparsed bytes, which may wait long behind the waiting requests."""
         size = len(self._rest)
         self._rest = bytes(self._rest)
         if size <= FREE_BYTES:
@@ -220,7 +220,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._refuse(BuffersFull())
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Has what has come parsed, and begins to answer the requests in it."""
+        """Parses received bytes and starts to answer the requests in them."""
         parser = self._parser
         refusal = parser.feed(data)
         if parser.requests:
@@ -246,7 +246,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._time_reading()
 
     def _time_reading(self) -> None:
-        """Times what is read now; a body is not late that waits for leave, until no reply is due before its own."""
+        """Sets the timer for the current part of a request, except for a body that waits for `100 Continue`."""
         parser = self._parser
         may_come = not self._ahead and (self._exchange is None or parser.stream is not None)
         if parser.awaits_leave and may_come and not self._ended:
@@ -256,12 +256,12 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         waits = parser.awaits_leave and not parser.body_bytes
         self._set_timer(Reading.NOTHING if waits else parser.reading)
 
-    # What the port calls.
+    # Calls from the port.
 
     def drain(self) -> None:
-        """Closes the connection now, or once the request that has begun is answered.
+        """Closes the connection now, or after the reply to the current request.
 
-        A new one whose request is still to come has as long for it as ever: its timer ends it.
+        A new connection keeps its normal time for its first request: its timer ends it.
         """
         if self._ending or self._exchange is not None or self._paused or unread_bytes(self._transport):
             return
@@ -271,17 +271,17 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._end_idle()
 
     def tick(self, seconds: float) -> None:
-        """Ends a connection on which no request has begun for too long, too."""
+        """Also closes a connection that has been idle for too long."""
         super().tick(seconds)
         if (
             self._idle_since is not None
             and self.loop.time() - self._idle_since > self.port.settings.keep_alive_s
-            and not unread_bytes(self._transport)  # the request that it waited for, which has come in time
+            and not unread_bytes(self._transport)  # a request that has arrived in time
         ):
             self._end_idle()
 
     def refuse_upload(self, error: BertserveError) -> None:
-        """Gives up what is not here yet of an upload, if there is one."""
+        """Rejects the upload that is still arriving, if there is one."""
         if self._parser.stream is not None:
             self._refuse(error)
 
@@ -290,16 +290,16 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return None if begun else super().idle_since()
 
     def close_if_idle(self) -> None:
-        """Ends an idle connection at once, for another one, unless its client has not received all that was said."""
+        """Closes an idle connection at once to free its slot. It lingers if the client has not received all data."""
         if unsent_bytes(self._transport):
             self._end_idle()
         else:
             self.abort()
 
-    # What this class does with a request.
+    # Exchanges.
 
     def _answer_next(self, *, ahead: bool) -> None:
-        """Begins the next exchange; `ahead` says that its request has waited for another one."""
+        """Starts the next exchange. `ahead` says that the request waited behind another one."""
         request, keep_alive = self._ahead.popleft()
         self._idle_since = None
         self._knows_interim = not request.http_1_0
@@ -308,7 +308,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._exchange = self.loop.create_task(self._answer(request, keep_alive=keep_alive, ahead=ahead))
 
     async def _answer(self, request: HttpRequest, *, keep_alive: bool, ahead: bool) -> None:
-        """An exchange. Nobody awaits it: whatever happens in it ends in a reply or the end of the connection."""
+        """Runs an exchange. Nothing awaits it: it always ends in a reply or the end of the connection."""
         try:
             if ahead:
                 await self.port.turns.wait(_ANSWER_S)
@@ -339,7 +339,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._rescue(request, error)
 
     def _reply_to(self, request: HttpRequest) -> Coroutine[Any, Any, HttpReply]:
-        """What answers a request. It is no coroutine itself, as each one more costs every request its part."""
+        """The coroutine that answers a request. An `async def` here would slow down every request."""
         port = self.port
         route = port.hot.find(request)
         if route is not None:
@@ -349,7 +349,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return call_app(port.app, request, port.scheme, client and client[:2])
 
     def _with_room(self, request: HttpRequest, reply: HttpReply) -> HttpReply:
-        """A large reply with room for its body, if that goes out; or the refusal in its place."""
+        """A large reply with buffer space for its body, if that is sent; otherwise a rejection."""
         if not sends_body(request, reply):
             return reply
         size = len(reply.body)
@@ -361,13 +361,13 @@ class HttpConnection(Connection["HttpPort[Any]"]):
     def _goes_on(self) -> bool:
         if not (self._ended or self.port.app.context.lifecycle.closing or self._lifetime_s <= 0):
             return True
-        self._ending = True  # what has been read is still answered
+        self._ending = True  # requests already read are still answered
         return bool(self._ahead or self._last_refusal)
 
     def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
-        """Writes a reply and records it; with a `length` its head alone, as a file of that length follows.
+        """Writes a reply and records it. With `length`, writes only the head: a file of that length follows.
 
-        This is the only place where replies are written, whichever layer makes them.
+        This is the only place that writes replies, whichever layer makes them.
         """
         port = self.port
         body = reply.body if length is None and sends_body(request, reply) else b""
@@ -389,13 +389,13 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             port.app.context.sent(request, reply, len(body))
 
     def _rescue(self, request: HttpRequest, error: Exception) -> None:
-        """What made a reply has failed: a short one goes out in its place, or the connection ends."""
+        """Handles a failure while making a reply: sends a short error reply, or ends the connection."""
         self._exchange = None
         self._ahead.clear()
         left = False
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
-            if self._told is not None:  # or a part of it
+            if self._told is not None:  # at least a part of a reply has been sent
                 self.port.app.context.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
@@ -407,7 +407,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
     def _answered(self, *, keep_alive: bool) -> None:
         if self._made_room:
             self._reply_room, self._made_room = self._made_room, 0
-            self.loop.call_soon(self._reply_taken)  # writing comes first, and may leave too much
+            self.loop.call_soon(self._reply_taken)  # after the write, which may have filled the buffer
         if not keep_alive:
             self._leave()
         elif self._ahead:
@@ -423,14 +423,14 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._time_reading()
 
     def _abandon_upload(self) -> None:
-        """An upload is answered before all of it is here: what still comes is thrown away, behind the reply."""
+        """Discards the rest of an upload that is answered before all of it has arrived."""
         self._parser.stream = None
         self._ending = True
         self._pause()
         self._set_timer(Reading.NOTHING)
 
     async def _open_file(self, request: HttpRequest, reply: HttpReply, path: Path) -> tuple[HttpReply, BinaryIO | None]:
-        """Opens the file of a reply, and takes room for a piece if that goes out; or makes the refusal in its place."""
+        """Opens a reply's file and reserves buffer space for a piece, if that is sent; otherwise a rejection."""
         room = FILE_BYTES if sends_body(request, reply) else 0
         if not self.share.take(room):
             return refuse(BuffersFull(), request), None
@@ -472,12 +472,12 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         context.sent(request, reply, sent)
 
     def _refuse(self, error: BertserveError) -> None:
-        """Answers an error in place of a handler, after the requests before it, and ends the connection."""
+        """Answers with an error, after the replies to earlier requests, and ends the connection."""
         self._ending = True
         self._rest = b""
         error.without_traceback()
         parser = self._parser
-        if parser.stream is not None:  # it has a handler, which answers what this tells it
+        if parser.stream is not None:  # its handler answers with this error
             parser.stream.fail(error)
             self._abandon_upload()
             return
@@ -493,7 +493,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._leave(_QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
 
     def _end_idle(self) -> None:
-        """Closes where nothing is under way: at once if the client has received all that was ever said."""
+        """Closes an idle connection: at once if the client has received all data, else with a linger."""
         if self._transport.can_write_eof() and not unsent_bytes(self._transport):
             self._idle_since = None
             self._transport.close()
@@ -519,7 +519,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._timer = self.loop.call_later(_UNREAD_S, guarded, self.abort, self._too_slow, reading, seconds)
             return
         if not self._parser.head_bytes and reading is Reading.HEAD:
-            self._end_idle()  # connected and never sent a byte
+            self._end_idle()  # the client never sent a byte
             return
         stream = self._parser.stream
         if stream is not None and (self._paused or stream.total - self._streamed >= FREE_BYTES):

@@ -1,6 +1,6 @@
-"""Examples of replies for the OpenAPI document: what the endpoints themselves make of recorded answers.
+"""Example replies of the OpenAPI document: the endpoints' own output for recorded answers.
 
-So that each has the shape that the route really answers, and that making them computes nothing.
+Each example has the real shape of the route's replies, and needs no computing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OK = 200
 
 
 async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body: bytes, context: AppContext) -> Any:  # noqa: ANN401  any JSON
-    """What a route answers to its example; None where it has no answer now."""
+    """A route's reply to its example request; None if it has no answer now."""
     if route.method == "POST":
         pipeline = cast("Pipeline", _Recorded(context.repository))
         context = replace(context, pipeline=pipeline, v2=context.v2.over(pipeline))
@@ -43,7 +43,7 @@ async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body:
 
 
 class _Recorded:
-    """Answers requests as the pipeline would, from a record."""
+    """Stands in for the pipeline and answers requests from a record."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

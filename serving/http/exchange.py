@@ -1,4 +1,4 @@
-"""One HTTP exchange: the request as endpoints see it, their reply, and the reply that an error becomes."""
+"""An HTTP exchange: the request as endpoints see it, the reply, and the reply for an error."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ OCTETS = b"application/octet-stream"
 NOT_MODIFIED = 304
 
 NO_ROUTE = "?"
-"""What traces call the route of a path that is not served."""
+"""Route in traces for paths that are not served."""
 
 _UNCOUNTED_BYTES = 131_072
 _COUNTED_BYTES = 65_536
 _MAX_ELEMENTS = 100_000
 _MAX_NUMBERS = 1_000_000
-"""What a body's JSON may hold: the most inputs that any setting allows, and 4 MiB of token ids."""
+"""Limits of a JSON body: the most inputs that any setting allows, and 4 MiB of token ids."""
 _COMMA, _QUOTE, _ZERO, _NINE = b',"09'
 
 _INLINE_BYTES = FREE_BYTES
-"""A body that has no more is decompressed on the event loop (about 50 us), and needs no room."""
+"""Largest body that is decompressed on the event loop (about 50 us) and needs no buffer space."""
 
 _CODINGS = {**COMPRESSIONS, b"x-gzip": COMPRESSIONS[b"gzip"]}
 _NO_CODING = {b"", b"identity"}
@@ -62,7 +62,7 @@ _NO_CODING = {b"", b"identity"}
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
 _DIGIT = re.compile(rb"[0-9]")
 
-# Sentences of msgspec that repeat nothing of what was received.
+# Messages of msgspec that repeat nothing received.
 _PATH = re.compile(r" - at `([^`]*)`$")
 _EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
@@ -70,7 +70,7 @@ _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `([A-Za
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 _RESEMBLES = 0.75
 _NAMES: set[str] = set()
-"""Fields of all messages."""
+"""Field names of all messages."""
 _MISSING = re.compile(r"Object missing required field `\w+`")
 _MALFORMED = "the body is not valid JSON in UTF-8"
 _ANY_JSON = msgspec.json.Decoder()
@@ -79,8 +79,8 @@ _ANY_JSON = msgspec.json.Decoder()
 class JsonDecoder(Generic[M]):
     """Decodes one type of message.
 
-    Most bodies have no field but those that are read, and are decoded at once. Where that fails the body is decoded
-    once more, as whatever it is, for the rule of `serving.fields`.
+    Most bodies have no unread fields and are decoded at once. If that fails, the body is decoded again as plain JSON,
+    for the rule of `serving.fields`.
     """
 
     def __init__(self, kind: type[M]) -> None:
@@ -89,16 +89,16 @@ class JsonDecoder(Generic[M]):
         _NAMES.update(field.encode_name for field in msgspec.structs.fields(kind))
 
     def decode(self, data: bytes | memoryview, request: HttpRequest | None = None) -> M:
-        """The message in `data`. Of duplicate keys the last wins.
+        """The message in `data`. Of duplicate keys the last one wins.
 
         Args:
-            data: JSON, or what should be.
-            request: What brought it: it says whether unknown fields are refused, and takes up what is passed over.
-                None: they are refused.
+            data: JSON, possibly invalid.
+            request: The request of this body. It says whether unknown fields are rejected, and collects ignored fields.
+                None: unknown fields are rejected.
 
         Raises:
             MalformedRequest: Not JSON, or not UTF-8.
-            InvalidRequest: JSON of another shape, or with a field that is refused.
+            InvalidRequest: JSON of another shape, or with a rejected field.
         """
         try:
             return self._decoder.decode(data)
@@ -110,10 +110,10 @@ class JsonDecoder(Generic[M]):
     async def decode_in_turn(
         self, data: bytes | memoryview, large_body_lock: asyncio.Lock, request: HttpRequest | None = None
     ) -> M:
-        """As `decode`, where the message may be a large one.
+        """As `decode`, for messages that may be large.
 
         Raises:
-            InvalidRequest: It has more elements than are read, too.
+            InvalidRequest: Also for more elements than the limit.
         """
         if len(data) <= _UNCOUNTED_BYTES:
             return self.decode(data, request)
@@ -127,7 +127,7 @@ class JsonDecoder(Generic[M]):
             raise MalformedRequest(_MALFORMED) from error
 
     def _by_rule(self, data: bytes | memoryview, request: HttpRequest | None, refusal: msgspec.ValidationError) -> M:
-        """The message without the fields that the rule leaves out, or why it is refused."""
+        """Decodes the message without the fields that the rule drops, or raises the reason for its rejection."""
         try:
             message = _ANY_JSON.decode(data)
         except msgspec.ValidationError as error:
@@ -151,7 +151,7 @@ class JsonDecoder(Generic[M]):
         return InvalidRequest(self._explain(text), param=steps[0] if steps else named[1] if named else None)
 
     def _explain(self, text: str) -> str:
-        """The library's sentence where it repeats nothing that was received, else one of ours."""
+        """The library's message if it repeats nothing received, else one of ours."""
         path = _PATH.search(text)
         where = f" (at `{path[1]}`)" if path else ""
         for pattern in (_EXPECTED, _MISSING):
@@ -165,7 +165,7 @@ class JsonDecoder(Generic[M]):
 
 
 def _kinds_at(message: type, path: str) -> list[Type]:
-    """The types that a value may have at a place of a message, a path as the library writes it."""
+    """The types that a value may have at a path of a message. The path is written as msgspec writes it."""
     kinds = _members(type_info(message))
     for field in (match[1] for match in _STEP.finditer(path)):
         below: list[Type] = []
@@ -185,7 +185,7 @@ def _members(kind: Type) -> list[Type]:
 
 
 def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
-    """Names a field only if it resembles one that is known: nothing else that was received is repeated."""
+    """Names a field only if it resembles a known one. No other received text is repeated."""
     fields = [field.encode_name for kind in kinds if isinstance(kind, StructType) for field in kind.fields]
     near = difflib.get_close_matches(name, fields, 1, _RESEMBLES)
     if near:
@@ -195,11 +195,11 @@ def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
 
 
 async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:
-    """Refuses a body that would be decoded into hundreds of thousands of objects.
+    """Rejects a body that would decode into hundreds of thousands of objects.
 
-    Decoding holds the interpreter's lock, so that a thread would not help: 4 MiB of `[],` took 0.2 s and 150 MB. Each
-    comma stands for an element, unless it is part of a text. Numbers cost a sixth of lists, and honest requests have
-    many. One body is looked through at a time, a piece in each turn of the event loop.
+    Decoding holds the GIL, so a thread would not help: 4 MiB of `[],` took 0.2 s and 150 MB. Each comma outside of a
+    string counts as an element. Numbers have a higher limit: they cost a sixth of lists, and honest requests have many.
+    Bodies are scanned one at a time, one piece per turn of the event loop.
     """
     async with large_body_lock:
         quoted = escaped = elements = numbers = 0
@@ -224,7 +224,7 @@ async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Loc
 
 
 def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
-    """A piece of JSON without backslashes and what they escape, and whether its last one escapes what follows it."""
+    """JSON without backslashes and escaped characters, and whether its end escapes the next piece."""
     piece = (b"\\" * escaped + piece).replace(b"\\\\", b"")
     return piece.replace(b'\\"', b""), int(piece.endswith(b"\\"))
 
@@ -242,30 +242,30 @@ class BodyStream(Protocol):
         """The next piece; empty at the end.
 
         Raises:
-            BertserveError: What keeps the rest from arriving.
+            BertserveError: The rest of the body cannot be received.
         """
 
 
 class HttpRequest(msgspec.Struct):
-    """A request whose body has been read whole, or arrives yet in a stream.
+    """A request with its whole body, or with a stream of it.
 
     Attributes:
-        method: In capitals.
+        method: In upper case.
         path: Decoded, without the query.
-        headers: By lower-case name; what came on several lines is joined, see `serving.net.requests.combined`.
-        request_id: Ours or the client's.
-        arrival: When it was complete, on the clock `time.perf_counter`.
+        headers: By lower-case name; repeated headers are joined, see `serving.net.requests.combined`.
+        request_id: The client's, or a generated one.
+        arrival: Time when the request was complete, on the clock `time.perf_counter`.
         query: Undecoded; no endpoint here reads it.
-        share: What its connection holds of the buffers; None where another server holds the connection.
-        held: Bytes of it that are this request's.
-        parameters: The parts of the path that its route names.
-        trace: What is noted of the request until its reply is sent; None where nobody is told.
-        ended: Whether it is recorded what became of it.
-        route: What traces call its route, where it is refused before one is asked.
-        stream: The body, where the route takes what is too large to be held; `body` is empty then.
-        http_1_0: Whether it came by HTTP/1.0.
-        refuses_unknown: Whether a field that is not read is refused, whoever documents it.
-        ignored: The fields that were passed over; None where there are none.
+        share: Its connection's share of the buffer budget; None if another server holds the connection.
+        held: Bytes of the share that this request holds.
+        parameters: Path parameters of its route.
+        trace: Its trace until the reply is sent; None without an observer.
+        ended: Whether its outcome is recorded.
+        route: Its route in traces if it is rejected before routing.
+        stream: The body, on routes for bodies too large to buffer; `body` is empty then.
+        http_1_0: Whether it came over HTTP/1.0.
+        refuses_unknown: Whether unread fields are rejected, even if an owner documents them.
+        ignored: The ignored fields; None if there are none.
     """
 
     method: str
@@ -290,7 +290,7 @@ class HttpRequest(msgspec.Struct):
         return self.headers.get(name)
 
     def timeout_ms(self) -> float | None:
-        """`X-Request-Timeout-Ms`.
+        """The value of `X-Request-Timeout-Ms`.
 
         Raises:
             InvalidRequest: It is not a positive number.
@@ -303,10 +303,10 @@ class HttpRequest(msgspec.Struct):
         return float(value)
 
     def priority(self) -> int:
-        """`X-Request-Priority`.
+        """The value of `X-Request-Priority`.
 
         Raises:
-            InvalidRequest: It is no priority.
+            InvalidRequest: It is not a priority.
         """
         value = self.headers.get(b"x-request-priority")
         if value is None:
@@ -314,30 +314,30 @@ class HttpRequest(msgspec.Struct):
         return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
 
     def stamp(self, request: InferRequest[A]) -> InferRequest[A]:
-        """What the body asks for, with this request's arrival, id, trace, and the headers' time limit and priority.
+        """Adds the arrival, id and trace of this request, and the deadline and priority of its headers.
 
         Raises:
-            InvalidRequest: A header is wrong.
+            InvalidRequest: A header is invalid.
         """
         priority = self.priority() if request.priority is None else None
         return request.stamp(self.arrival, self.request_id, self.trace, self.timeout_ms(), priority)
 
     async def inflate(self, limit: int, large_body_lock: asyncio.Lock) -> None:
-        """Decompresses the body, as its Content-Encoding says: what stays small at once, else in a thread.
+        """Decompresses the body by its Content-Encoding: small results at once, others in a thread.
 
         Raises:
-            UnsupportedMediaType: An encoding that is not read.
-            MalformedRequest: The body is not of its encoding, ends too early or goes on behind its end.
+            UnsupportedMediaType: An unsupported encoding.
+            MalformedRequest: The body is not in its encoding, ends too early, or has trailing bytes.
             BodyTooLarge: It grows beyond the limit.
-            BuffersFull: There is no room.
+            BuffersFull: The buffer budget is spent.
         """
         named = [coding for coding in words(self.headers[b"content-encoding"]) if coding not in _NO_CODING]
         codings = [_CODINGS[coding] for coding in named if coding in _CODINGS]
-        # Each may grow to the limit. Nobody gains by one that is applied twice, but a bomb in a bomb.
+        # Each encoding may grow to the limit. Applying one twice only serves nested decompression bombs.
         if len(set(codings)) < len(named):
             raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate, each once")
         grown = 0
-        for coding in reversed(codings):  # they are named in the order in which they were applied
+        for coding in reversed(codings):  # the header lists them in the order of application
             held = self.held
             await self._inflate(coding, limit, large_body_lock)
             grown, before = self.held - held, grown
@@ -345,7 +345,7 @@ class HttpRequest(msgspec.Struct):
 
     async def _inflate(self, wbits: int, limit: int, large_body_lock: asyncio.Lock) -> None:
         if wbits == zlib.MAX_WBITS and not is_zlib(self.body):
-            wbits = -zlib.MAX_WBITS  # as some clients have it who take `deflate` at its word (RFC 9110, 8.4.1.2)
+            wbits = -zlib.MAX_WBITS  # some clients send raw deflate (RFC 9110, 8.4.1.2)
         if limit > _INLINE_BYTES:
             try:
                 self.body = inflated(self.body, wbits, _INLINE_BYTES)
@@ -355,7 +355,7 @@ class HttpRequest(msgspec.Struct):
             self.body = inflated(self.body, wbits, limit)
 
     def _grow(self, size: int) -> bool:
-        """Counts so many bytes of the body more, or less; whether there is room for them."""
+        """Adds a number of bytes, perhaps negative, to the body's buffer space; False if the budget is spent."""
         if self.share is not None:
             if size <= 0:
                 self.share.give(-size)
@@ -368,7 +368,7 @@ class HttpRequest(msgspec.Struct):
         """The message in the body; see `JsonDecoder.decode_in_turn`.
 
         Raises:
-            UnsupportedMediaType: The Content-Type is not JSON's.
+            UnsupportedMediaType: The Content-Type is not JSON.
         """
         content_type = self.headers.get(b"content-type", b"")
         if content_type != JSON:
@@ -380,7 +380,7 @@ class HttpRequest(msgspec.Struct):
         return decoder.decode(self.body, self)
 
     def pass_over(self, ignored: Ignored) -> None:
-        """Takes up fields that were passed over, for the reply to name them."""
+        """Records ignored fields, for the reply to name them."""
         if self.ignored is None:
             self.ignored = ignored
         else:
@@ -388,12 +388,12 @@ class HttpRequest(msgspec.Struct):
 
 
 class HttpReply(msgspec.Struct, frozen=True):
-    """What goes back: a whole body, or a file.
+    """A reply: a whole body, or a file.
 
     Attributes:
-        head: More lines of the head, each with its end.
-        file: Its content is the body; `body` is empty then.
-        error: What the request is refused with, where it is.
+        head: Additional header lines, each with its line end.
+        file: A file whose content is the body; `body` is empty then.
+        error: The error that the request is rejected with, if any.
     """
 
     body: bytes
@@ -418,7 +418,7 @@ _CACHED = b"x-cache: hit\r\n"
 
 
 def outcome_head(outcome: Outcome[Any]) -> bytes:
-    """The stage times (Server-Timing: milliseconds with three decimals), what computed, and the token counts."""
+    """The stage times (Server-Timing: milliseconds with three decimals), the compute type and the token counts."""
     times = outcome.timings
     head = _OUTCOME % (
         times.tokenize_us / 1e3,
@@ -433,7 +433,7 @@ def outcome_head(outcome: Outcome[Any]) -> bytes:
 
 
 def ignored_head(ignored: Ignored) -> bytes:
-    """Names the fields that were passed over; what else a request brought never comes back."""
+    """Names the ignored fields. No other part of a request is repeated."""
     return b"x-ignored-fields: %b\r\n" % str(ignored).encode("ascii")
 
 

@@ -1,12 +1,12 @@
-"""Errors as HTTP writes them: each protocol family has a body of its own, and a few statuses.
+"""HTTP error bodies: each protocol family has its own body and some statuses.
 
-/v2        {"error": "text"}                                Triton, KServe; breaking the schema is 400
-/v1        {"error": {"message", "type", "param", "code"}}  OpenAI; `/embeddings` too; breaking the schema is 400
-TEI's, /   {"error": "text", "error_type": "Validation"}    a wrong model type is 424
-Cohere's   {"id", "message"}                                /v1/embed, /v1/rerank, and the same of /v2
+/v2        {"error": "text"}                                Triton, KServe; a schema violation is 400
+/v1        {"error": {"message", "type", "param", "code"}}  OpenAI, with `/embeddings`; a schema violation is 400
+TEI, /     {"error": "text", "error_type": "Validation"}    a wrong model type is 424
+Cohere     {"id", "message"}                                /v1/embed, /v1/rerank, /v2/embed, /v2/rerank
 all else   {"error": {"reason", "message", "request_id"}}
 
-A route of a named model, `/models/{name}/...`, is of the family of the route behind the name.
+A route of a named model, `/models/{name}/...`, belongs to the family of the route after the name.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class TeiError(msgspec.Struct):
 
 
 class CohereError(msgspec.Struct):
-    """An error in Cohere's shape; `id` is the request's."""
+    """An error of Cohere's API; `id` is the request's id."""
 
     id: str
     message: str
 
 
 class OpenAiDetail(msgspec.Struct):
-    """What is wrong; `param` is the field, where it is one, and `code` our reason."""
+    """An error's details: `param` is the field, if there is one; `code` is this server's reason."""
 
     message: str
     type: str
@@ -95,7 +95,7 @@ class OpenAiError(msgspec.Struct):
 
 
 class Detail(msgspec.Struct):
-    """What is wrong: a word for programs and a sentence for people."""
+    """An error's details: a machine-readable reason and a message for people."""
 
     reason: str
     message: str
@@ -148,7 +148,7 @@ def error_body(path: str, error: BertserveError, identity: str) -> bytes:
 
 
 def _plain(path: str) -> str:
-    """The path without the name of a model."""
+    """The path without the model's name."""
     if not path.startswith(_NAMED):
         return path
     return path[path.find("/", len(_NAMED)) :] if "/" in path[len(_NAMED) :] else "/"

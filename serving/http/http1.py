@@ -1,6 +1,6 @@
-"""HTTP/1.1, the half of requests: bytes in, requests or a refusal out. httptools parses; this bounds and checks.
+"""HTTP/1.1 request parsing: bytes in, requests or an error out. httptools parses; this module checks and limits.
 
-Bounded: header bytes and lines (431), body bytes (413), and the bytes that all connections hold (503).
+Limits: header bytes and lines (431), body bytes (413), and the bytes that all connections hold (503).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.http")
 
 _FRAMING_BYTES = 6 * 65_536
-"""What chunked framing may add to a body: 65,536 chunks of the smallest kind."""
+"""Bytes that chunked framing may add to a body: 65,536 chunks of the smallest kind."""
 
 _PIECES = 256
-"""Of a body, at most: those of one byte each would take 60 times their size, and long to put together."""
+"""Maximum pieces of a body: one-byte pieces would take 60 times their size, and long to join."""
 
 _ROOM_BYTES = 65_536
-"""A body takes room for so much at a time."""
+"""Step in which a body's buffer space grows, in bytes."""
 
 _HOST = re.compile(rb"(\[[\w:.~!$&'()*+,;=%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
 """RFC 3986, section 3.2, without user information."""
@@ -59,22 +59,22 @@ class Reading(Enum):
 
 
 class RequestParser:
-    """The requests of one connection.
+    """Parses the requests of one connection.
 
     Attributes:
-        requests: Those that are whole, and uploads that have begun, each with whether its connection is kept behind
-            it. Whoever answers them takes them out.
-        reading: What comes next; a head that has not begun may never come.
-        head_bytes: Of a head that has begun and not ended.
-        body_bytes: Of the body that arrives.
-        framing_bytes: What else came with it.
-        length: What the head said of that body, if it did.
-        awaits_leave: Whether the body waits for `100 Continue`.
-        over: Whether nothing that follows is a request.
-        stream: The body of an upload that arrives.
+        requests: Complete requests and started uploads, each with whether the connection stays open after it. The
+            connection takes them out.
+        reading: The part that comes next; a head that has not begun may never come.
+        head_bytes: Received bytes of an incomplete head.
+        body_bytes: Received bytes of the current body.
+        framing_bytes: Other bytes received with the body.
+        length: The body's Content-Length; 0 without one.
+        awaits_leave: Whether the client waits for `100 Continue` before it sends the body.
+        over: Whether no more requests follow.
+        stream: The body of the current upload.
     """
 
-    # As of the connection: without slots each would be looked up in a dictionary.
+    # As in the connection: without slots each attribute would be looked up in a dictionary.
     __slots__ = (
         *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
         *("_max_header_bytes", "_max_headers", "_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
@@ -84,7 +84,7 @@ class RequestParser:
     )
 
     def __init__(self, port: HttpPort[Any], share: BufferShare, on_room: Callable[[], None]) -> None:
-        """`on_room` is called when the stream of an upload is no longer full."""
+        """Calls `on_room` when an upload's full stream has space again."""
         self._port = port
         self._settings = port.settings
         self._max_header_bytes = port.settings.header_limit_bytes
@@ -97,18 +97,18 @@ class RequestParser:
         self.head_bytes = 0
         self.over = False
         self.stream: ReceivedBody | None = None
-        self._again = False  # a head is read a second time
+        self._again = False  # a head is parsed a second time
         self._old = False  # HTTP/1.0
         self._path = ""
         self._query = b""
-        self._host = b"/"  # the last one that was valid and known; this one never is
+        self._host = b"/"  # the last valid and allowed Host; this one is never valid
         self._keep_alive = True
         self._violation: BertserveError | None = None
         self._held = 0
         self._forget_request()
 
     def feed(self, data: bytes | memoryview) -> BertserveError | None:
-        """Reads bytes; returns why the connection ends behind the requests that came before, if it does."""
+        """Parses bytes; returns the error that ends the connection after the earlier requests, if any."""
         if self.reading is Reading.BODY:
             self.framing_bytes += len(data)
         else:
@@ -126,7 +126,7 @@ class RequestParser:
         return None
 
     def partial_request(self) -> HttpRequest:
-        """What was read of a request that is refused; its body is forgotten."""
+        """The received part of a request that is rejected; its body is dropped."""
         headers = self._headers
         path = (self._url or b"").split(b"?")[0].decode("ascii", "replace")
         method = self._parser.get_method().decode() if self._url else ""
@@ -139,19 +139,19 @@ class RequestParser:
         return request
 
     def close(self) -> None:
-        """The connection has gone: lets go of what refers to it, and of what leads back here."""
+        """Drops references to this object and to the connection, after the connection has ended."""
         del self._parser
         del self._on_room
         self.stream = None
         self._forget_request()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         if self._again:
             return
         self.reading = Reading.HEAD
-        self.head_bytes = max(1, self.head_bytes)  # in one piece with the end of the request before
+        self.head_bytes = max(1, self.head_bytes)  # the same piece may end the previous request
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -160,7 +160,7 @@ class RequestParser:
             raise self._violated(self._headers_too_large())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts header lines and their bytes, trailers included, which no handler sees."""
+        """Counts header lines and their bytes, including trailers, which no handler sees."""
         self._header_lines += 1
         self._header_bytes += len(name) + len(value) + 4
         if self._header_lines > self._max_headers:
@@ -177,13 +177,13 @@ class RequestParser:
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """Checks what the headers announce: a key before a byte of the body is kept."""
+        """Checks the head, including the API key, before any byte of the body is buffered."""
         if self._again:
             return
         headers = self._headers
         self._keep_alive = self._parser.should_keep_alive()
         version = "1.1"
-        if not self._keep_alive or b"connection" in headers:  # else it is 1.1, whose connections are kept unasked
+        if not self._keep_alive or b"connection" in headers:  # else 1.1, with keep-alive by default
             version = self._parser.get_http_version()
         self._old = version == "1.0"
         self._parse_target()
@@ -217,12 +217,12 @@ class RequestParser:
             self._body[:] = [b"".join(self._body)]
 
     def on_message_complete(self) -> None:
-        """The request is whole: answer it, after those before it."""
+        """Queues the complete request for its answer, after earlier ones."""
         if self._parser.should_upgrade():
             if self._parser.get_method() == b"CONNECT":
-                self._keep_alive = False  # what follows is no HTTP
+                self._keep_alive = False  # the following bytes are not HTTP
             elif self.length or b"transfer-encoding" in self._headers:
-                return  # its body is yet to be read; see `_decline`
+                return  # `_decline` reads its body
         self.reading = Reading.NOTHING
         self.head_bytes = 0
         if self.stream is not None:
@@ -245,7 +245,7 @@ class RequestParser:
         self.requests.append((request, self._keep_alive))
 
     def _begin_upload(self) -> None:
-        """Has an upload answered while its body arrives. What is held of that takes room from the beginning."""
+        """Lets the endpoint read an upload while it arrives. Its buffer space is reserved at the start."""
         parser, headers = self._parser, self._headers
         if not self._share.take(WINDOW_BYTES):
             raise self._violated(BuffersFull())
@@ -259,7 +259,7 @@ class RequestParser:
         self.requests.append((request, self._keep_alive))
 
     def _check_key(self) -> None:
-        """Refuses a request without an API key, before anything shows whether there is such a route."""
+        """Rejects a request without an API key, before anything reveals whether the route exists."""
         app, headers = self._port.app, self._headers
         keys = app.context.keys
         if keys is None:
@@ -271,18 +271,18 @@ class RequestParser:
             raise self._violated(error)
 
     def _violated(self, error: BertserveError) -> BertserveError:
-        """To be raised in a callback: it stops the parser, which then raises an error of its own."""
+        """Records an error to raise in a callback. The parser then stops and raises its own error."""
         self._violation = error
         return error
 
     def _check_head(self, version: str) -> None:
-        """Version, framing and host, by RFC 9112, sections 2.3, 3.2 and 6.1.
+        """Checks version, framing and host by RFC 9112, sections 2.3, 3.2 and 6.1.
 
         HTTP/1.0 needs no host: probes of load balancers send none.
         """
         headers = self._headers
         if self._old and b"close" in words(headers.get(b"connection", b"")):
-            self._keep_alive = False  # whatever else it says: RFC 9112, 9.3
+            self._keep_alive = False  # takes precedence: RFC 9112, 9.3
         if version not in {"1.0", "1.1"}:
             raise self._violated(
                 MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
@@ -314,7 +314,7 @@ class RequestParser:
             )
 
     def _make_room(self) -> None:
-        """A body has outgrown its room: takes more, within the body's limit and the budget."""
+        """Grows the body's buffer space, within the body limit and the budget."""
         if self.body_bytes > self._settings.body_limit_bytes:
             raise self._violated(body_too_large(self._settings.body_limit_bytes))
         room = min(self._settings.body_limit_bytes, -(-self.body_bytes // _ROOM_BYTES) * _ROOM_BYTES)
@@ -332,9 +332,10 @@ class RequestParser:
         self.awaits_leave = False
 
     def _decline(self, rest: bytes | memoryview) -> BertserveError | None:
-        """Reads on as HTTP/1.1 where the parser would leave off: no other protocol is spoken here (RFC 9110, 7.8).
+        """Continues in HTTP/1.1 after an offer to upgrade, where the parser stops (RFC 9110, 7.8).
 
-        It skips the body of a request that offers one. Another parser reads that, behind a head that offers nothing.
+        No upgrade is supported. The parser skips the body of a request with such an offer, so a new parser reads the
+        body, after a head without the offer.
         """
         if self.reading is Reading.BODY:
             url, lines, size = self._url, self._header_lines, self._header_bytes
@@ -357,7 +358,7 @@ class RequestParser:
     def _refusal(self, error: httptools.HttpParserError) -> BertserveError:
         violation, self._violation = self._violation, None
         if isinstance(error, httptools.HttpParserInvalidURLError):
-            self._url = self._url or b"?"  # where not a byte of it is taken: what comes before it is a method
+            self._url = self._url or b"?"  # if the parser took none of it: the method was valid
             return MalformedRequest("the request's target is not a path")
         if violation is None and isinstance(error, httptools.HttpParserCallbackError):
             log.error("a request could not be taken", exc_info=error)

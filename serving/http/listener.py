@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _ON_THE_WAY_S = 0.25
-"""How long requests may have been on their way when the port closes; connections without one are closed then. HTTP/1.1
-has no means to tell a client of that, so one that asks at that moment loses its request (RFC 9112, 9.5): the lame duck
-is there for all clients to be told before."""
+"""Seconds that requests may be in transit when the port closes. Connections without a request are closed then. HTTP/1.1
+cannot announce this, so a client that sends at that moment loses its request (RFC 9112, 9.5). The lame-duck time exists
+so that clients learn of the shutdown before.
+"""
 
 
 def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> bytes:
-    """An error as the bytes of a reply, behind which the connection ends."""
+    """The bytes of an error reply after which the connection ends."""
     reply = error_reply("", error, identity)
     head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
     return head % (status, reply.content_type, len(reply.body), reply.head, reply.body)
@@ -38,7 +39,7 @@ def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> byt
 _REFUSAL = _last_reply(
     b"503 Service Unavailable", NotReady("all connections of the server are taken; try again", retry_after_s=1)
 )
-"""What a connection is told for which there is no place."""
+"""Reply to a connection beyond the limit of connections."""
 
 _PLAIN = "a plain HTTP request was sent to a port that speaks TLS; use https://"
 
@@ -55,7 +56,7 @@ class HttpListener(Listener):
         limiter: ConnectionLimiter | None = None,
         hosts: frozenset[str] | None = None,
     ) -> None:
-        """As `Listener`; `hosts` are the names that it goes by, as `known_hosts` has them."""
+        """As `Listener`; `hosts` are the allowed host names, as `known_hosts` returns them."""
         self._port: HttpPort[HttpConnection] = HttpPort(
             app, settings, "http" if tls is None else "https", budget, hosts
         )
@@ -69,18 +70,18 @@ class HttpListener(Listener):
         )
 
     def _refuse_plain(self) -> bytes:
-        """Records a client that speaks no TLS; returns what it is told."""
+        """Records a client that sends plain HTTP to a TLS port; returns the reply."""
         error, identity = MalformedRequest(_PLAIN), request_id(None)
         self._record_error(error, identity, "http", "")
         return _last_reply(b"400 Bad Request", error, identity)
 
     def close(self) -> None:
-        """Accepts no more. What is under way or on its way is answered as the last of its connection."""
+        """Stops accepting. Requests in flight or in transit are answered as the last ones of their connections."""
         super().close()
         asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._drain)
 
     def _drain(self) -> None:
-        """Again and again: some connections are still being opened, or have sent what is yet to be read."""
+        """Drains repeatedly, because connections may still be opening or hold unread requests."""
         self._port.drain()
         if not self.is_empty:
             asyncio.get_running_loop().call_later(_ON_THE_WAY_S, self._drain)

@@ -1,4 +1,4 @@
-"""What stands before every route: API keys, the names that the server goes by, and whose pages may call it (CORS)."""
+"""Checks before all routes: API keys, allowed hosts and CORS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREFLIGHT = HttpReply(
     b"",
     content_type=b"text/plain; charset=utf-8",
     head=b"access-control-allow-methods: GET, HEAD, POST, DELETE\r\n"
-    b"access-control-allow-headers: *, authorization\r\n"  # the one name that the asterisk does not stand for
+    b"access-control-allow-headers: *, authorization\r\n"  # the only name that `*` does not include
     b"access-control-max-age: 600\r\n",
 )
 
@@ -34,7 +34,7 @@ _PREFLIGHT = HttpReply(
 def unauthenticated(
     keys: ApiKeys, public: Collection[str], method: str, path: str, headers: Mapping[bytes, bytes]
 ) -> Unauthenticated | None:
-    """Why a request is refused that should bring an API key; None where it brings one or needs none."""
+    """The rejection of a request without a required API key; None if it carries one or needs none."""
     authorization = headers.get(b"authorization")
     if keys.allow(authorization) or (path in public and method != "POST" and not announces_body(headers)):
         return None
@@ -42,10 +42,10 @@ def unauthenticated(
 
 
 def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None) -> frozenset[str] | None:
-    """The names that a port goes by beside loopback's own, empty where none were given; None where any will do.
+    """The allowed host names of a port besides loopback; empty if none are set; None if all are allowed.
 
-    A page whose name comes to mean 127.0.0.1 is of the same origin as a server there: a browser lets it do what
-    the console does (DNS rebinding). Only the header Host tells them apart.
+    A page whose name resolves to 127.0.0.1 has the same origin as a server there, so the browser lets it do what the
+    console does (DNS rebinding). Only the Host header tells them apart.
     """
     names = settings.host_names
     if ANY in names or not (names or (keys is None and is_loopback(opened.getsockname()[0]))):
@@ -54,10 +54,10 @@ def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None)
 
 
 def is_known_host(host: bytes, names: Collection[str]) -> bool:
-    """Whether a valid Host is one of the names, `localhost` or a loopback address, with any port.
+    """Whether a valid Host is an allowed name, `localhost` or a loopback address, with any port.
 
-    Without names, an empty one, which no browser sends, is known too, and one of a single label, such as that of an
-    nginx upstream or of a container: it lies in no domain that an attacker could own.
+    Without names, two more kinds are allowed: an empty Host, which no browser sends, and a single label, such as that
+    of an nginx upstream or a container. A single label is in no domain that an attacker could own.
     """
     name = host.decode("latin-1").lower()
     name = name[: name.index("]") + 1] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
@@ -79,12 +79,12 @@ def announces_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a browser asks, without a key and before the request proper, whether it may send that."""
+    """Whether this is a CORS preflight request, which carries no key."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
 class Authentication:
-    """Refuses requests without an API key, before anything shows whether there is such a route."""
+    """Rejects requests without an API key, before anything reveals whether the route exists."""
 
     def __init__(self, app: ASGIApp, context: AppContext, keys: ApiKeys, public: Collection[str]) -> None:
         self._app = app
@@ -104,7 +104,7 @@ class Authentication:
 
 
 class Preflights:
-    """Answers what browsers ask before a request of a page of another origin: the same on every path."""
+    """Answers CORS preflight requests, the same on every path."""
 
     def __init__(self, app: ASGIApp, context: AppContext) -> None:
         self._app = app

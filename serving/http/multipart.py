@@ -1,4 +1,4 @@
-"""Forms with a file (multipart/form-data, RFC 7578), read while they arrive."""
+"""Forms with a file (multipart/form-data, RFC 7578), parsed while they arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving.errors import InvalidRequest, MalformedRequest, UnsupportedMediaTyp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# It warns of what clients send, a line for each body; they are told, and the log has no use for it.
+# python_multipart logs a warning for each malformed body. The client gets the error, so the log does not need it.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 _MAX_FIELDS = 16
@@ -32,15 +32,15 @@ class FileForm:
     """A form of some short fields and one file.
 
     Attributes:
-        fields: The values of the fields that have arrived, by name.
-        file_name: As the client calls it, perhaps with nothing; None while there is no file.
+        fields: Values of the fields that have arrived, by name.
+        file_name: The client's name of the file, perhaps empty; None before the file.
     """
 
     def __init__(self, content_type: bytes, file_field: str, write: Callable[[bytes], None]) -> None:
-        """Prepares to read a form.
+        """Prepares to parse a form.
 
         Raises:
-            UnsupportedMediaType: The body is no such form.
+            UnsupportedMediaType: The content type is not such a form.
         """
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -52,7 +52,7 @@ class FileForm:
         self._name: str | None = None
         self._value = bytearray()
         self._parts, self._ended = 0, False
-        self._begun, self._preamble = False, b"\r\n"  # as if a line came before the first boundary
+        self._begun, self._preamble = False, b"\r\n"  # as if a line preceded the first boundary
         self._boundary = re.compile(rb"\r\n--(%b)([ \t]*\r\n|--)" % re.escape(options[b"boundary"]))
         try:
             self._parser = MultipartParser(
@@ -72,11 +72,11 @@ class FileForm:
             raise MalformedRequest("the form's boundary is longer than 256 bytes") from None
 
     def feed(self, data: bytes) -> None:
-        """Reads a piece; blocks as `write` does.
+        """Parses a piece; blocks while `write` blocks.
 
         Raises:
-            MalformedRequest: The bytes are no such form.
-            InvalidRequest: It has more fields, or longer ones, than are read.
+            MalformedRequest: The bytes are not such a form.
+            InvalidRequest: Too many fields, or a field is too long.
         """
         if not self._begun:
             data = self._after_preamble(data)
@@ -88,7 +88,7 @@ class FileForm:
             ) from None
 
     def _after_preamble(self, data: bytes) -> bytes:
-        """What has come from the first boundary on; lines before it count for nothing (RFC 2046, section 5.1.1)."""
+        """The data from the first boundary on; lines before it are ignored (RFC 2046, section 5.1.1)."""
         self._preamble += data
         first = self._boundary.search(self._preamble)
         if first is None or first.start() > _LONGEST_PREAMBLE:
@@ -99,7 +99,7 @@ class FileForm:
         return b"--%b%b%b" % (first[1], first[2].lstrip(b" \t"), self._preamble[first.end() :])
 
     def finish(self) -> None:
-        """Raises `MalformedRequest` where the form has no end."""
+        """Raises `MalformedRequest` if the form is incomplete."""
         if not self._ended:
             raise MalformedRequest("the form ends too early" if self._begun else _NO_BOUNDARY)
 

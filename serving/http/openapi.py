@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the very types that requests are decoded with, and its page `/docs`."""
+"""The OpenAPI document, made by FastAPI with the types that decode requests, and its page `/docs`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
 _ALIAS = "x-alias-of"
-"""Of an operation that another one describes: that one's path."""
+"""Key in an operation that another one describes: the path of the other one."""
 
 _BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="/">Console</a></p>"""
 _HEAD = b"""<style>
@@ -59,13 +59,14 @@ const once = (tags) =>
 const listed = { wrapSelectors: { taggedOperations: (found) => (...given) => once(found(...given)) } };
 </script>
 """ % _ALIAS.encode()
-"""Swagger UI has dark colours, but for names of headers, and leaves it to the page when they are shown; its tables are
-too wide for a phone. An endpoint is listed once, whatever its paths."""
+"""Fixes for Swagger UI: its dark colors omit header names and must be switched on by the page, and its tables are too
+wide for a phone. The script lists an endpoint once, whatever its paths.
+"""
 
 _BUNDLE = b"SwaggerUIBundle({"
 _LISTED_ONCE = _BUNDLE + b" plugins: [() => ({ statePlugins: { spec: listed } })],"
 
-# Examples stand in the schemas: Swagger UI would send an `example` beside them with every request.
+# Examples are in the schemas: Swagger UI would send an `example` beside them with every request.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
         "description": "What the request is called in the reply, in errors and in the log; one is made if need be.",
@@ -153,7 +154,7 @@ _ERROR_HEADERS = {
 
 
 async def document(routes: Iterable[BaseRoute], context: AppContext, public: Collection[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of the routes that a model here answers, and of those that need no model."""
+    """The OpenAPI 3.1 document of the routes that a loaded model answers, or that need no model."""
     listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
     listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(context)]
@@ -163,12 +164,12 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
         description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
         routes=[_without_head(route) for route, _ in listed],
     )
-    shown = _shown(listed[::-1], context)  # of equals the one whose decorator stands on top
+    shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for component in components.values():
-        if component.get("additionalProperties") is False:  # what a request brings
+        if component.get("additionalProperties") is False:  # a request message
             _by_rule(component, refuses_unknown=context.refuses_unknown)
     for route, docs in listed:
         keyed = context.keys is not None and (route.path not in public or docs.takes is not None)
@@ -195,9 +196,9 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
 
 
 def _shown(listed: Sequence[tuple[ApiRoute, Docs]], context: AppContext) -> dict[tuple[str, Endpoint], list[ApiRoute]]:
-    """The routes of each endpoint, first the one that `/docs` lists.
+    """The routes of each endpoint; `/docs` lists the first one.
 
-    It takes as few parameters as it can: a model's name where several models answer, and no version.
+    The first one has the fewest parameters: a model's name only if several models answer, and no version.
     """
 
     def parameters(route: ApiRoute, docs: Docs) -> tuple[bool, int]:
@@ -218,14 +219,14 @@ def _beside(route: ApiRoute, routes: Sequence[ApiRoute]) -> dict[str, str]:
 
 
 def _without_head(route: ApiRoute) -> ApiRoute:
-    """FastAPI would list GET's answer to HEAD as an operation of its own."""
+    """The route without HEAD, which FastAPI would list as an operation of its own."""
     shown = copy.copy(route)
     shown.methods = {route.method}
     return shown
 
 
 def _by_rule(schema: dict[str, Any], *, refuses_unknown: bool) -> None:
-    """A message as the rule for fields has it: null leaves a field out, and there may be others."""
+    """Adapts a message's schema to the rule for fields: null omits a field, and unknown fields are allowed."""
     if not refuses_unknown:
         del schema["additionalProperties"]
     for name in schema["properties"].keys() - set(schema.get("required", ())):
@@ -275,7 +276,7 @@ def _body(docs: Docs, schema_of: dict[str, Any], example: object) -> dict[str, A
 
 
 async def _reply(route: ApiRoute, docs: Docs, context: AppContext, example: object) -> Any:  # noqa: ANN401  any JSON
-    """An example of what a route answers, to its own example where it takes one."""
+    """An example of a route's reply, to the route's example request if it has one."""
     if docs.reply is not None:
         return docs.reply
     names = docs.models(context) if docs.models else [""]
@@ -356,7 +357,7 @@ def _refusals(route: ApiRoute, docs: Docs, schema_of: dict[str, Any], errors: di
     fault = schema_of[repr(family)]
     responses = {}
     for status in sorted(errors):
-        # Probes and readiness answer their own state with an error's status.
+        # Probes and readiness report their state with an error status.
         own = status in docs.statuses and docs.gives is not None and family is not TeiError
         responses[str(status)] = {
             "description": errors[status],
@@ -372,7 +373,7 @@ def _asset(name: str) -> bytes:
 
 
 def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
-    """`/docs`, `/openapi.json` and the page's assets, all from this server."""
+    """The routes `/docs`, `/openapi.json` and the page's assets, all served locally."""
     router = Router("Documentation")
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
@@ -396,7 +397,7 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
     def asset(name: str, kind: bytes) -> None:
         @router.get(f"/docs/{name}")
         async def serve(_: AppContext, __: HttpRequest) -> HttpReply:
-            # The first reading is a megabyte from a disk, and may take long where that is a network's.
+            # The first read is a megabyte from a disk, and may be slow on a network file system.
             return HttpReply(await asyncio.to_thread(_asset, name), content_type=kind)
 
     for name, kind in _ASSETS.items():

@@ -1,4 +1,4 @@
-"""What the connections of one HTTP port share: the application, its hot routes and the limits of requests."""
+"""The shared state of an HTTP port's connections: the application, its hot routes and the request limits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _FORM_BYTES = 65_536
-"""What a form may have beside the file in it."""
+"""Bytes that a form may have besides its file."""
 
 _REMEMBERED = 256
-"""Paths with parts that vary, models' names mostly."""
+"""Maximum cached matches of paths with parameters, mostly model names."""
 
 _ANY_TAIL = "{}"
-"""Stands for the last parts of routes that end in a name."""
+"""Key of the routes that end in a parameter."""
 
 
 class HotRoutes:
@@ -44,7 +44,7 @@ class HotRoutes:
                     self._fixed[route.method, route.path] = route
 
     def find(self, request: HttpRequest) -> HotRoute | None:
-        """The route, if it is a hot one; the parts of the path go into `request.parameters`."""
+        """The hot route of a request, if any; sets `request.parameters` to the path parameters."""
         key = (request.method, request.path)
         route = self._fixed.get(key)
         if route is not None:
@@ -72,15 +72,15 @@ def _tail(path: str) -> str:
 
 
 class HttpPort(Port[C]):
-    """What the connections of one port share.
+    """The shared state of a port's connections.
 
     Attributes:
         scheme: `http` or `https`.
-        hosts: Names that it goes by, as `is_known_host` takes them; None for any.
-        hot: The routes that are answered past ASGI.
-        uploads: Paths of POSTs that are answered while their bodies arrive.
-        upload_bytes: Of the body of an upload.
-        free_bytes: Of any other body that need no room.
+        hosts: Allowed host names, as `is_known_host` takes them; None for any.
+        hot: The routes that bypass ASGI.
+        uploads: Paths of POST routes that read bodies while they arrive.
+        upload_bytes: Maximum size of an upload's body.
+        free_bytes: Bytes of other bodies that need no buffer space.
         date: The Date header, a whole line.
     """
 
@@ -100,6 +100,6 @@ class HttpPort(Port[C]):
         self.date = b""
 
     def tick(self, seconds: float) -> None:
-        """Makes the Date header anew, too."""
+        """Also renews the Date header."""
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         super().tick(seconds)

@@ -1,4 +1,4 @@
-"""A reply as it goes out: its head, and what goes out of its body. Every reply of every layer is written by this."""
+"""The head of a reply, and which part of the body is sent. All layers use this for their replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_CONTENT = 204
 _BODILESS = {NO_CONTENT, NOT_MODIFIED}
 
 ANY = "*"
-"""Of a setting that lists names: every one."""
+"""Stands for every name in settings that list names."""
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
@@ -24,18 +24,18 @@ _EXPOSED = (
     b"endpoint-load-metrics, etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied, "
     b"x-computed"
 )
-"""Whatever a reply may have that browsers do not show to scripts anyway."""
+"""Headers that CORS does not expose to scripts by default."""
 
 
 def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
-    """Whether a body goes out: not to HEAD, nor with a status that has none (RFC 9110, 9.3.2, 15.3.5, 15.4.5)."""
+    """Whether the body is sent: not to HEAD, nor with a status without a body (RFC 9110, 9.3.2, 15.3.5, 15.4.5)."""
     return request.method != "HEAD" and reply.status not in _BODILESS
 
 
 def head_lines(
     context: AppContext, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None
 ) -> bytes:
-    """The head of a reply but for its first line and what belongs to its connection; `length` None is not said."""
+    """The header lines, except those of the connection; without Content-Length if `length` is None."""
     identity = request.request_id.encode()
     if length is None or reply.status == NO_CONTENT:
         lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, identity, reply.head)
@@ -52,10 +52,10 @@ def head_lines(
 
 
 def _cors_lines(origins: Collection[str], origin: bytes | None) -> bytes:
-    """What a reply says to pages of an origin, where any are let in.
+    """The CORS headers for an origin, if any origin is allowed.
 
-    Never that credentials may be sent: what a browser keeps for this server, such as a client's certificate, is not
-    lent to pages.
+    Credentials are never allowed: a browser's credentials for this server, such as a client certificate, must not be
+    available to pages.
     """
     if ANY in origins:
         origin = b"*"

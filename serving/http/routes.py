@@ -1,7 +1,8 @@
-"""Routes: how protocols declare theirs, and which of them the connection calls itself.
+"""Route declarations, and which routes the connection calls directly.
 
 An endpoint is a function of `AppContext` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
-Any ASGI server reaches it through the FastAPI application; our own connection calls those of hot routes directly.
+Any ASGI server reaches it through the FastAPI application. Our own connection calls the endpoints of hot routes
+directly.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ _BELOW_MODEL = "/models/{model}"
 
 @dataclass(slots=True, frozen=True)
 class Docs:
-    """What the OpenAPI document says of a route.
+    """A route's entry in the OpenAPI document.
 
     Attributes:
-        takes: Type of the JSON body, if there is one; a tuple where it may be of several.
+        takes: Type of the JSON body, if there is one; a tuple for several types.
         gives: Type of the JSON reply, if it is JSON.
-        example: A request that works, or what makes one.
-        models: Which models answer; where there is none, the route is not listed. None: it needs no model.
-        statuses: When it answers errors that are its own.
-        reply: An example of the reply where its endpoint cannot be asked for one.
-        takes_headers: Headers that requests may bring, beside those of every route.
-        gives_headers: Headers that replies have, beside those of every route.
-        binary: Whether tensors may stand behind the JSON, both ways.
-        form: Schema of the fields of a form, where the body is one.
-        takes_query: Parameters that the query may bring, by name, with what they say.
-        offered: Whether the route is listed; None where it always is.
+        example: A working request, or a function that returns one.
+        models: The models that answer; the route is not listed if there are none. None: it needs no model.
+        statuses: Causes of statuses specific to the route.
+        reply: An example reply, if the endpoint cannot produce one.
+        takes_headers: Optional request headers besides those of every route.
+        gives_headers: Reply headers besides those of every route.
+        binary: Whether binary tensors may follow the JSON, in both directions.
+        form: Schema of the form's fields, if the body is a form.
+        takes_query: Descriptions of the query parameters, by name.
+        offered: Whether the route is listed; None: always.
     """
 
     takes: Any = None
@@ -70,8 +71,8 @@ class ApiRoute(APIRoute):
 
     Attributes:
         direct: Its endpoint, as our own connection calls it.
-        docs: What the document says of it; None where it is not listed.
-        public: Whether it needs no API key where the server has some.
+        docs: Its entry in the document; None if it is not listed.
+        public: Whether it needs no API key even if the server has keys.
     """
 
     def __init__(
@@ -104,23 +105,23 @@ class ApiRoute(APIRoute):
         return await read_request(request, context.settings.body_limit_bytes)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # The pattern ends in `$`, which a line's end satisfies too.
+        # The pattern ends in `$`, which also matches before a trailing newline.
         return super().matches(scope) if scope["path"].isprintable() else (Match.NONE, {})
 
 
 class HotRoute(ApiRoute):
-    """A route that our own connection answers without ASGI: `direct` is called with the parsed request."""
+    """A route that our own connection answers without ASGI: it calls `direct` with the parsed request."""
 
 
 class UploadRoute(ApiRoute):
-    """A route that reads its body while it arrives, where files are kept at all."""
+    """A route that reads its body while it arrives, if the Files API is on."""
 
     async def received(self, request: Request, context: AppContext) -> HttpRequest:
         return stream_request(request) if context.jobs else await super().received(request, context)
 
 
 class Router:
-    """The routes of one protocol; decorators add to them, and the first line of a docstring is the summary."""
+    """The routes of one protocol. Decorators add routes; the first line of a docstring is the summary."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -138,11 +139,11 @@ class Router:
         return self._route(ApiRoute, "DELETE", path, docs)
 
     def upload(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
-        """A POST whose body may be larger than any that is held."""
+        """A POST route whose body may be too large to buffer."""
         return self._route(UploadRoute, "POST", path, docs)
 
     def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
-        """A POST that infers."""
+        """A POST route that runs inference."""
         return self._route(HotRoute, "POST", path, docs, summary)
 
     def infer(
@@ -153,13 +154,13 @@ class Router:
         gives: Any,  # noqa: ANN401
         example: Any,  # noqa: ANN401
     ) -> Callable[[Endpoint], Endpoint]:
-        """A hot `path`, answered by the task's only or default model, and `/models/{model}/path`."""
+        """A hot `path` for the task's only or default model, and `/models/{model}/path`."""
         return self.named("POST", path, Docs(takes, gives, example, of_task(task)), kind=HotRoute)
 
     def named(
         self, method: str, path: str, docs: Docs | None = None, *, kind: type[ApiRoute] = ApiRoute
     ) -> Callable[[Endpoint], Endpoint]:
-        """`path`, answered by the only or default model, and `/models/{model}/path`."""
+        """The route `path` for the only or default model, and `/models/{model}/path`."""
 
         def add(endpoint: Endpoint) -> Endpoint:
             self._route(kind, method, path, docs)(endpoint)
@@ -199,7 +200,7 @@ def v2_names(context: AppContext) -> list[str]:
 
 
 def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """The methods that a path takes of which a request has none."""
+    """The methods of the routes that match the path but not the request's method."""
     allowed: set[str] = set()
     for route in routes:
         if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.PARTIAL:

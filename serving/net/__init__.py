@@ -1,1 +1,1 @@
-"""What both ports need: sockets, TLS, what requests of either bring."""
+"""Shared by the HTTP and gRPC ports: sockets, connections, and parts of requests."""

@@ -1,4 +1,4 @@
-"""A budget of bytes for what connections hold: bodies on their way, inflated bodies, replies that nobody reads."""
+"""The buffer budget of connections: request bodies, decompressed bodies, and replies that clients have not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 FREE_BYTES = 16_384
-"""What is no larger needs no place in the budget: small requests cost nothing, and work while it is spent."""
+"""Bytes that need no budget. Small requests cost nothing, and work while the budget is spent."""
 
 
 class BufferBudget:
@@ -20,13 +20,13 @@ class BufferBudget:
 
     Attributes:
         used: Bytes held now.
-        refusals: How often there was no room.
+        refusals: Number of reservations that were refused.
     """
 
     __slots__ = ("limit_bytes", "refusals", "share_bytes", "used")
 
     def __init__(self, limit_bytes: int, share_bytes: int) -> None:
-        """`share_bytes` is what one connection may hold of `limit_bytes`."""
+        """Limits one connection to `share_bytes` of `limit_bytes`."""
         self.limit_bytes = limit_bytes
         self.share_bytes = min(share_bytes, limit_bytes)
         self.used = 0
@@ -34,19 +34,19 @@ class BufferBudget:
 
     @classmethod
     def of(cls, settings: Settings) -> BufferBudget:
-        """The budget that the settings name, half of which one connection may hold."""
+        """The budget of the settings. One connection may hold half of it."""
         return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2)
 
     def share(self, free_bytes: int = 0) -> BufferShare:
-        """A connection's; its first `free_bytes` need no place in the budget."""
+        """A connection's share; its first `free_bytes` do not count."""
         return BufferShare(self, free_bytes)
 
 
 class BufferShare:
-    """What one connection holds of the budget.
+    """The bytes of the budget that one connection holds.
 
     Attributes:
-        held: Bytes, those included that need no place.
+        held: Bytes held, including those that do not count.
     """
 
     __slots__ = ("_budget", "_free_bytes", "held")
@@ -57,7 +57,7 @@ class BufferShare:
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Holds so many bytes more; False, and as many as before, where that is beyond the budget or the share."""
+        """Reserves `size` more bytes. Returns False, and reserves none, beyond the budget or the share."""
         budget, held = self._budget, self.held + size
         more = self._counted(held) - self._counted(self.held)
         if more and (budget.used + more > budget.limit_bytes or held > budget.share_bytes):
@@ -67,7 +67,7 @@ class BufferShare:
         return True
 
     def take_made(self, size: int) -> bool:
-        """Holds so many bytes more that are there already, however many, unless the budget is spent."""
+        """Counts `size` more bytes that exist already, however many. Returns False if the budget is spent."""
         budget = self._budget
         if budget.used >= budget.limit_bytes:
             budget.refusals += 1
@@ -76,7 +76,7 @@ class BufferShare:
         return True
 
     def give(self, size: int) -> None:
-        """Gives back so many of the bytes held."""
+        """Releases `size` bytes."""
         self._hold(max(0, self.held - size))
 
     def _hold(self, held: int) -> None:
@@ -99,13 +99,13 @@ _STATM = Path("/proc/self/statm")
 
 
 async def give_back_free_memory() -> None:
-    """Runs for ever: trims the heap while 16 MiB more are resident than there once were.
+    """Runs forever: trims the heap while resident memory is more than 16 MiB above its minimum.
 
-    glibc keeps up to 8 MiB free at the end of the heap of each thread that had a large body, where `malloc_trim` does
-    not reach: what is larger than a MiB is mapped and unmapped by itself from now on. What is free below something in
-    use stays resident, too, 70 MB after 64 half-sent bodies; `malloc_trim` gives that back. It takes a millisecond, and
-    20 to 80 where there are 100 MB to give back, in a thread; where it finds little, it is called less and less often.
-    Other C libraries have no such functions, and this returns.
+    glibc keeps up to 8 MiB free at the end of the heap of each thread that had a large body, out of reach of
+    `malloc_trim`. This function therefore makes glibc map and unmap blocks above 1 MiB separately. Free memory below a
+    used block stays resident, too: 70 MB after 64 half-sent bodies. `malloc_trim` returns it to the system. This takes
+    a millisecond, or 20 to 80 ms for 100 MB, in a thread. If it finds little, the interval grows. Other C libraries
+    lack these functions; this function then returns.
     """
     libc = ctypes.CDLL(None)
     trim = getattr(libc, "malloc_trim", None)

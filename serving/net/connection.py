@@ -1,6 +1,6 @@
-"""One connection, whatever is spoken on it: when it reads on, how long it may take and last, and how it ends.
+"""A connection, independent of its protocol: reading in turns, timeouts, maximum age and closing.
 
-HTTP/1.1 and HTTP/2 are codecs on it: what `receive` gets goes into the codec, and what comes of that is answered.
+HTTP/1.1 and HTTP/2 are codecs on top. `receive` passes data to the codec, and the requests in it are answered.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _TURN_S = 0.0003
-"""What all connections of a port may do of such work in one turn of the loop. A request passes five turns or so."""
+"""Time for queued work of all connections of a port per turn of the loop. A request takes about five turns."""
 
 
 class FairQueue:
-    """The work of one port that waits for the next turn of the loop, first come, first served.
+    """A FIFO queue of a port's work for later turns of the event loop.
 
-    Each turn does as much of it as takes 0.3 ms, and at least one piece, so that other work of the loop is
-    held up by no more than that, however many connections send more than they should.
+    Each turn does at most 0.3 ms of work, and at least one piece. Other work of the loop waits no longer than that,
+    however many connections send too much.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,12 +37,12 @@ class FairQueue:
         self._is_due = False
 
     def add(self, work: Callable[[], float]) -> None:
-        """Does a piece of work in its turn; it returns how many seconds of work it has begun for later turns."""
+        """Queues a piece of work. It returns the seconds of work that it starts for later turns."""
         self._waiting.append(work)
         self._wake()
 
     async def wait(self, more_s: float) -> None:
-        """Waits for a turn, in which the caller does work of so many seconds."""
+        """Waits for a turn in which the caller does `more_s` seconds of work."""
         turn = asyncio.Event()
 
         def begin() -> float:
@@ -61,7 +61,7 @@ class FairQueue:
         waiting, clock = self._waiting, self._clock
         self._is_due = False
         end = clock() + _TURN_S
-        # What is added meanwhile is for the next turn.
+        # Work added meanwhile is for the next turn.
         for _ in range(len(waiting)):
             work = waiting.popleft()
             try:
@@ -78,12 +78,12 @@ P = TypeVar("P", bound="Port[Any]")
 
 
 class Port(Generic[C]):
-    """What the connections of one port share.
+    """The shared state of a port's connections.
 
     Attributes:
-        budget: What they may hold, together with those of other ports.
-        turns: For what they have sent beyond one turn's work.
-        connections: All that are open.
+        budget: The buffer budget, shared with other ports.
+        turns: Queue for data beyond the limit of one turn.
+        connections: All open connections.
     """
 
     def __init__(self, settings: Settings, budget: BufferBudget) -> None:
@@ -98,7 +98,7 @@ class Port(Generic[C]):
             guarded(connection.abort, connection.tick, seconds)
 
     def drain(self) -> None:
-        """The server ends: each connection ends once nothing is under way on it. To be called again and again."""
+        """Ends each connection that has no request in flight. Called repeatedly during shutdown."""
         for connection in list(self.connections):
             guarded(connection.abort, connection.drain)
 
@@ -107,49 +107,49 @@ class Connection(asyncio.Protocol, Generic[P]):
     """One connection.
 
     Attributes:
-        share: What it holds of the port's budget.
+        share: Its share of the port's buffer budget.
     """
 
-    # Attributes without slots would each be looked up in a dictionary (3 us a request of HTTP).
+    # Attributes without slots would be looked up in a dictionary (3 us per HTTP request).
     __slots__ = (
         *("_ending", "_idle_since", "_lifetime_s", "_lingering", "_paused", "_rest", "_sending"),
         *("_transport", "_turn_is_due", "_used", "loop", "port", "share"),
     )
 
     _PIECE_BYTES: ClassVar[float] = float("inf")
-    """What is received at once and is longer goes through `read_on`."""
+    """Larger reads go through `read_on`."""
 
     _TAKEN_BYTES: ClassVar[int] = TAKEN_BYTES
-    """A client must take so much of what it is sent in the time for a body."""
+    """Bytes that a client must take from the send buffer within the body timeout."""
 
     def __init__(self, port: P, free_bytes: int = 0) -> None:
-        """Waits for its transport; its first `free_bytes` need no room in the budget."""
+        """Waits for its transport. Its first `free_bytes` do not count in the budget."""
         self.port = port
         self.loop = asyncio.get_running_loop()
         self.share = port.budget.share(free_bytes)
-        self._rest: bytes | memoryview = b""  # received, and yet to be read
+        self._rest: bytes | memoryview = b""  # received but not parsed
         self._paused = self._turn_is_due = False
-        self._ending = False  # what comes now is thrown away
+        self._ending = False  # further input is discarded
         self._lingering: LingeringClose | None = None
-        self._sending: SendProgress | None = None  # while the client takes less than it is sent
+        self._sending: SendProgress | None = None  # while the send buffer is full
         self._lifetime_s = lifetime_s(port.settings)
         self._idle_since: float | None = self.loop.time()
         self._used = False
 
-    # What a codec's connection adds.
+    # Interface of the codecs' connections.
 
     def receive(self, data: bytes) -> None:
         raise NotImplementedError
 
     def read_on(self) -> None:
-        """Reads as much of `_rest` as a turn may; then pauses for the next one, or resumes."""
+        """Reads up to the limit of a turn from `_rest`; then pauses until the next turn, or resumes."""
         raise NotImplementedError
 
     def drain(self) -> None:
-        """Ends the connection once nothing is under way; called again and again."""
+        """Ends the connection once nothing is in flight; called repeatedly."""
         raise NotImplementedError
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -164,13 +164,13 @@ class Connection(asyncio.Protocol, Generic[P]):
         self.share.close()
 
     def data_received(self, data: bytes) -> None:
-        """Hands on what is short; the rest of it in turns, and behind what came before."""
+        """Passes on short reads. Longer ones are read in turns, after earlier data."""
         if self._ending:
             if self._lingering is not None:
                 self._lingering.received(len(data))
         elif self._paused:
             self._rest = bytes(self._rest) + data
-            self._transport.pause_reading()  # over TLS it goes on for a while
+            self._transport.pause_reading()  # over TLS, reading continues for a while
         elif len(data) > self._PIECE_BYTES:
             self._rest = data
             self.read_on()
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol, Generic[P]):
             self.receive(data)
 
     def pause_writing(self) -> None:
-        """The client does not take what it is sent: it must take some of it within the time for a body."""
+        """Starts the time limit for a client that does not take its replies."""
         self._sending = SendProgress(self._transport.get_write_buffer_size(), self._TAKEN_BYTES)
 
     def resume_writing(self) -> None:
@@ -204,29 +204,29 @@ class Connection(asyncio.Protocol, Generic[P]):
             self.port.turns.add(self._take_turn)
 
     def _take_turn(self) -> float:
-        """Reads on; returns about how many seconds of work it has begun for later turns."""
+        """Reads on; returns the approximate seconds of work that it starts for later turns."""
         self._turn_is_due = False
         if not (self._ending or self._transport.is_closing()):
             guarded(self.abort, self.read_on)
         return 0.0
 
-    # What the port calls.
+    # Calls from the port.
 
     def tick(self, seconds: float) -> None:
         self._lifetime_s -= seconds
         sending = self._sending
         if sending is not None:
             waited_s = sending.wait(self._transport.get_write_buffer_size(), seconds)
-            # The first of these ticks comes at some moment within its time.
+            # The first tick comes before its interval is over.
             if waited_s - seconds >= self.port.settings.body_timeout_s:
                 self.abort()
 
     def abort(self) -> None:
-        """Ends the connection at once: nobody can say anything on it any more."""
+        """Ends the connection at once, without another message."""
         self._transport.abort()
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """As `Closable` has it; one that lingers is idle once its client has received everything."""
+        """See `Closable`. A lingering connection is idle once its client has received everything."""
         if self._idle_since is None or self._transport.is_closing():
             return None
         if self._lingering is not None and unsent_bytes(self._transport):
@@ -234,11 +234,11 @@ class Connection(asyncio.Protocol, Generic[P]):
         return self._used, self._idle_since
 
     def linger(self, quiet_s: float, *, heard_all: bool = False) -> None:
-        """Ends the connection behind what was written, so that the client can read it whatever it still sends.
+        """Ends the connection after the written data, which the client can read even if it still sends.
 
         Args:
-            quiet_s: How long what still comes is read and thrown away.
-            heard_all: Whether the client has ended its half.
+            quiet_s: Seconds for which further input is discarded.
+            heard_all: Whether the client has closed its half.
         """
         self._ending = True
         self._idle_since = self.loop.time()

@@ -1,4 +1,4 @@
-"""How many connections there may be at once, which gives its place to a new one, and what each peer has used up."""
+"""Limits of open connections, replacement of idle ones, and the credit that each peer has used."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _IPV6_NETWORK = 64
-"""Bits of an IPv6 address that name a peer: the rest is its own to choose."""
+"""Prefix length of the IPv6 network that counts as one peer, which chooses the other bits freely."""
 
 _MAX_PEERS = 4096
 _MIN_SHARE = 2
-"""A new connection has half a credit, whatever its peer owes: it may be another client's, with many calls at once."""
+"""Divisor of the credit for a new connection's minimum: half a credit, whatever its peer's debt. The connection may
+belong to another client with many concurrent calls."""
 
 _MIN_DEBT_SHARE = 16
-"""Less than a sixteenth of it is not remembered."""
+"""Divisor of the credit for the smallest recorded debt."""
 
 _MAX_CREDITS = 10
-"""More is not remembered either: a peer that stops is as good as any other 10 s later, or so."""
+"""Maximum recorded debt, in credits. A peer that stops has no debt after about 10 s."""
 
 _MAX_WAIT_S = 1.0
 
 
 def peer_of(address: str) -> str:
-    """What counts as one peer: an IPv4 address, or the network of an IPv6 address."""
+    """The peer of an address: an IPv4 address, or the network of an IPv6 address."""
     if ":" not in address:
         return address
     parsed = ipaddress.IPv6Address(address.partition("%")[0])
@@ -43,11 +44,10 @@ def peer_of(address: str) -> str:
 
 
 class PeerDebts:
-    """What peers have used up of the credit of connections that are over, so that a new one brings no fresh one.
+    """Credit that peers used on closed connections, so that a new connection does not start with full credit.
 
-    A debt falls by what a connection is given back in a second. As long as it lasts, new connections begin with so much
-    less credit, though never with less than half; beyond one whole credit each of them also waits, for a second at
-    most, before it is read.
+    A debt falls at the rate at which a connection regains credit. While it lasts, new connections start with less
+    credit, but at least half. If the debt exceeds one credit, they also wait for up to a second before they are read.
     """
 
     def __init__(self, credit: int, credit_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class PeerDebts:
         self._debts: dict[str, tuple[float, float]] = {}
 
     def charge(self, peer: str, spent: float) -> None:
-        """A connection is over that has used up so much."""
+        """Adds the credit that a closed connection has used."""
         if spent < self._credit / _MIN_DEBT_SHARE:
             return
         debt = min(_MAX_CREDITS * self._credit, self._owed(peer) + spent)
@@ -67,7 +67,7 @@ class PeerDebts:
         self._debts[peer] = debt, self._clock()
 
     def begin(self, peer: str) -> tuple[int, float]:
-        """The credit of a new connection, and for how many seconds it waits."""
+        """The credit of a new connection, and the seconds that it must wait."""
         debt = self._owed(peer)
         credit = max(self._credit // _MIN_SHARE, self._credit - round(debt))
         return credit, min(_MAX_WAIT_S, max(0.0, debt - self._credit) / self._per_s)
@@ -82,58 +82,60 @@ class PeerDebts:
 log = logging.getLogger("bertserve.net")
 
 MAX_PROBE_CONNECTIONS = 64
-"""Connections of the metrics port, which nobody else can take."""
+"""Maximum connections of the metrics port, reserved for it."""
 
 _MAX_CONNECTIONS = 10_000
 
 _OWN_FILES = 64
-"""Descriptors of the server itself: ports, the loop, files that are read, the caches' locks."""
+"""File descriptors of the server itself: ports, event loop, files it reads, cache locks."""
 
 _REFUSED = 32
-"""Refused connections of both ports of HTTP that stay open for a moment; nothing is said on the others."""
+"""Refused connections of both HTTP ports that stay open for a moment. Other ports send no message to refused
+connections."""
 
 _LEAVING = 32
-"""Connections that were closed to make room, and whose descriptors are not free yet."""
+"""Connections that were closed to make room but still hold a descriptor."""
 
 _ENGINES = 5
-"""For each socket of an engine: while another one starts beside two that are there, it has both ends and a copy."""
+"""Descriptors per engine socket: one for each of two running engines, and three for one that starts (both ends and a
+copy)."""
 
 _ENGINE_SOCKETS = 2
-"""Of an engine beside those of its threads: control and the wide lane."""
+"""Sockets of an engine besides those of its threads: control and the wide lane."""
 
 _IDLE_S = 0.5
-"""A connection that is idle for less is between two requests, or about to send its first."""
+"""A connection that has been idle for a shorter time is between two requests, or about to send its first."""
 
 _LOOK_S = 0.25
-"""How often all connections are looked through for idle ones."""
+"""Interval between searches for idle connections."""
 
 _TELL_S = 10.0
 
 
 class Closable(Protocol):
-    """A connection, as it is asked when there are too many."""
+    """A connection that may be closed to make room."""
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Whether it was ever used, and since when (the loop's time) nothing is under way; None where something is."""
+        """Whether it was ever used, and since when it is idle (the loop's time); None if it is busy."""
 
     def close_if_idle(self) -> None:
-        """Closes it at once, since it is idle."""
+        """Closes it at once, because it is idle."""
 
 
 class ConnectionLimiter:
-    """How many connections there may be at once, on one port or on several together.
+    """Limits the open connections of one port, or of several together.
 
-    When all places are taken, a new connection takes that of an idle one: first of those that were never used, then of
-    those that have been idle the longest. Where none is idle the new one is refused.
+    At the limit, a new connection replaces an idle one: first those that were never used, then the longest idle. If
+    none is idle, the new connection is refused.
 
     Attributes:
-        limit: How many there are.
-        refused: New connections that were refused: because all places were taken (`full`), or all of their peer's.
+        limit: Maximum open connections.
+        refused: Refused new connections: at the total limit (`full`), or at their peer's (`peer`).
         displaced: Idle connections that were closed for new ones.
     """
 
     def __init__(self, limit: int, per_peer: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`per_peer` bounds the connections from one address (of IPv6: one network of 64 bits); 0: nothing does."""
+        """Limits the connections per address (IPv6: per /64 network) to `per_peer`; 0: no limit."""
         self.limit = limit
         self.refused = {"full": 0, "peer": 0}
         self.displaced = 0
@@ -147,7 +149,7 @@ class ConnectionLimiter:
 
     @classmethod
     def of(cls, settings: Settings, threads: int) -> ConnectionLimiter:
-        """The places of a server whose engines have so many threads.
+        """The limiter of a server whose engines have this number of threads.
 
         Raises:
             StartupError: The limit of open files is too low.
@@ -166,14 +168,14 @@ class ConnectionLimiter:
 
     @property
     def taken(self) -> int:
-        """Connections whose descriptors are open."""
+        """Connections with an open descriptor."""
         return self._taken
 
     def follow(self, connections: Callable[[], Iterable[Closable]]) -> None:
         self._groups.append(connections)
 
     def take(self, address: str) -> Callable[[], None] | None:
-        """Takes a place for a connection from an address; returns what gives it back, or None where it is refused."""
+        """Admits a connection from an address. Returns the function that releases its slot, or None if refused."""
         peer = ""
         if self._per_peer:
             peer = peer_of(address)
@@ -199,7 +201,7 @@ class ConnectionLimiter:
         return release
 
     def make_room(self) -> bool:
-        """Closes the connection that can best be spared; False where none is idle."""
+        """Closes the best idle connection to replace; False if none is idle."""
         now = self._clock()
         if not self._idle and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
@@ -209,7 +211,7 @@ class ConnectionLimiter:
         while self._idle:
             idle_since, connection = self._idle.popleft()
             if connection.idle_since() != idle_since:
-                continue  # it has been used or closed since
+                continue  # used or closed in the meantime
             connection.close_if_idle()
             self.displaced += 1
             self._tell("closed an idle connection for a new one: all places are taken (--max-connections)")

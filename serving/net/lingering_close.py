@@ -1,4 +1,4 @@
-"""The end of a connection that takes nothing back of what was said on it (RFC 9112, 9.6)."""
+"""Closes a connection so that the peer receives all that was sent (RFC 9112, 9.6)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_BYTES = 64 << 20
-"""So much is read and thrown away: several bodies of the largest size that honest clients send before they listen."""
+"""Maximum bytes to discard: several bodies of the largest size, which honest clients may send before they read."""
 
 TAKEN_BYTES = 4096
-"""A peer that takes so much in the time for it is slow; one that takes less is gone."""
+"""Bytes that a slow peer must take within the time limit. A peer that takes less counts as gone."""
 
 _INT = struct.Struct("i")
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
-    """What the peer has not received yet: in the transport's buffer and in the system's."""
+    """Bytes that the peer has not received, in the buffers of the transport and of the system."""
     return transport.get_write_buffer_size() + _queued(transport, termios.TIOCOUTQ)
 
 
 def unread_bytes(transport: asyncio.Transport) -> int:
-    """What the peer has sent and the system has received, and what nobody has read yet; over TLS, as it is encrypted.
+    """Bytes that the system has received and nobody has read; over TLS, encrypted bytes.
 
-    A loop that stood still can find a timer due before it has read what came in time.
+    After a stall of the event loop, a timer may fire before data that arrived in time has been read.
     """
     return _queued(transport, termios.FIONREAD)
 
@@ -39,22 +39,22 @@ def _queued(transport: asyncio.Transport, request: int) -> int:
     opened = transport.get_extra_info("socket")
     try:
         return int(_INT.unpack(fcntl.ioctl(opened.fileno(), request, bytes(_INT.size)))[0])
-    except (AttributeError, OSError, ValueError):  # closed, or nothing that the system can tell of
+    except (AttributeError, OSError, ValueError):  # closed, or not supported by the system
         return 0
 
 
 class SendProgress:
-    """Whether a peer takes what is sent to it: one that takes some in time is slow, one that does not is gone."""
+    """Tells slow peers from those that are gone: a slow peer takes some bytes within the time limit."""
 
     __slots__ = ("_least", "_unsent", "waited_s")
 
     def __init__(self, unsent: int, least: int = TAKEN_BYTES) -> None:
-        """Begins to wait for a peer to take at least so many of the unsent bytes, or all of them."""
+        """Waits for a peer to take at least `least` of the unsent bytes, or all of them."""
         self._unsent, self._least = unsent, least
         self.waited_s = 0.0
 
     def wait(self, unsent: int, seconds: float) -> float:
-        """So many seconds later: how long the peer has taken less than it should."""
+        """Adds elapsed seconds; returns how long the peer has taken less than required."""
         self.waited_s += seconds
         if self._unsent and unsent <= max(0, self._unsent - self._least):
             self._unsent, self.waited_s = unsent, 0.0
@@ -62,21 +62,21 @@ class SendProgress:
 
 
 class LingeringClose:
-    """Closes a connection's own half, reads on, and closes the rest once the peer has, or has had its time.
+    """Closes the write side, reads on, and closes the rest once the peer has closed or the time is over.
 
-    What is unread when a socket closes, or arrives later, makes the system reset the connection, which takes back all
-    that the peer has not read yet. TLS half-closes and reads on by itself: its end waits for the peer's.
+    Data that is unread at the close, or that arrives later, makes the system reset the connection. A reset destroys all
+    that the peer has not read. TLS half-closes and reads on by itself: its shutdown waits for the peer's.
     """
 
     __slots__ = ("_abort", "_left", "_loop", "_pace_s", "_progress", "_quiet_s", "_timer", "_transport")
 
     def __init__(self, transport: asyncio.Transport, *, quiet_s: float, pace_s: float, heard_all: bool = False) -> None:
-        """Begins.
+        """Starts to close.
 
         Args:
-            transport: The connection's; what is in its buffer is still sent.
-            quiet_s: How long it reads on when the peer has received everything.
-            pace_s: How long it waits for a peer that takes nothing of what it has not received.
+            transport: The connection's transport; buffered data is still sent.
+            quiet_s: Seconds to read on after the peer has received everything.
+            pace_s: Seconds to wait for a peer that takes none of its unsent data.
             heard_all: Whether the peer has closed its own half.
         """
         self._transport = transport

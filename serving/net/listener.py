@@ -1,4 +1,4 @@
-"""A port: a listening socket, the connections it accepts, and the clock that they share."""
+"""A port: a listening socket, its connections and their common timer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.net")
 
 _ACCEPTS = 64
-"""At most so many new connections in one turn of the loop: those that are there must have theirs."""
+"""Maximum new connections per turn of the loop, so that open connections get their share."""
 
 _REFUSALS = 16
-"""Refused connections of a port that stay open until their clients can have read why; further ones close at once."""
+"""Maximum refused connections of a port that stay open to deliver the reason. More are closed at once."""
 
 _LINGER_S = 1.0
-"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+"""Seconds for which input of a refused client is discarded, so that the client can read the reason."""
 
 _TICK_S = 1.0
 _TELL_S = 10.0
@@ -43,10 +43,10 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class _Accepted(socket.socket):
-    """An accepted socket, which gives its place back with its descriptor.
+    """An accepted socket, which releases its slot together with its descriptor.
 
-    asyncio closes the socket of a transport that ends; uvloop detaches it and closes the descriptor itself. It can be
-    closed for another one as long as it is no connection yet: over TLS that is until the end of the handshake.
+    asyncio closes the socket of a transport that ends; uvloop detaches it and closes the descriptor itself. The limiter
+    may replace the socket until it is a connection: over TLS, until the end of the handshake.
     """
 
     __slots__ = ("_release", "_since", "opening")
@@ -79,7 +79,7 @@ class _Accepted(socket.socket):
 
 
 class _Refused(asyncio.Protocol):
-    """A connection without a place: it is told so, and closed once its client has had the time to read that."""
+    """A refused connection. It sends the reason, and closes after the client had time to read it."""
 
     def __init__(self, all_of_them: set[_Refused], refusal: bytes) -> None:
         self._all = all_of_them
@@ -100,13 +100,13 @@ class _Refused(asyncio.Protocol):
 
 
 class Listener:
-    """One port; it owns the listening socket, and accepts nothing before `start`.
+    """One port. It owns the listening socket, and accepts no connections before `start`.
 
     Args:
-        ports: What its connections share: one of each protocol that is spoken here.
-        limiter: What its connections take places of; without it there is no bound.
-        refusal: What a connection for which there is no place is told, without TLS.
-        plain: Makes what a client is told that sends a request where it should begin TLS; None: it is told nothing.
+        ports: State shared by its connections: one for each protocol of the port.
+        limiter: Limits its connections; None: no limit.
+        refusal: Message to refused connections, without TLS.
+        plain: Returns the message to a client that sends plain HTTP to a TLS port; None: no message.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class Listener:
         self._listen()
 
     async def renew(self) -> None:
-        """Reads the certificates again, for new connections; those that are open go on.
+        """Reloads the certificates for new connections; open connections continue.
 
-        A used context cannot forget an authority or a session, so a new one takes its place.
+        A used context cannot drop an authority or a session, so a new one replaces it.
 
         Raises:
-            CredentialsError: They cannot be used; nothing changes.
+            CredentialsError: The files cannot be used; nothing changes.
         """
         self._context = self._read_context()
 
@@ -164,19 +164,19 @@ class Listener:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open, none is being opened, and none that was refused still reads why."""
+        """Whether no connection is open, opening, or refused and lingering."""
         return not (self.connections or self._opening or self._refused)
 
     async def emptied(self, limit: float = math.inf) -> None:
-        """Waits until it is empty, or until a time of the loop's clock."""
+        """Waits until it is empty, or until `limit` on the loop's clock."""
         loop = asyncio.get_running_loop()
         while not self.is_empty and loop.time() < limit:  # noqa: ASYNC110  once in a lifetime
             await asyncio.sleep(0.01)
 
     def close(self) -> None:
-        """Takes the connections that wait to be accepted, and then no more.
+        """Accepts the connections in the backlog, then closes the listening socket.
 
-        To their clients they have been open for a while: they may have sent a request, which a closed port would reset.
+        For their clients these connections are open: they may have sent requests, which a closed port would reset.
         """
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -202,7 +202,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        """Takes one connection in a turn of the loop, and more where more are found to wait."""
+        """Accepts one connection per turn of the loop, and more per turn while more are waiting."""
         for _ in range(self._accepts):
             try:
                 opened, address = self._socket.accept()
@@ -225,7 +225,7 @@ class Listener:
         self._accepts = min(_ACCEPTS, 2 * self._accepts)
 
     async def _open(self, accepted: _Accepted) -> None:
-        """Makes a connection of a socket; over TLS that takes as long as the client's handshake."""
+        """Opens a connection on a socket; over TLS this includes the handshake."""
         tls = self._tls
         try:
             if tls is not None and self._plain and await _speaks_plainly(accepted, tls.handshake_s):
@@ -241,12 +241,12 @@ class Listener:
                 ssl_handshake_timeout=None if tls is None else tls.handshake_s,
                 ssl_shutdown_timeout=None if tls is None else tls.goodbye_s,
             )
-        except OSError:  # the client has gone or agrees on no TLS
+        except OSError:  # the client has gone, or the TLS handshake failed
             accepted.close()
 
     def _opened(self, accepted: _Accepted, task: asyncio.Task[None]) -> None:
         self._opening.discard(accepted)
-        if task.cancelled() or task.exception() is not None:  # perhaps before it began
+        if task.cancelled() or task.exception() is not None:  # perhaps before it started
             accepted.close()
 
     def _refuse(self, opened: socket.socket) -> None:
@@ -259,7 +259,7 @@ class Listener:
             if self._refusal:
                 opened.send(self._refusal)
                 opened.shutdown(socket.SHUT_WR)
-                # What is unread when a socket closes takes back what was sent.
+                # Unread data would reset the connection and destroy the message.
                 opened.recv(1 << 16)
 
     async def _tell_refused(self, opened: socket.socket, refused: _Refused) -> None:
@@ -270,7 +270,7 @@ class Listener:
             opened.close()
 
     def _pause(self, error: OSError) -> None:
-        """Lets new connections wait for a descriptor, which an idle connection gives up if there is one."""
+        """Pauses accepting while descriptors are short, and closes an idle connection if there is one."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._told_at >= _TELL_S:
             self._told_at = loop.time()
@@ -282,10 +282,10 @@ class Listener:
 
 
 async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
-    """Waits for a client's first byte: whether it begins the name of a method, as no handshake does.
+    """Waits for a client's first byte; True if it starts an HTTP method, as no TLS handshake does.
 
     Raises:
-        TimeoutError: It does not come.
+        TimeoutError: No byte arrived in time.
     """
     loop, came = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(accepted, came.set)
@@ -298,4 +298,4 @@ async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
 
 
 def _nothing() -> None:
-    """There is no place to give back."""
+    """Releases no slot, for a port without limiter."""

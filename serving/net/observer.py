@@ -1,4 +1,4 @@
-"""What becomes of requests, told once their replies are sent: counts, the access log, spans; see `RequestTrace`."""
+"""Observes finished requests after their replies: counts, access log and spans; see `RequestTrace`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class RequestObserver:
-    """Counts the answers of each request that has ended, and hands on its trace.
+    """Counts the answers of each finished request, and passes on its trace.
 
     Attributes:
-        detailed: Whether anybody reads traces; if not, they need no more in them than answers and an error.
+        detailed: Whether traces are read; if not, they hold only answers and an error.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class RequestObserver:
         self.detailed = bool(sinks)
 
     def end(self, trace: RequestTrace) -> None:
-        """Ends the trace. Where it is written down, that waits for the replies that go out now."""
+        """Ends the trace. Its consumers, if any, run after the replies of this turn of the loop."""
         trace.ended = time.perf_counter()
         if self.detailed:
             asyncio.get_running_loop().call_soon(self._tell, trace)
         else:
-            self._tell(trace)  # takes less than another turn of the event loop would
+            self._tell(trace)  # cheaper than another turn of the event loop
 
     def _tell(self, trace: RequestTrace) -> None:
         outcomes = trace.let_go() if self.detailed else trace.outcomes

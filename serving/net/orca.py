@@ -1,10 +1,11 @@
-"""Load reports of ORCA (Open Request Cost Aggregation), which balancers such as Envoy and gRPC's clients read.
+"""ORCA load reports (Open Request Cost Aggregation) for load balancers such as Envoy and gRPC clients.
 
-A reply carries one in the header `endpoint-load-metrics`, in the form that the request's `endpoint-load-metrics-format`
-names, and a call in the trailer `endpoint-load-metrics-bin` (gRPC proposal A51). `OpenRcaService` streams them.
+An HTTP reply carries one in the header `endpoint-load-metrics`, in the format that the request's
+`endpoint-load-metrics-format` names. A gRPC call carries one in the trailer `endpoint-load-metrics-bin` (gRPC proposal
+A51). `OpenRcaService` streams them.
 
-Who asks for TEXT gets what ORCA's proposal shows, as Triton writes it: `name=value`. Envoy reads `name:value` there and
-refuses the proposal's form, so who does not ask gets JSON, which all read.
+TEXT follows ORCA's proposal, as Triton does: `name=value`. Envoy expects `name:value` and rejects the proposal's
+format. Clients that ask for no format therefore get JSON, which all support.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ TRAILER = "endpoint-load-metrics-bin"
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """How busy this replica is.
+    """The load of this replica.
 
     Attributes:
-        application_utilization: From 0 to 1: the predicted wait in proportion to itself and a text's cost, which is the
-            utilisation of a queue with one server where waits are as long as that (M/M/1).
-        rps_fractional: Requests answered a second, lately.
-        named_metrics: Figures of our own.
+        application_utilization: From 0 to 1: predicted wait / (predicted wait + cost of a text). This is the
+            utilization of an M/M/1 queue with the same mean wait.
+        rps_fractional: Recent requests per second.
+        named_metrics: This server's own metrics.
     """
 
     application_utilization: float
@@ -41,7 +42,7 @@ class LoadReport(msgspec.Struct, frozen=True):
         return OrcaLoadReport(**msgspec.structs.asdict(self))
 
     def header(self, form: bytes) -> bytes:
-        """A line of a reply's head in the form TEXT, JSON or BIN; nothing for another one."""
+        """The header line in the format TEXT, JSON or BIN; empty for any other format."""
         match form.strip().upper():
             case b"TEXT":
                 named = {f"named_metrics.{name}": value for name, value in self.named_metrics.items()}
@@ -60,16 +61,16 @@ class LoadReport(msgspec.Struct, frozen=True):
         return b"endpoint-load-metrics: %b\r\n" % value.encode()
 
     def trailer(self) -> tuple[str, str]:
-        """The trailer of a call; padded, as Envoy reads no other base64, and gRPC's clients read both."""
+        """The trailer of a call. It is padded base64: Envoy reads only that, and gRPC clients read both."""
         return TRAILER, b64encode(self.message().SerializeToString()).decode()
 
 
 class LoadReports:
-    """Who gets a report: each that asks, or everybody.
+    """Which replies carry a report: those to requests that ask, or all.
 
     Attributes:
-        report: Makes one.
-        usual_form: The form for those that do not ask; None where they get none.
+        report: Returns the current report.
+        usual_form: Format for requests that do not ask; None: no report.
     """
 
     def __init__(self, report: Callable[[], LoadReport], sent: Literal["asked", "always"]) -> None:

@@ -1,4 +1,4 @@
-"""The ports, taken before anything slow is imported or loaded."""
+"""The server's ports, opened before slow imports and model loading."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 
 _ALL = "::"
-"""Every address, of IPv6 and of IPv4; of IPv4 alone where the system has no IPv6. So images and manifests need no other
-address for clusters of either family, or of both."""
+"""All addresses, IPv6 and IPv4; IPv4 alone if the system has no IPv6. Images and manifests therefore need no other
+address for single-stack or dual-stack clusters."""
 
-_ALL_IPV4 = "0.0.0.0"  # noqa: S104  asked for by name
+_ALL_IPV4 = "0.0.0.0"  # noqa: S104  requested explicitly
 _NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
-"""Seconds, seconds, count: a peer that has vanished without a word is found out within two minutes."""
+"""Idle seconds, interval in seconds, count: a dead peer is detected within two minutes."""
 
 _AGE_SPREAD = 0.1
-"""As gRPC's own servers spread theirs (proposal A9)."""
+"""Jitter of the maximum connection age, as a fraction; the same as in gRPC's servers (proposal A9)."""
 
 _MAX_DESCRIPTORS = 65_536
-"""More are never asked for: some libraries close every number up to the limit in the processes that they start."""
+"""Upper bound for the limit of open files: some libraries close every number up to the limit in processes that they
+start."""
 
 
 PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics", "agent_port": "agent checks"}
-"""Settings that name a port, and what it is for."""
+"""Settings that name a port, and the port's purpose in messages."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,10 +49,10 @@ class Ports:
 
     @classmethod
     def open(cls, settings: Settings) -> Ports:
-        """Takes the ports.
+        """Opens the ports.
 
         Raises:
-            StartupError: One of them cannot be had; the message names it.
+            StartupError: A port is not available; the message names it.
         """
         http, grpc, metrics = [open_port(settings, name) for name in ("http_port", "grpc_port", "metrics_port")]
         return cls(http, grpc, metrics, None if settings.agent_port is None else open_port(settings, "agent_port"))
@@ -63,13 +64,13 @@ class Ports:
 
 
 def open_port(settings: Settings, name: str) -> socket.socket:
-    """The listening socket of a setting that names a port; raises `StartupError` as `bind`."""
+    """The listening socket of a port setting. Raises `StartupError` as `bind` does."""
     flag = "--" + name.replace("_", "-")
     return bind(settings.host, getattr(settings, name), f"{PURPOSES[name]} ({flag})")
 
 
 def bind(host: str, port: int, purpose: str) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises `StartupError` where the address cannot be had."""
+    """A listening socket; port 0 picks a free port. Raises `StartupError` if the address is not available."""
     try:
         return _listening(host, port)
     except OSError as error:
@@ -85,7 +86,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == _ALL:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever net.ipv6.bindv6only says
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # overrides net.ipv6.bindv6only
         opened.bind(address)
         opened.listen(BACKLOG)
     except OSError:
@@ -96,13 +97,13 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def descriptor_limit() -> int:
-    """Files that this process may have open; an unlimited number counts as the most that are asked for."""
+    """Maximum open files of this process; unlimited counts as `_MAX_DESCRIPTORS`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one, as far as it makes sense; engine processes inherit it."""
+    """Raises the soft limit of open files to the hard limit, up to a maximum. Engine processes inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
@@ -111,16 +112,16 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_alive(opened: socket.socket) -> None:
-    """Probes silent peers; connections inherit that from the socket that accepts them."""
+    """Enables TCP keepalive; connections inherit it from the listening socket."""
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         opened.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def lifetime_s(settings: Settings) -> float:
-    """Seconds for which a new connection is used; infinity means until its client closes it.
+    """Maximum age of a new connection, in seconds; infinity: no maximum.
 
-    Connections that were opened together, as after a restart, do not end together.
+    Jitter keeps connections that opened together, as after a restart, from ending together.
     """
     age_s = settings.max_connection_age_s
     return age_s * random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD) if age_s else math.inf  # noqa: S311  no secret

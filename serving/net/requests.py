@@ -1,4 +1,4 @@
-"""What requests of both ports bring: header fields, an id, a priority, perhaps a compressed body."""
+"""Parts of requests on both ports: header fields, request id, and compressed bodies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RecordError = Callable[[BertserveError, str, str, str], None]
-"""Called with each error that a client gets, the id of its request, the protocol, and the model or an empty name."""
+"""Called with each error that a client receives, the request's id, the protocol, and the model's name or ""."""
 
 COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-"""Encodings of bodies, as zlib's `wbits`; `deflate` is zlib's format, as HTTP and gRPC mean it."""
+"""Body encodings as zlib's `wbits`. `deflate` is the zlib format, as in HTTP and gRPC."""
 
 _SINGLE = frozenset(
     {
@@ -34,20 +34,20 @@ _SINGLE = frozenset(
         *(b"x-request-priority", b"x-request-timeout-ms"),
     }
 )
-"""Fields that are read here and are no lists. A second line that repeats the first counts for nothing; another value is
-refused, as nobody knows which one a proxy before this server has looked at.
+"""Single-valued fields that the server reads. A second line with the same value is ignored. Another value is rejected,
+because a proxy before this server may have used either one.
 
-All others are joined, as lists (RFC 9110, 5.3). Two lines of `traceparent` so become a value that is none, as W3C's
-Trace Context wants it, and two of `x-request-id` are replaced.
+All other fields are joined as lists (RFC 9110, 5.3). Two lines of `traceparent` thereby become an invalid value, as
+W3C's Trace Context requires. Two of `x-request-id` are replaced by a generated id.
 """
 
 _ONE_LINE = frozenset({b"host"})
-"""Those that are refused even where both lines agree (RFC 9112, 3.2)."""
+"""Fields that are rejected even if both lines agree (RFC 9112, 3.2)."""
 
 _SEPARATORS: Mapping[bytes, bytes] = {b"cookie": b"; "}
 
 _MAX_MEMBERS = 1000
-"""Of a gzip file: empty ones would bring nothing and take time."""
+"""Maximum members of a gzip file: empty members cost time and carry no data."""
 
 _HARMLESS = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _serial = itertools.count(1)
@@ -55,10 +55,10 @@ _process = os.urandom(6).hex()
 
 
 def combined(name: bytes, first: bytes, second: bytes) -> bytes:
-    """The value of a field, by its lower-case name, that comes on one line more.
+    """The value of a field that has another line, by its lower-case name.
 
     Raises:
-        MalformedRequest: It may come only once.
+        MalformedRequest: The field must not be repeated.
     """
     if name in _ONE_LINE or (name in _SINGLE and first != second):
         raise MalformedRequest(f"more than one header {name.decode().title()}; send it once")
@@ -66,12 +66,12 @@ def combined(name: bytes, first: bytes, second: bytes) -> bytes:
 
 
 def joined(name: bytes, first: bytes, second: bytes) -> bytes:
-    """The same where nothing is refused: two values of a field that has one make a value that is none."""
+    """As `combined`, without rejection: two different values of a single-valued field become an invalid value."""
     return first if name in _SINGLE and first == second else first + _SEPARATORS.get(name, b", ") + second
 
 
 def gathered(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Fields by name; those that come more than once are `joined`."""
+    """Fields by name; repeated fields are `joined`."""
     values = dict(fields)
     if len(values) < len(fields):
         values.clear()
@@ -81,29 +81,29 @@ def gathered(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def words(value: bytes) -> list[bytes]:
-    """The members of a list of words, in lower case."""
+    """The members of a comma-separated list, in lower case."""
     return [word.strip(b" \t") for word in value.lower().split(b",")]
 
 
 def request_id(wanted: bytes | None) -> str:
-    """The client's id where it is harmless in a log, else one of our own."""
+    """The client's id if it is safe in a log, else a generated one."""
     if wanted is not None and _HARMLESS.fullmatch(wanted):
         return wanted.decode("ascii")
     return f"{_process}-{next(_serial):x}"
 
 
 def is_zlib(data: bytes) -> bool:
-    """Whether it begins as zlib's format does (RFC 1950, 2.2); what deflate alone begins with is never the same."""
+    """Whether the data has a zlib header (RFC 1950, 2.2). Raw deflate data never starts like that."""
     return len(data) > 1 and data[0] & 0x8F == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
 
 
 def inflated(data: bytes, wbits: int, limit: int) -> bytes:
-    """Decompresses a body; never makes more than one byte beyond the limit.
+    """Decompresses a body, and never produces more than one byte beyond the limit.
 
     A gzip file may have several members (RFC 1952, 2.2).
 
     Raises:
-        MalformedRequest: It is not of its encoding, ends too early or goes on behind its end.
+        MalformedRequest: The body is not in its encoding, ends too early, or has trailing bytes.
         BodyTooLarge: It grows beyond the limit.
     """
     pieces: list[bytes] = []
@@ -129,17 +129,18 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
 async def inflate(
     large_body_lock: asyncio.Lock, grow: Callable[[int], bool], data: bytes, wbits: int, limit: int
 ) -> bytes:
-    """Decompresses a body as `inflated`, in a thread, in its turn: small bodies could make many large ones at once.
+    """Decompresses a body as `inflated`, in a thread, one at a time: many small bodies could grow large.
 
     Args:
-        large_body_lock: Held by the one that grows, until the thread ends, which goes on where the client leaves.
-        grow: Counts so many bytes more, or less; whether there is room. It is asked for as much as the body may become.
+        large_body_lock: Held until the thread ends, even if the client leaves.
+        grow: Reserves or, for a negative size, releases bytes; False if none are left. It is first asked for `limit`
+            bytes.
         data: The body.
-        wbits: As zlib has it.
-        limit: Bytes that it may grow to.
+        wbits: The encoding, in zlib's terms.
+        limit: Maximum size of the result, in bytes.
 
     Raises:
-        BuffersFull: There is no room.
+        BuffersFull: The buffer budget is spent.
     """
     await large_body_lock.acquire()
     if not grow(limit):

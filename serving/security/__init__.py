@@ -1,1 +1,1 @@
-"""Who may ask, over what: API keys, TLS, and the files they come from."""
+"""Authentication and TLS: API keys, certificates, and their files."""

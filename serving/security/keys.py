@@ -1,6 +1,6 @@
-"""API keys: a file of them, and whether a request brings one.
+"""API keys: a file of keys, and the check of requests.
 
-One key a line; blank lines and what follows a `#` are ignored. Of the keys only digests are kept.
+The file has one key per line; blank lines and text after a `#` are ignored. Only digests of the keys are kept.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 
 _KEY = re.compile(rb"[A-Za-z0-9._~+/-]{16,512}=*")
-"""What `Authorization: Bearer` can carry (RFC 6750, 2.1), and long enough not to be guessed."""
+"""The syntax of `Authorization: Bearer` (RFC 6750, 2.1), and too long to guess."""
 
 _REMEMBERED = 256
 
 
 class ApiKeys:
     def __init__(self, path: Path) -> None:
-        """Reads the file; raises CredentialsError where it holds no keys, or something else."""
+        """Reads the file; raises CredentialsError if it holds no keys or an invalid line."""
         self.path = path
         self.reload()
 
@@ -33,20 +33,20 @@ class ApiKeys:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Reads the file again; where that raises CredentialsError, the keys stay as they are."""
+        """Reloads the file. If that raises CredentialsError, the keys stay the same."""
         self._digests = read_keys(self.path)
         self._good: set[bytes] = set()
 
     def allow(self, authorization: bytes | None) -> bool:
-        """Whether the value of an `Authorization` field carries one of the keys.
+        """Whether the value of an `Authorization` header carries one of the keys.
 
-        Values that did are remembered. Looking one up leaks no timing: a set compares whole hashes, whose secret is the
-        process's own, before it compares bytes.
+        Accepted values are cached. The lookup leaks no timing: a set compares whole hashes, keyed with a secret of the
+        process, before it compares bytes.
         """
         return authorization in self._good or (authorization is not None and self._prove(authorization))
 
     def _prove(self, authorization: bytes) -> bool:
-        """Compares with every key, in a time that depends on their number alone."""
+        """Compares with every key, in a time that depends only on the number of keys."""
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         matches = False
@@ -60,7 +60,7 @@ class ApiKeys:
 
 
 def owner_of(authorization: bytes | None) -> str:
-    """What stands for the key of a request in what is kept for it: a digest of the key's digest; empty for none."""
+    """The owner of stored objects: a digest of the key's digest; empty without a key."""
     if authorization is None:
         return ""
     key = authorization.partition(b" ")[2].strip()
@@ -68,7 +68,7 @@ def owner_of(authorization: bytes | None) -> str:
 
 
 def refusal(authorization: bytes | None) -> Unauthenticated:
-    """The refusal of a request whose `Authorization` carries none of the keys."""
+    """The error for an `Authorization` header without a valid key."""
     if authorization is None:
         return Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`")
     return Unauthenticated("the `Authorization` sent is not `Bearer` and one of this server's API keys")
@@ -78,7 +78,7 @@ def read_keys(path: Path) -> list[bytes]:
     """The SHA-256 of each key in a file.
 
     Raises:
-        CredentialsError: It cannot be read, holds no key, or a line that cannot be one.
+        CredentialsError: The file cannot be read, holds no key, or has an invalid line.
     """
     try:
         with path.open("rb") as opened:

@@ -1,13 +1,14 @@
-"""TLS, and mutual TLS.
+"""TLS and mutual TLS.
 
-TLS 1.2 at least; of its cipher suites those with forward secrecy and authenticated encryption. Whenever a file
-changes, all is made anew: certificates that are trusted no more are refused at once, and no earlier session is resumed.
+TLS 1.2 or newer, with cipher suites that have forward secrecy and authenticated encryption. Each change of a file
+creates a new context. Certificates that are no longer trusted are therefore rejected at once, and no earlier session is
+resumed.
 """
 
 from __future__ import annotations
 
 import ssl
-from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # typeshed leaves it out
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # missing in typeshed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2; those of 1.3 are all good."""
+"""Cipher suites for TLS 1.2; all of TLS 1.3's are acceptable."""
 
 MIN_GOODBYE_S = 5.0
-"""For at least this long, what a refused client still sends is thrown away, so that it can read the refusal."""
+"""Minimum seconds for which input of a rejected client is discarded, so that the client can read the rejection."""
 
 
 class HalfOpen(ssl.SSLObject):
-    """One side of a connection on which the other may say that it sends no more, and still be answered.
+    """The server's side of a TLS connection that still replies after the client's close_notify.
 
-    asyncio and uvloop end a connection at once when its client says so (close_notify). They never learn it where
-    `on_end` is set, which is called instead: before what was read earlier is handed on.
+    asyncio and uvloop end a connection at once on close_notify. With `on_end` set they do not see it; `on_end` is
+    called instead, before earlier data has been passed on.
     """
 
     on_end: Callable[[], object] | None = None
@@ -43,13 +44,13 @@ class HalfOpen(ssl.SSLObject):
 
 @dataclass(slots=True, frozen=True)
 class Tls:
-    """What the connections of a server are secured with.
+    """The TLS configuration of a server.
 
     Attributes:
-        certificate: File of the server's certificate and those between it and its authority.
-        client_ca: File of the authorities whose certificates clients must show; None asks for none.
-        handshake_s: How long a handshake may take.
-        goodbye_s: How long a peer may take to read the rest and to answer the end.
+        certificate: File of the server's certificate chain.
+        client_ca: File of authorities for client certificates; None: clients need no certificate.
+        handshake_s: Maximum duration of a handshake.
+        goodbye_s: Maximum time for a peer to read the rest and to answer the shutdown.
     """
 
     certificate: Path
@@ -63,12 +64,12 @@ class Tls:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def expires_at(self) -> float:
-        """When the server's certificate ends, in seconds since 1970."""
-        # The module's public part shows certificates of authorities and of peers alone.
+        """Expiry time of the server's certificate, in seconds since 1970."""
+        # The public API of `ssl` decodes only certificates of authorities and peers.
         return float(ssl.cert_time_to_seconds(_test_decode_cert(str(self.certificate))["notAfter"]))
 
     def context(self, protocol: str) -> ssl.SSLContext:
-        """A context for a server that speaks one protocol, as ALPN names it; raises CredentialsError."""
+        """A server context for one ALPN protocol; raises CredentialsError."""
         context = _context()
         context.sslobject_class = HalfOpen
         context.set_alpn_protocols([protocol])
@@ -80,17 +81,17 @@ class Tls:
 
 
 def check_certificate(path: Path) -> None:
-    """Raises CredentialsError where a file holds no certificates."""
+    """Raises CredentialsError if a file holds no certificates."""
     load_authorities(_context(), path)
 
 
 def check_pair(certificate: Path, key: Path) -> None:
-    """Raises CredentialsError where a key cannot be used, or is not the certificate's."""
+    """Raises CredentialsError if a key cannot be used or does not match the certificate."""
     load_pair(_context(), certificate, key)
 
 
 def load_authorities(context: ssl.SSLContext, path: Path) -> None:
-    """Trusts the certificates of a file; raises CredentialsError where there are none."""
+    """Trusts the certificates of a file; raises CredentialsError if there are none."""
     _check_readable(path)
     try:
         context.load_verify_locations(path)
@@ -99,7 +100,7 @@ def load_authorities(context: ssl.SSLContext, path: Path) -> None:
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Uses a certificate and its key; raises CredentialsError where they cannot be used, or do not belong together."""
+    """Loads a certificate and its key; raises CredentialsError if they cannot be used or do not match."""
     check_certificate(certificate)
     _check_readable(key)
     try:

@@ -1,7 +1,7 @@
-"""Files that may change while the server runs, looked at twice a second.
+"""Watches files that may change while the server runs, by polling twice a second.
 
-A change counts once it has stood for half a second, so that a file that is being written, or a certificate whose key
-has not followed yet, is left alone. Links are followed: Kubernetes changes a mounted Secret by moving one.
+A change takes effect once it has been stable for half a second. This skips files that are being written, and
+certificates whose key has not followed yet. Links are followed: Kubernetes changes a mounted Secret by moving a link.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class FileWatch:
         self._watched: list[_Watched] = []
 
     def states(self) -> dict[str, float]:
-        """For each group of files 1, or 0 where what is there now cannot be used."""
+        """For each group of files 1, or 0 if its current content cannot be used."""
         return {"API keys": 1.0, "certificates": 1.0} | {one.what: float(one.good) for one in self._watched}
 
     def add(self, what: str, paths: Sequence[Path], reload: Callable[[], Awaitable[str]]) -> None:
-        """Watches files that are read together and have been read just now; `what` is their name in the log.
+        """Watches a group of files that have just been read; `what` is the group's name in the log.
 
-        `reload` reads them again, returns for the log what they hold now, and raises CredentialsError where they cannot
-        be used.
+        `reload` reads them again and returns a description of their content for the log. It raises CredentialsError if
+        they cannot be used.
         """
         now = _signature(paths)
         self._watched.append(_Watched(what, paths, reload, now, now))
 
     async def run(self) -> None:
-        """Looks until it is cancelled, if there is anything to look at."""
+        """Polls until it is cancelled; returns at once if there are no files."""
         while self._watched:
             await asyncio.sleep(_POLL_S)
             for watched in self._watched:
@@ -79,7 +79,7 @@ def _signature(paths: Sequence[Path]) -> _Signature:
 
 
 def _signature_of(path: Path) -> tuple[int, int, int, int] | None:
-    """What changes when the file does; None while it cannot be seen."""
+    """A value that changes with the file; None if the file cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116  twice as fast as Path.stat
     except OSError:

@@ -1,4 +1,4 @@
-"""Cohere's API: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`; Jina's and vLLM's rerankers speak the last."""
+"""Cohere's API: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`. Jina and vLLM share the rerank format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _EMBED, _RANK = JsonDecoder(CohereEmbedRequest), JsonDecoder(RankingRequest)
 _TRUNCATE: dict[str, Truncate] = {"NONE": False, "START": "left", "END": "right"}
 _TEXT = "text"
 
-# Examples for the document.
+# Examples for the OpenAPI document.
 _TEXTS = {"texts": ["What is a T4?", "A graphics card."], "input_type": "search_document"}
 _TYPED = {**_TEXTS, "embedding_types": ["float", "int8"]}
 RANKED = {"query": "What is a T4?", "documents": ["A teapot.", "A graphics card."], "top_n": 1}
@@ -84,7 +84,7 @@ async def rerank_v1(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 def brings_documents(body: bytes) -> bool:
-    """Whether a body is a `RankingRequest`, not one of TEI's, which brings `texts`."""
+    """Whether a body is a `RankingRequest`. TEI's requests have `texts` instead."""
     if b'"documents"' not in body:
         return False
     try:
@@ -143,7 +143,7 @@ def _texts(message: CohereEmbedRequest) -> list[str]:
 
 
 async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: bool = False) -> HttpReply:
-    """Orders documents; `repeat` puts each beside its score where the request does not say."""
+    """Reranks documents. `repeat` returns each document with its score, unless the request says otherwise."""
     message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
@@ -174,13 +174,13 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
 
 
 def _model(context: AppContext, http: HttpRequest, named: str | None, task: str) -> ServedModel:
-    """The model that the path names, else the one of the body."""
+    """The model named by the path, else by the body."""
     name = http.parameters.get("model") or context.repository.named_or_only(named, task)
     return context.repository.find(name, task=task)
 
 
 def _read(index: int, document: str | dict[str, str], fields: Sequence[str]) -> str:
-    """What is read of a document."""
+    """The text of a document that the model reads."""
     if isinstance(document, str):
         return document
     try:
@@ -205,10 +205,10 @@ def _windows(most: int | None) -> Windows | None:
 async def _shortened(
     context: AppContext, model: ServedModel, texts: Sequence[str], tokens: int, field: str, *, truncate: Truncate
 ) -> tuple[list[str], int]:
-    """Texts of at most so many tokens, and how many were cut off.
+    """Texts cut to at most `tokens` tokens, and the number of tokens cut.
 
     Raises:
-        InvalidRequest: `tokens` is below 1, or a text has more and may not be cut.
+        InvalidRequest: `tokens` is below 1, or a longer text must not be cut.
     """
     if tokens < 1:
         raise InvalidRequest(f"`{field}` is {tokens}; at least 1 is taken")
@@ -228,5 +228,5 @@ async def _shortened(
 
 
 def _head(outcome: Outcome[Any], cut: int) -> bytes:
-    """What every reply carries, with what was cut off before the pipeline got the texts."""
+    """The headers of every reply; the truncated tokens include those cut before the pipeline."""
     return outcome_head(msgspec.structs.replace(outcome, truncated_tokens=outcome.truncated_tokens + cut))

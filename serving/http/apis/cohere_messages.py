@@ -1,4 +1,4 @@
-"""What Cohere's routes take and answer, and those of Jina's and vLLM's rerankers."""
+"""Request and reply types of Cohere's routes, and of the rerank APIs of Jina and vLLM."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from serving.inference.requests import InputType  # noqa: TC001  likewise
 
 
 class TextPart(msgspec.Struct, tag="text", forbid_unknown_fields=True):
-    """A part of an input that is text."""
+    """A text part of an input."""
 
     text: str
 
 
 class ImagePart(msgspec.Struct, tag="image_url", forbid_unknown_fields=True):
-    """A part that is an image; it is refused."""
+    """An image part of an input; rejected."""
 
     image_url: Any
 
 
 class MixedInput(msgspec.Struct, forbid_unknown_fields=True):
-    """An input in parts, which are embedded as one text, each on a line of its own."""
+    """An input in parts. Its text parts are joined by newlines and embedded as one text."""
 
     content: list[TextPart | ImagePart]
 
 
 class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed, as Cohere's clients ask.
+    """Texts to embed, in Cohere's format.
 
     Attributes:
         texts: The texts.
-        inputs: The same as parts, in place of `texts`.
-        images: Refused: the models here read text.
-        model: Name of a model; with one model for this, any name is taken and the true one answered.
-        input_type: What the texts are for, which chooses one of the model's prompts; `image` is refused.
-        embedding_types: The forms wanted of each vector; null means `float`.
-        truncate: Which end of a text that is too long is cut; `NONE` refuses it; null means the server's default, and
-            the model's own end.
-        output_dimension: Keep only the first so many components.
-        max_tokens: Of each text so many tokens are embedded, special tokens and a prompt's not counted.
+        inputs: The texts as parts, instead of `texts`.
+        images: Rejected: the models here embed text.
+        model: Name of a model. If only one model can answer, any name is accepted, and the reply has the real one.
+        input_type: Purpose of the texts, which selects one of the model's prompts; `image` is rejected.
+        embedding_types: Formats of the vectors; null: `float`.
+        truncate: End at which long texts are cut; `NONE` rejects them. Null: the server's default, at the model's own
+            end.
+        output_dimension: Number of leading components to keep.
+        max_tokens: Maximum tokens of each text to embed, without special tokens and the prompt.
     """
 
     owners: ClassVar[Owners] = documented.COHERE_EMBED
@@ -61,7 +61,7 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EmbeddingsByType(msgspec.Struct, rename={"floats": "float"}, omit_defaults=True):
-    """The vectors of all texts in each of the forms that were asked for."""
+    """The vectors of all texts in each requested format."""
 
     floats: list[list[float]] | None = None
     int8: list[list[int]] | None = None
@@ -78,13 +78,13 @@ class ApiVersion(msgspec.Struct):
 
 
 class TokenCount(msgspec.Struct):
-    """Tokens computed, special tokens included."""
+    """Computed tokens, including special tokens."""
 
     input_tokens: int
 
 
 class EmbeddingMeta(msgspec.Struct):
-    """What came with the vectors."""
+    """The API version and the tokens of an embed reply."""
 
     api_version: ApiVersion
     billed_units: TokenCount
@@ -94,12 +94,12 @@ class CohereEmbedReply(msgspec.Struct):
     """The vectors in the order of the texts.
 
     Attributes:
-        id: The request's.
-        response_type: Which of the two shapes `embeddings` has.
-        embeddings: A list for each text where version 1 was asked for no types, else a list for each type.
-        texts: The texts as they came.
-        model: The one that answered.
-        meta: The version of the API, and the tokens computed.
+        id: The request's id.
+        response_type: The shape of `embeddings`.
+        embeddings: A list of vectors for version 1 without types, else a list of vectors for each type.
+        texts: The texts of the request.
+        model: The model that answered.
+        meta: The version of the API, and the computed tokens.
     """
 
     id: str
@@ -111,20 +111,19 @@ class CohereEmbedReply(msgspec.Struct):
 
 
 class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Documents to order by how well they answer a query.
+    """Documents to rank by relevance to a query.
 
     Attributes:
         query: The query.
         documents: The documents, as texts or objects of texts.
-        model: Name of a model; with one model for this, any name is taken and the true one answered.
-        top_n: Answer the best so many; null means all.
-        top_k: The same in Voyage's word; `top_n` goes before it.
-        return_documents: Repeat each document beside its score; null means yes on `/rerank` and no on Cohere's routes.
-        rank_fields: The fields of a document that is an object which are read, each on a line; null means `text`.
-        max_tokens_per_doc: Of each document so many tokens are read; null, or more than the model takes, means as many
-            as that.
-        max_chunks_per_doc: A longer document is read in so many overlapping windows, of which the best score counts;
-            null means one, which cuts it.
+        model: Name of a model. If only one model can answer, any name is accepted, and the reply has the real one.
+        top_n: Number of best documents to return; null: all.
+        top_k: The same in Voyage's API; `top_n` takes precedence.
+        return_documents: Return each document with its score; null: yes on `/rerank`, no on Cohere's routes.
+        rank_fields: Fields to read of documents that are objects, joined by newlines; null: `text`.
+        max_tokens_per_doc: Maximum tokens of each document to read; null, or more than the model's limit: that limit.
+        max_chunks_per_doc: Maximum overlapping windows of a long document to read. The best score counts. Null: one,
+            which truncates the document.
     """
 
     owners: ClassVar[Owners] = documented.RANKING
@@ -141,7 +140,7 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
-    """A document's score, between 0 and 1, and its index in the request; `document` as it came, a text as `text`."""
+    """A document's score, between 0 and 1, and its index in the request. A text `document` is returned as `text`."""
 
     index: int
     relevance_score: float
@@ -149,14 +148,14 @@ class Ranked(msgspec.Struct, omit_defaults=True):
 
 
 class RankingMeta(msgspec.Struct):
-    """What came with the answer."""
+    """The API version and the tokens of a rerank reply."""
 
     api_version: ApiVersion
     tokens: TokenCount
 
 
 class RankingReply(msgspec.Struct):
-    """The documents, best first; `id` is the request's, `model` the one that answered."""
+    """The documents, best first; `id` is the request's id, `model` the model that answered."""
 
     id: str
     results: list[Ranked]

@@ -1,6 +1,6 @@
 """The console: the page at `/` and its files, each by its exact name.
 
-They hold no data and need no key: what the page shows it asks for itself, on the routes that everybody has.
+The files hold no data and need no key. The page requests its data from the public API routes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
         *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
-        # The browser itself refuses innerHTML and its like.
+        # Makes browsers block innerHTML and similar sinks.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
@@ -67,7 +67,7 @@ def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
 
     @router.get(path, docs, summary=summary, public=True)
     async def serve(_: AppContext, http: HttpRequest) -> HttpReply:
-        # Among several, or weakened by a proxy on the way, the tag means the same.
+        # The tag matches also in a list of tags, or if a proxy has made it weak.
         return unchanged if entity in (http.header(b"if-none-match") or b"") else reply
 
 

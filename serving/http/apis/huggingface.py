@@ -1,8 +1,8 @@
-"""The tasks in the shapes of Hugging Face's inference API: `/classify`, `/answer`, `/tag`, `/fill-mask`.
+"""The tasks in the format of Hugging Face's inference API: `/classify`, `/answer`, `/tag`, `/fill-mask`.
 
-A request is `{"inputs": ..., "parameters": {...}}`. One input is answered by its own result, a list of
-inputs by a list of results. `/` and `/models/{model}` answer as the model's task does, for clients that know a
-server by its address alone; so do SageMaker's `/invocations` and Vertex AI's `/vertex`.
+A request is `{"inputs": ..., "parameters": {...}}`. One input returns its own result; a list of inputs returns a list
+of results. `/` and `/models/{model}` answer by the model's task, for clients that know only a server's address. So do
+SageMaker's `/invocations` and Vertex AI's `/vertex`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to embed.
+    """Embedding options.
 
     Attributes:
-        normalize: Scale vectors to length 1; null means as the model's own folder says.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the model's own.
-        prompt_name: One of the model's prompts, put before each text.
-        input_type: What the texts are for, which chooses a prompt in place of its name.
-        dimensions: Keep only the first so many components.
+        normalize: Scale vectors to length 1; null: as the model's folder says.
+        truncate: Truncate long inputs; null: the server's default.
+        truncation_direction: End at which inputs are cut; null: the model's own.
+        prompt_name: Name of the model's prompt to prepend to each text.
+        input_type: Purpose of the texts, which selects a prompt instead of its name.
+        dimensions: Number of leading components to keep.
     """
 
     owners: ClassVar[Owners] = documented.FEATURES
@@ -69,12 +69,12 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class FeatureRequest(FeatureParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Texts to embed, or sentences to compare with one; the fields beside `inputs` go before those in `parameters`.
+    """Texts to embed, or sentences to compare. Fields beside `inputs` take precedence over `parameters`.
 
     Attributes:
-        inputs: One input or a list of them; or a sentence and those that it is compared with.
+        inputs: One input or a list of inputs; or a sentence and the sentences to compare it with.
         encoding_format: Vectors are lists of numbers here.
-        parameters: The same fields, where clients of other tasks have them.
+        parameters: The same fields, in the place where other tasks have them.
         options: Not used.
     """
 
@@ -85,23 +85,23 @@ class FeatureRequest(FeatureParameters, frozen=True, kw_only=True, forbid_unknow
 
 
 class TextPair(msgspec.Struct, forbid_unknown_fields=True):
-    """A text, and another one that is read beside it."""
+    """A text, and an optional second text of a pair."""
 
     text: str
     text_pair: str | None = None
 
 
 class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
-    """How to classify.
+    """Classification options.
 
     Attributes:
-        function_to_apply: What makes scores of logits; null means the model's own.
-        top_k: Keep only the best so many classes.
-        truncate: Cut inputs that are too long; null means the server's default.
-        candidate_labels: Classes of the request's own, as a list or with commas between them (zero-shot
-            classification); only a model of natural language inference takes them.
-        hypothesis_template: With `candidate_labels`: a sentence with `{}` where a label goes.
-        multi_label: With `candidate_labels`: labels are independent; otherwise their scores add up to 1.
+        function_to_apply: Function from logits to scores; null: the model's own.
+        top_k: Number of best classes to return.
+        truncate: Truncate long inputs; null: the server's default.
+        candidate_labels: Labels for zero-shot classification, as a list or separated by commas. Requires a model for
+            natural language inference.
+        hypothesis_template: A sentence with `{}` in place of a label of `candidate_labels`.
+        multi_label: Score each of `candidate_labels` independently; otherwise their scores add up to 1.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
@@ -124,12 +124,12 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class VertexRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Requests that are answered together, or not at all.
+    """Requests that succeed or fail together.
 
     Attributes:
-        instances: Each as `/` takes it.
-        parameters: The `parameters` of instances that bring none; for rerankers and vectors of tokens, whose requests
-            have none, fields that go beside their own.
+        instances: The requests, each as `/` takes it.
+        parameters: Default `parameters` of the instances. Requests for rerankers and token vectors have none; for
+            these, default fields.
     """
 
     instances: list[dict[str, Any]]
@@ -137,7 +137,7 @@ class VertexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class VertexReply(msgspec.Struct):
-    """For each instance what `/` answers."""
+    """The reply of `/` for each instance."""
 
     predictions: list[Any]
 
@@ -166,14 +166,14 @@ async def _classify(context: AppContext, http: HttpRequest, *, empty: bool) -> H
         return await _classify_by(context, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
     outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
-    # This task's API answers one input with a list of one, and its clients take that apart.
+    # This task's API returns a list of one for one input, and its clients unwrap it.
     return _reply(outcome.answer, outcome)
 
 
 async def _classify_by(
     context: AppContext, http: HttpRequest, inputs: Sequence[TextInput], parameters: ClassifyParameters, *, alone: bool
 ) -> HttpReply:
-    """Zero-shot classification; a text alone is answered by a list of its labels."""
+    """Zero-shot classification. A single text that is not in a list returns a list of its labels."""
     labels = parameters.candidate_labels or []
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
@@ -189,7 +189,7 @@ async def _classify_by(
 
 
 def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
-    """What answers on a task's own route; `unnamed` where the route named no task."""
+    """The endpoint of a task's own route, or of a route without a task (`unnamed`)."""
 
     async def answer(context: AppContext, http: HttpRequest) -> HttpReply:
         message = await http.json(decoder, context.large_body_lock)
@@ -202,7 +202,7 @@ def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
 
 
 _RUN: dict[str, Endpoint] = {}
-"""What answers on the routes that name no task."""
+"""The endpoints of the routes that name no task, by task."""
 
 
 def _add(task: Task[Any, Any]) -> None:
@@ -218,7 +218,7 @@ for _task in TASKS.values():
 
 
 async def _features(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Vectors of texts, or cosines of sentences with one."""
+    """Embeds texts, or compares sentences with one by cosine similarity."""
     message = await http.json(_FEATURES, context.large_body_lock)
     inputs, given = message.inputs, message.parameters
     beside = {name: getattr(message, name) for name in given.__struct_fields__}

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over HTTP, as tritonclient speaks it."""
+"""The Open Inference Protocol v2 over HTTP, compatible with tritonclient."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ _NOT_READY = b'{"error":"the model is not ready, or no model of that name and ve
 _INFER, _INDEX, _CONTROL = JsonDecoder(InferMessage), JsonDecoder(IndexRequest), JsonDecoder(ControlRequest)
 
 _RAW = InferMessage([], parameters={"binary_data_output": True})
-"""A raw request says nothing, and has all outputs behind the JSON."""
+"""A raw request has no JSON, and gets all outputs in binary."""
 
 Binary = Mapping[str, bool] | bool
-"""Which outputs go behind the JSON: by name, or all or none of them."""
+"""The outputs to send in binary: by name, or all or none."""
 
 _QUICK = 1
-"""The level of compression: vectors hardly shrink, whatever is spent on them."""
+"""Compression level: vectors hardly shrink at any level."""
 
 
 def _example(context: AppContext) -> dict[str, Any]:
-    """A request that the first model answers."""
+    """An example request for the first model."""
     view = next(view for view in map(context.v2.view, context.v2.names) if view.takes_text)
     given = view.model.task.example.get("inputs")
     texts = {TEXT: given if isinstance(given, str) else "What is a T4?", PAIR: "A T4 is a graphics card."}
@@ -139,7 +139,7 @@ async def all_statistics(context: AppContext, _: HttpRequest) -> HttpReply:
 def _of_model(
     path: str, summary: str, gives: type, statuses: Mapping[int, str] = MappingProxyType({})
 ) -> Callable[[Endpoint], Endpoint]:
-    """A route of a model, and the same with a version."""
+    """Adds a model's route, with and without a version."""
     docs = Docs(gives=gives, models=v2_names, statuses=statuses)
 
     def add(endpoint: Endpoint) -> Endpoint:
@@ -214,7 +214,7 @@ async def unload(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 async def _control_parameters(context: AppContext, http: HttpRequest) -> Mapping[str, object]:
-    """The parameters of a model's loading or unloading."""
+    """The parameters of a load or unload request."""
     if not http.body:
         return {}
     parameters = (await _CONTROL.decode_in_turn(http.body, context.large_body_lock, http)).parameters
@@ -223,7 +223,7 @@ async def _control_parameters(context: AppContext, http: HttpRequest) -> Mapping
     return parameters
 
 
-# What Triton has beyond this, so that its clients learn that it is not here.
+# Triton routes that are not supported, with errors that tell its clients so.
 
 
 async def refuse_shared_memory(_: AppContext, __: HttpRequest) -> HttpReply:
@@ -250,7 +250,7 @@ def _named(http: HttpRequest) -> tuple[str, str | None]:
 
 
 async def _read(context: AppContext, http: HttpRequest) -> tuple[InferMessage, list[Tensor]]:
-    """The message and its inputs: from JSON and what lies behind it, or of a raw request the body as the only input."""
+    """The message and its inputs: JSON with optional binary data, or a raw body as the only input."""
     body = memoryview(http.body)
     header = http.headers.get(_LENGTH_HEADER)
     length = len(body) if header is None else _length(header, len(body))
@@ -261,14 +261,14 @@ async def _read(context: AppContext, http: HttpRequest) -> tuple[InferMessage, l
 
 
 def _length(header: bytes, most: int) -> int:
-    """Bytes of the JSON; 0 of a raw request."""
+    """The size of the JSON in bytes; 0 for a raw request."""
     if not header.isdigit() or len(header) > _LENGTH_DIGITS or int(header) > most:
         raise MalformedRequest(f"the header Inference-Header-Content-Length must be a number from 0 to {most}")
     return int(header)
 
 
 def _pass_over(http: HttpRequest, message: InferMessage) -> None:
-    """Decides on the parameters that are not read."""
+    """Applies the rule for fields to the unread parameters."""
     maps = [(REQUEST, message.parameters)] if message.parameters else []
     maps += [(INPUT, tensor.parameters) for tensor in message.inputs if tensor.parameters]
     maps += [(OUTPUT, output.parameters) for output in message.outputs if output.parameters]
@@ -278,7 +278,7 @@ def _pass_over(http: HttpRequest, message: InferMessage) -> None:
 
 
 def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
-    """The inputs, each with its part of what lies behind the JSON."""
+    """The inputs, each with its part of the binary data after the JSON."""
     tensors = []
     at = 0
     for tensor in inputs:
@@ -302,7 +302,7 @@ def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
 
 
 def _wants_binary(message: InferMessage) -> Binary:
-    """Which outputs go behind the JSON."""
+    """The outputs to send in binary."""
     binary = bool(_flag(message.parameters, "binary_data_output"))
     choices = {}
     for output in message.outputs:
@@ -341,9 +341,10 @@ def _reply(
 
 
 def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
-    """A reply for a client that asks for this encoding and no other.
+    """A compressed reply, for a client that accepts this encoding and no other.
 
-    Libraries that list every encoding they know do not mean it: vectors hardly shrink, and it takes its time.
+    HTTP libraries list all encodings they know by default. These get no compression: vectors hardly shrink, and it is
+    slow.
     """
     packer = zlib.compressobj(_QUICK, wbits=COMPRESSIONS[encoding])
     body = packer.compress(reply.body) + packer.flush()

@@ -1,4 +1,4 @@
-"""What v2's routes take and answer over HTTP; `serving/oip` has what both wires answer."""
+"""Request and reply types of the v2 routes over HTTP; `serving/oip` has the types that gRPC shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
-    """An input: its `data` is here, or behind the JSON with its size in `parameters.binary_data_size`."""
+    """An input, with values in `data`, or in binary after the JSON with their size in `parameters.binary_data_size`."""
 
     name: str
     datatype: str
@@ -18,16 +18,16 @@ class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """An output that the client wants; with `parameters.binary_data` it goes behind the JSON."""
+    """A requested output; `parameters.binary_data` returns it in binary after the JSON."""
 
     name: str
     parameters: dict[str, Any] = {}
 
 
 class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A request.
+    """An inference request.
 
-    Parameters read: `timeout` (microseconds), `priority`, `truncate`, `prompt_name`, `input_type`,
+    Supported parameters: `timeout` (microseconds), `priority`, `truncate`, `prompt_name`, `input_type`,
     `binary_data_output`.
     """
 
@@ -38,7 +38,7 @@ class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputTensor(msgspec.Struct):
-    """An output, row-major; where it lies behind the JSON, `parameters.binary_data_size` in place of `data`."""
+    """An output, row-major. A binary output has `parameters.binary_data_size` instead of `data`."""
 
     name: str
     datatype: str
@@ -48,7 +48,7 @@ class OutputTensor(msgspec.Struct):
 
 
 class InferReply(msgspec.Struct):
-    """The answer."""
+    """An inference reply."""
 
     model_name: str
     model_version: str
@@ -57,31 +57,31 @@ class InferReply(msgspec.Struct):
 
 
 class Liveness(msgspec.Struct):
-    """Whether the server runs."""
+    """Whether the server is alive."""
 
     live: bool
 
 
 class Readiness(msgspec.Struct):
-    """Whether the server takes requests."""
+    """Whether the server is ready for requests."""
 
     ready: bool
 
 
 class ModelReadiness(msgspec.Struct):
-    """Whether a model takes requests."""
+    """Whether a model is ready for requests."""
 
     name: str
     ready: bool
 
 
 class IndexRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Which models: `ready` asks for those alone that take requests."""
+    """A request to list the repository; `ready` lists only models that are ready."""
 
     ready: bool = False
 
 
 class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Nothing, or parameters: `version` of a model to be loaded; `unload_dependents` does nothing."""
+    """Optional parameters of a load or unload: `version` to load; `unload_dependents` has no effect."""
 
     parameters: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""OpenAI's API for embeddings: `/v1/embeddings`, also without `/v1`, and `/v1/models`."""
+"""OpenAI's embeddings API: `/v1/embeddings`, `/embeddings` and `/v1/models`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
-    """The model's name, and the texts, and token ids where these are the model's own."""
+    """The model's name and its inputs: texts, or token ids of the model's own tokenizer."""
     name = context.repository.named_or_only(message.model, "embed")
     model = context.repository.find(name, task="embed")
     inputs, read_ids = text_inputs(_plain(message.input)), context.read_ids
@@ -107,7 +107,7 @@ async def embed_inputs(
     name: str | None,
     inputs: Sequence[str | list[int]],
 ) -> Outcome[NDArray[np.float32]]:
-    """The vectors of inputs, all of a message's or some."""
+    """Embeds all inputs of a message, or some of them."""
     request = InferRequest(
         inputs,
         EmbedOptions(message.normalized, message.dimensions),
@@ -121,7 +121,7 @@ async def embed_inputs(
 
 
 def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
-    """The inputs with texts in place of the objects that hold them."""
+    """The inputs with text objects replaced by their texts."""
     if isinstance(inputs, str):
         return inputs
     if isinstance(inputs, TextInput):
@@ -132,12 +132,12 @@ def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) ->
 
 
 def _own_ids(context: AppContext, model: ServedModel, ids: list[int]) -> list[int]:
-    """Token ids as the model reads them.
+    """Token ids with the model's special tokens.
 
-    Clients of OpenAI's own server send its tokenizer's ids, which would be embed_inputs as other words than were meant.
+    Clients of OpenAI's own server send its tokenizer's ids, which this model would read as other words.
 
     Raises:
-        ForeignTokenIds: They may be such.
+        ForeignTokenIds: The ids may be of another tokenizer.
     """
     tokenizer = model.tokenizer
     if context.settings.accept_bare_ids:
@@ -161,7 +161,7 @@ def _card(model: ServedModel) -> ModelCard:
 def embeddings_of(
     outcome: Outcome[NDArray[np.float32]], message: EmbeddingsRequest, first: int = 0
 ) -> list[dict[str, Any]]:
-    """The vectors as the message wants them, counted from `first`."""
+    """The vectors in the message's format, with indexes from `first`."""
     rows = in_form(outcome.answer, message.embedding_type or message.encoding_format)
     return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
 
@@ -179,7 +179,7 @@ _BULK = str(BULK).encode()
 
 
 class EmbeddingLines:
-    """Answers lines through the pipeline, as bulk work."""
+    """Answers a batch's lines through the pipeline, as bulk work."""
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
@@ -192,7 +192,7 @@ class EmbeddingLines:
         message = await http.json(EMBEDDINGS, self._context.large_body_lock)
         name, inputs = await inputs_of(self._context, message)
         http.body = b""
-        # A line of too many inputs, or of none, is asked in one piece: it gets the pipeline's own refusal.
+        # A line with too many inputs or none is sent in one piece, to get the pipeline's own error.
         size = _PIECE_TEXTS if len(inputs) <= self._context.settings.max_openai_batch_size else len(inputs)
         pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
         return EmbeddingLine(self._context, http, message, name, pieces)
@@ -205,7 +205,7 @@ class EmbeddingLines:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLine:
-    """A line that was understood."""
+    """A parsed line."""
 
     context: AppContext
     http: HttpRequest
@@ -218,7 +218,7 @@ class EmbeddingLine:
         return sum(map(len, self.pieces))
 
     async def answer(self, retry: Retry) -> Answer:
-        """See `Prepared`. A version that takes over meanwhile answers all of the line: no answer mixes two."""
+        """See `Prepared`. Repeats the line if a new version took over in between: an answer never mixes versions."""
         while True:
             outcomes = await self._once(retry)
             if len({outcome.version for outcome in outcomes}) == 1:
@@ -237,7 +237,7 @@ class EmbeddingLine:
         return await embed_inputs(self.context, http, self.message, self.model, piece)
 
     def _body(self, outcomes: Sequence[Outcome[NDArray[np.float32]]]) -> Iterable[bytes]:
-        """The body in pieces, each made when the one before has been written."""
+        """The body in pieces, each made after the previous one has been written."""
         yield b'{"object":"list","data":['
         first = 0
         for outcome in outcomes:

@@ -174,7 +174,7 @@ async def file_content(context: AppContext, http: HttpRequest) -> HttpReply:
     """A file's content."""
     jobs, owner, file_id = _jobs(context), _owner(context, http), http.parameters["file_id"]
     file = await jobs.run(lambda store: store.file(owner, file_id))
-    # A browser must not show what a client has sent as a page of this server.
+    # A browser must not show a client's upload as a page of this server.
     name = quote(file.name or file.id).encode()
     head = b"content-disposition: attachment; filename*=utf-8''%b\r\nx-content-type-options: nosniff\r\n" % name
     return HttpReply(b"", content_type=OCTETS, head=head, file=jobs.store.path(file.id))
@@ -282,11 +282,11 @@ def _jobs(context: AppContext) -> BatchesApiService:
 
 
 def _is_foreign_page(context: AppContext, http: HttpRequest) -> bool:
-    """Whether a page of another origin sends a form, for which browsers ask no leave beforehand."""
+    """Whether a page of another origin sends a form, for which browsers send no preflight."""
     origin, allowed = http.headers.get(b"origin"), context.settings.allowed_origins
     if origin is None or allowed & {"*", origin.decode("latin-1")}:
         return False
-    # Behind a proxy the host may be another one, and without TLS browsers say no site.
+    # The host may differ behind a proxy, and browsers send no Sec-Fetch-Site without TLS.
     same_host = origin.partition(b"://")[2] == http.headers.get(b"host")
     return not same_host and http.headers.get(b"sec-fetch-site") != b"same-origin"
 
@@ -296,7 +296,7 @@ def _owner(context: AppContext, http: HttpRequest) -> str:
 
 
 def _kept_s(form: Mapping[str, str]) -> int | None:
-    """The seconds that a form says its file shall be kept. Raises `InvalidRequest` where any of its fields is wrong."""
+    """The retention time that a form sets, in seconds. Raises `InvalidRequest` if a field is wrong."""
     if form.get(_PURPOSE) != INPUT_PURPOSE:
         raise InvalidRequest(f"the field `{_PURPOSE}` must be `{INPUT_PURPOSE}`; files are kept for batches alone")
     if _ANCHOR not in form and _SECONDS not in form:

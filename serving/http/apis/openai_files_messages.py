@@ -1,4 +1,4 @@
-"""What OpenAI's routes of files and batches take and answer; times are seconds since 1970."""
+"""Request and reply types of OpenAI's Files and Batches routes. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FileObject(msgspec.Struct):
 
 
 class FileList(msgspec.Struct):
-    """Files."""
+    """A page of files."""
 
     object: Literal["list"]
     data: list[FileObject]
@@ -36,7 +36,7 @@ class FileList(msgspec.Struct):
 
 
 class DeletedFile(msgspec.Struct):
-    """A file that is no more."""
+    """A deleted file."""
 
     id: str
     object: Literal["file"]
@@ -44,21 +44,21 @@ class DeletedFile(msgspec.Struct):
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """How long the files that a batch writes are kept, from their making."""
+    """Retention time of a batch's output files, from their creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, msgspec.Meta(ge=MIN_KEEP_S, le=MAX_KEEP_S)]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A batch to be made.
+    """A batch to create.
 
     Attributes:
         input_file_id: A file that was uploaded with the purpose `batch`.
-        endpoint: What its lines ask for.
-        completion_window: After which what is not computed is given up.
+        endpoint: The endpoint for its lines.
+        completion_window: Time limit. Lines that are not computed by then are dropped.
         metadata: Up to 16 pairs, for the client's own use.
-        output_expires_after: Null: as long as any file is kept.
+        output_expires_after: Null: the retention time of all files.
     """
 
     input_file_id: str
@@ -69,14 +69,14 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchErrors(msgspec.Struct):
-    """Why an input file is refused, the first hundred problems."""
+    """The first hundred problems of a rejected input file."""
 
     object: Literal["list"]
     data: list[Problem]
 
 
 class RequestCounts(msgspec.Struct):
-    """Lines of the input, and how many are in the output and in the error file."""
+    """Lines of the input, of the output file and of the error file."""
 
     total: int
     completed: int
@@ -84,7 +84,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class BatchObject(msgspec.Struct):
-    """A batch. Its files are named when it has ended, each if it has a line."""
+    """A batch. Its output and error file are named after its end, if they have lines."""
 
     id: str
     object: Literal["batch"]
@@ -109,7 +109,7 @@ class BatchObject(msgspec.Struct):
 
 
 class BatchList(msgspec.Struct):
-    """Batches."""
+    """A page of batches."""
 
     object: Literal["list"]
     data: list[BatchObject]

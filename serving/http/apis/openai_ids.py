@@ -1,7 +1,7 @@
-"""The token ids of OpenAI's `cl100k_base`, back to text.
+"""Decodes token ids of OpenAI's `cl100k_base` to text.
 
-Clients made for OpenAI's server, LangChain first, may send ids in place of texts. Reading them takes the table of the
-encoding's byte sequences and none of its rules, so that the file is all that is needed.
+Clients made for OpenAI's server, LangChain first, may send ids instead of texts. Decoding needs only the encoding's
+table of byte sequences and none of its rules, so the file is enough.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MAX_IDS = 8192
-"""Of one input, as OpenAI's models take."""
+"""Maximum ids per input, as OpenAI's models accept."""
 
 
 class OpenAiIds:
-    """Turns ids into text.
+    """Decodes ids to text.
 
-    The table has for each id its bytes; characters may lie across several ids.
+    The table maps each id to its bytes. A character may span several ids.
     """
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
@@ -31,10 +31,10 @@ class OpenAiIds:
 
     @classmethod
     def open(cls, setting: str) -> OpenAiIds | None:
-        """Reads the file that `accept_token_ids` names, a line of base64 and id for each sequence; None for "".
+        """Reads the file of `accept_token_ids`, with base64 and an id on each line. None for "".
 
         Raises:
-            StartupError: There is none, or it is another kind of file.
+            StartupError: The file is missing or has another format.
         """
         if not setting:
             return None
@@ -52,11 +52,11 @@ class OpenAiIds:
             ) from error
 
     def texts(self, rows: Sequence[str | list[int]]) -> list[str]:
-        """The texts, those given as ids read back; bytes that are no UTF-8 become U+FFFD, as tiktoken has it.
+        """The texts, decoded if given as ids. Invalid UTF-8 becomes U+FFFD, as in tiktoken.
 
         Raises:
-            ForeignTokenIds: An id is none of the encoding.
-            InvalidRequest: A row has more ids than OpenAI's models take.
+            ForeignTokenIds: An id is not in the encoding.
+            InvalidRequest: A row has more ids than OpenAI's models accept.
         """
         return [row if isinstance(row, str) else self._text(index, row) for index, row in enumerate(rows)]
 

@@ -1,4 +1,4 @@
-"""What OpenAI's routes take and answer."""
+"""Request and reply types of OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "se
 
 
 class TextInput(msgspec.Struct, forbid_unknown_fields=True):
-    """A text as Jina's clients write it."""
+    """A text in Jina's format."""
 
     owners: ClassVar[Owners] = documented.EMBEDDING_INPUT
 
@@ -23,21 +23,21 @@ class TextInput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed, as OpenAI's clients ask.
+    """Texts to embed, in OpenAI's format.
 
     Attributes:
-        input: A text, a list of texts, as strings or objects, or token ids of this model's own tokenizer with its
-            special tokens around them.
-        model: Name of a model; with one model for this, any name is taken and the true one returned.
-        encoding_format: `base64` is little-endian float32.
-        embedding_type: The form of the vectors, as Jina's clients ask for it; it goes before `encoding_format`.
-        normalized: Scale vectors to length 1, in Jina's word; null means as the model's own folder says.
-        task: Jina's word for the `input_type`, which goes before it.
-        truncate: Cut inputs that are too long, in Jina's word; null means the server's default.
-        dimensions: Keep only the first so many components.
+        input: A text, a list of texts (strings or objects), or token ids of this model's own tokenizer with its special
+            tokens around them.
+        model: Name of a model. If only one model can answer, any name is accepted, and the reply has the real one.
+        encoding_format: Format of the vectors; `base64` is little-endian float32.
+        embedding_type: The same in Jina's API; takes precedence over `encoding_format`.
+        normalized: Scale vectors to length 1 (Jina); null: as the model's folder says.
+        task: The same as `input_type` in Jina's API; `input_type` takes precedence.
+        truncate: Truncate long inputs (Jina); null: the server's default.
+        dimensions: Number of leading components to keep.
         user: Not used.
-        prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
-        input_type: What the texts are for, which chooses a prompt in place of its name.
+        prompt_name: Name of the model's prompt to prepend to each text; null: the default prompt, if there is one.
+        input_type: Purpose of the texts, which selects a prompt instead of its name.
     """
 
     owners: ClassVar[Owners] = documented.EMBEDDINGS
@@ -56,7 +56,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct):
-    """One vector, in the form that was asked for."""
+    """One vector, in the requested format."""
 
     object: Literal["embedding"]
     index: int
@@ -64,7 +64,7 @@ class Embedding(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens computed, special tokens included."""
+    """Computed tokens, including special tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -83,11 +83,11 @@ class ModelCard(msgspec.Struct):
     """A model of this server.
 
     Attributes:
-        id: What requests call it.
-        created: When it was exported, in seconds since 1970.
+        id: The name that requests use.
+        created: Time of its export, in seconds since 1970.
         owned_by: The checkpoint that it was exported from.
-        prompts: What a request may have put before its texts, by name.
-        default_prompt_name: The one that is put there where a request asks for none.
+        prompts: The prompts that requests may select, by name.
+        default_prompt_name: The prompt of requests that select none.
     """
 
     id: str
@@ -99,7 +99,7 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """Every model of this server, of whatever task."""
+    """All models of this server, whatever their task."""
 
     object: Literal["list"]
     data: list[ModelCard]

@@ -1,4 +1,4 @@
-"""Probes, metrics and status: what operators and probes ask."""
+"""Probes, metrics and status, for operators and orchestrators."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
 
 router = Router("Operations")
-"""What the metrics port serves, and the main port too."""
+"""Routes of the metrics port and of the main port."""
 
 _MINIMAL = b"return=minimal"
-"""The header `Prefer` (RFC 7240) of a client that asks for the status every other second: without cost tables."""
+"""Value of the header `Prefer` (RFC 7240) that omits cost tables, for clients that poll every other second."""
 
 
 class StateReply(msgspec.Struct):

@@ -58,7 +58,7 @@ _TIMES = (
 
 _NUMBERS_AT_ONCE = 8192
 _INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
-"""What is written on the event loop takes well below a millisecond."""
+"""Maximum numbers that are encoded on the event loop; this takes well below a millisecond."""
 
 _SIDES: Mapping[Direction, Side] = {"Left": "left", "left": "left", "Right": "right", "right": "right"}
 
@@ -66,7 +66,7 @@ _EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRe
 _RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
 _TOKENIZE, _DECODE = JsonDecoder(TokenizeRequest), JsonDecoder(DecodeRequest)
 
-# Examples for the document.
+# Examples for the OpenAPI document.
 _PREDICTED = {"inputs": [["What a card!"], ["It broke.", "It works."]]}
 _RANKED = {"query": "What is a T4?", "texts": ["A teapot.", "A graphics card."]}
 _COMPARED = {"inputs": {"source_sentence": "What is a T4?", "sentences": ["A teapot.", "A graphics card."]}}
@@ -168,7 +168,7 @@ async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
     outcome = await _run_task(
         context, http, inputs, ClassifyOptions("none" if message.raw_scores else None, windows=message.windows), message
     )
-    # A list that holds a list is a batch, also of one.
+    # A list that contains a list is a batch, even of one input.
     single = isinstance(message.inputs, str) or isinstance(message.inputs[0], str)
     body = msgspec.json.encode(outcome.answer[0] if single else outcome.answer)
     texts = [text for value in inputs for text in (value if isinstance(value, tuple) else (value,))]
@@ -254,7 +254,7 @@ async def health(context: AppContext, _: HttpRequest) -> HttpReply:
 
 
 def _truncation(truncate: bool | None, direction: Direction | None, default: bool) -> Truncate | None:  # noqa: FBT001
-    """What the two fields of a request mean together; `default` counts where `truncate` is null."""
+    """The truncation that both fields request; `default` applies if `truncate` is null."""
     if direction is None:
         return truncate
     return _SIDES[direction] if (default if truncate is None else truncate) else False
@@ -264,7 +264,7 @@ def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[in
     """TEI's untagged `Input`: a text, token ids, or a list of either.
 
     Raises:
-        InvalidRequest: Numbers stand beside texts.
+        InvalidRequest: The list mixes numbers and texts.
     """
     if isinstance(inputs, str):
         return [inputs]
@@ -280,7 +280,7 @@ def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
     """TEI's untagged input of `/predict`: a text, a pair, or a list of lists of one or two texts.
 
     Raises:
-        InvalidRequest: Texts stand beside lists, or a list has neither one nor two texts.
+        InvalidRequest: The list mixes texts and lists, or a list has neither one nor two texts.
     """
     if isinstance(inputs, str):
         return [inputs]
@@ -293,7 +293,7 @@ def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
 
 
 def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
-    """What every reply carries, and TEI's own headers: whole milliseconds, and the characters of the texts."""
+    """The headers of every reply, and TEI's own: whole milliseconds, and the characters of the texts."""
     times = outcome.timings
     total_ms = times.total_us / 1e3
     return outcome_head(outcome) + _TIMES % (
@@ -307,7 +307,7 @@ def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
 
 
 def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
-    """The vectors as JSON, some at a time: nothing else runs in Python while such a piece is written."""
+    """The vectors as JSON, encoded in pieces, because encoding holds the GIL."""
     texts = []
     for vectors in answer:
         step = max(1, _NUMBERS_AT_ONCE // vectors.shape[1])
@@ -317,7 +317,7 @@ def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
 
 
 def _rows(ids: list[int | list[int]]) -> list[list[int]]:
-    """The ids of each text; those of a single text may come without a list around them."""
+    """The ids of each text; a single text's ids need no outer list."""
     kinds = set(map(type, ids))
     if len(kinds) > 1:
         raise InvalidRequest("`ids` mixes numbers and lists")

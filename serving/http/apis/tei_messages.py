@@ -1,4 +1,4 @@
-"""What text-embeddings-inference's routes take and answer."""
+"""Request and reply types of text-embeddings-inference's routes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from serving.inference.requests import InputType, Token
 from serving.tasks.windows import LongScored
 
 Direction = Literal["Right", "right", "Left", "left"]
-"""Which end of a text that is too long is cut."""
+"""End at which long texts are cut."""
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to embed. A list of numbers is one input as token ids, special tokens included.
+    """Texts to embed. A list of numbers is one input of token ids, including special tokens.
 
     Attributes:
-        inputs: One input or a list of them.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
-        prompt_name: One of the model's prompts, put before each text; null means the default one, if it has one.
-        input_type: What the texts are for, which chooses a prompt in place of its name.
-        normalize: Scale vectors to length 1; null means as the model's own folder says.
-        dimensions: Keep only the first so many components.
-        chunk: Cut each text into chunks and answer a vector for each, `EmbeddedChunk`, in a list for each text.
-        chunk_tokens: Of the largest chunk; null means as many as the model takes.
-        chunk_overlap: Tokens that neighbouring chunks share.
-        late_chunking: Read the text whole before its tokens' vectors are meant chunk by chunk; asks for a model of the
+        inputs: One input or a list of inputs.
+        truncate: Truncate long inputs; null: the server's default.
+        truncation_direction: End at which inputs are cut; null: the model's own, which is the right end by default.
+        prompt_name: Name of the model's prompt to prepend to each text; null: the default prompt, if there is one.
+        input_type: Purpose of the texts, which selects a prompt instead of its name.
+        normalize: Scale vectors to length 1; null: as the model's folder says.
+        dimensions: Number of leading components to keep.
+        chunk: Split each text into chunks and return a list of `EmbeddedChunk` for each text.
+        chunk_tokens: Maximum tokens per chunk; null: the model's limit.
+        chunk_overlap: Tokens that adjacent chunks share.
+        late_chunking: Encode the whole text before mean pooling each chunk's token vectors. Requires a model for the
             task `embed_tokens`.
     """
 
@@ -49,7 +49,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EmbeddedChunk(msgspec.Struct):
-    """A chunk's characters in its text, from `start` to before `end` in Unicode code points, and its vector."""
+    """A chunk's vector, and its characters in the text: from `start` to before `end`, in Unicode code points."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class EmbeddedChunk(msgspec.Struct):
 
 
 class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts whose tokens are to be embedded."""
+    """Texts whose tokens to embed."""
 
     owners: ClassVar[Owners] = documented.TEI_EMBED_ALL
 
@@ -73,9 +73,9 @@ class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         inputs: A text; a pair as a list of two texts; or a list whose elements are lists of one or two texts.
-        truncate: Cut inputs that are too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
-        raw_scores: Answer the logits themselves.
+        truncate: Truncate long inputs; null: the server's default.
+        truncation_direction: End at which inputs are cut; null: the model's own, which is the right end by default.
+        raw_scores: Return the logits.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
@@ -88,16 +88,16 @@ class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
-    """Texts to order by how well they answer a query.
+    """Texts to rank by relevance to a query.
 
     Attributes:
         query: The query.
         texts: The texts.
-        truncate: Cut what is too long; null means the server's default.
-        truncation_direction: Which end is cut; null means the model's own: its end, unless its folder says otherwise.
-        raw_scores: Answer the logits themselves, or else their sigmoids; null means as the model's own folder says.
-        return_text: Repeat each text beside its score.
-        top_n: Answer the best so many, as LiteLLM asks; null means all.
+        truncate: Truncate long inputs; null: the server's default.
+        truncation_direction: End at which inputs are cut; null: the model's own, which is the right end by default.
+        raw_scores: Return logits (true) or their sigmoids (false); null: as the model's folder says.
+        return_text: Return each text with its score.
+        top_n: Number of best texts to return (LiteLLM); null: all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
@@ -121,14 +121,14 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
 
 class Compared(msgspec.Struct, forbid_unknown_fields=True):
-    """A sentence, and those that it is compared with."""
+    """A sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: list[str]
 
 
 class SimilarityParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to embed what is compared; each as `/embed` has it."""
+    """Embedding options of a comparison; each as in `/embed`."""
 
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -144,7 +144,7 @@ class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to tokenise; `add_special_tokens` adds those that a model sees around them."""
+    """Texts to tokenize; `add_special_tokens` adds the model's special tokens."""
 
     owners: ClassVar[Owners] = documented.TEI_TOKENIZE
 
@@ -155,7 +155,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Token ids to turn into text: of one text, or a list for each."""
+    """Token ids to decode to text: the ids of one text, or a list of ids for each text."""
 
     owners: ClassVar[Owners] = documented.TEI_DECODE
 

@@ -1,4 +1,4 @@
-"""Vectors as clients ask for them: numbers, small integers, packed bits, or base64."""
+"""Vector formats: numbers, small integers, packed bits or base64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VectorType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-"""The forms of a vector, in the words of Cohere's and Jina's APIs."""
+"""The vector formats, as named in Cohere's and Jina's APIs."""
 
 _SCALE = 127
 _UNSIGNED = 128
@@ -41,10 +41,10 @@ _FORMS: Mapping[VectorType, Callable[[NDArray[np.float32]], Any]] = {
 
 
 def in_form(vectors: NDArray[np.float32], form: VectorType) -> Any:  # noqa: ANN401  rows that orjson writes
-    """The vectors, float32 [texts, dimensions], in one of the forms.
+    """Converts vectors, float32 [texts, dimensions], to a format.
 
-    - `int8`: round(127 x / |x|), which needs no ranges measured before; `uint8`: 128 more.
-    - `ubinary`: bit 1 where x > 0, eight to a byte, the first dimension in the highest bit, zeros behind the last;
+    - `int8`: round(127 x / |x|), which needs no calibrated ranges. `uint8`: 128 more.
+    - `ubinary`: bit 1 where x > 0, eight to a byte, the first dimension in the highest bit, zero padding at the end.
       `binary`: 128 less, as int8. These are `quantize_embeddings` of Sentence Transformers.
     - `base64`: the float32 in little-endian order.
     """
