@@ -123,7 +123,7 @@ class Options:
         if tasks and (self.model or target.protocol in PLAIN):
             return self
         found = models_of(target, self.model)
-        if not found:  # it does not tell
+        if not found:  # the server reports no models
             return dataclasses.replace(self, scenario=dataclasses.replace(self.scenario, tasks=tasks or {"embed": 1.0}))
         fitting = [model for model in found if model.task in (tasks or ROUTES[target.protocol])]
         if len(fitting) != 1:
@@ -311,7 +311,7 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> list[str]:
 
 def _prepared(options: Options) -> Measurement:
     """Creates the output directory and prepares the measurement."""
-    check_installed("hdrh", "jinja2", "matplotlib")  # told before anything is measured
+    check_installed("hdrh", "jinja2", "matplotlib")  # fails before anything is measured
     _make(options.out)
     asked = options.asked()
     return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)

@@ -126,7 +126,7 @@ def _chosen(environment: Environment) -> Scenario | None:
 def prepare(environment: Environment, **_: object) -> None:
     """Keeps the user classes of the chosen protocol, and lets a scenario set the number of users."""
     if isinstance(environment.runner, WorkerRunner):
-        return  # a worker is told whom to start
+        return  # the master tells a worker which users to start
     options, scenario = environment.parsed_options, _chosen(environment)
     protocol = options.protocol or (scenario.protocol if scenario else "http")
     asked = [kind for kind in environment.user_classes if kind.__name__ in _PROTOCOLS[protocol]]
@@ -138,7 +138,7 @@ def prepare(environment: Environment, **_: object) -> None:
 class Shape(locust.LoadTestShape):
     """The number of users of a scenario over time."""
 
-    abstract = True  # Locust would take it up by itself otherwise, whether a scenario was asked for or not
+    abstract = True  # otherwise Locust would use it even without a scenario
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class GrpcUser(_Asking, locust.User):
 def judge(environment: Environment, **_: object) -> None:
     """Prints the latencies and sets the exit code."""
     if isinstance(environment.runner, WorkerRunner):
-        return  # the master has everybody's figures
+        return  # the master has the figures of all workers
     total, options = environment.stats.total, environment.parsed_options
     for entry in [*environment.stats.entries.values(), total]:
         print(_line(entry))
@@ -289,7 +289,7 @@ def judge(environment: Environment, **_: object) -> None:
         environment.process_exit_code = 0 if held else 1
 
 
-def _line(entry: Any) -> str:  # noqa: ANN401  Locust's classes are not typed
+def _line(entry: Any) -> str:  # noqa: ANN401  Locust's classes have no types
     p50, p99 = (entry.get_response_time_percentile(share) or 0.0 for share in (0.5, 0.99))
     return (
         f"{entry.method or ''} {entry.name}: p50 {p50:.{_STEP_DECIMALS}f} ms, p99 {p99:.{_STEP_DECIMALS}f} ms,"

@@ -125,9 +125,9 @@ def _grpc(task: str, reply: Reply) -> Sequence[Any]:
     outputs: list[dict[int, Any]] = []
     blobs = []
     for number, value in fields_in(reply.body):
-        if number == 5:  # noqa: PLR2004  an output, as the protocol counts
+        if number == 5:  # noqa: PLR2004  field of an output
             outputs.append(dict(fields_in(_bytes(value))))
-        elif number == 6:  # noqa: PLR2004  its contents
+        elif number == 6:  # noqa: PLR2004  field of its contents
             blobs.append(_bytes(value))
     tensors = {
         output[1].decode(): _tensor(output[2].decode(), varints_in(output[3]), blob)
@@ -142,7 +142,7 @@ def _bytes(value: int | bytes) -> bytes:
     return value
 
 
-def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: ANN401  numbers or texts, row by row
+def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: ANN401  an array of numbers or strings
     if datatype != "BYTES":
         return np.frombuffer(blob, _NUMBERS[datatype]).reshape(shape)
     texts, at = [], 0

@@ -46,7 +46,7 @@ class Child:
         self._module = module
         self._process = module_process(module, text=True)
 
-    def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  whatever JSON holds
+    def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  any JSON value
         """Sends one question and waits for the answer.
 
         Args:

@@ -86,7 +86,7 @@ class _Grpc:
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack, check) for _ in range(min(connections, _GRPC_CONNECTIONS))]
             for lane in lanes:
-                lane.exchange(messages[0])  # the settings of both sides are known from here on
+                lane.exchange(messages[0])  # exchanges the HTTP/2 settings of both sides
             supply = itertools.cycle(messages)
             return dataclasses.asdict(measure(lanes, supply, connections, warm_up_s, seconds))
 

@@ -120,16 +120,16 @@ class _Asking:
         inputs, outputs = ([_names_in(one)[0] for one in _under(reply, number)] for number in (4, 5))
         return inputs, outputs
 
-    def get(self, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
+    def get(self, path: str) -> Any:  # noqa: ANN401  any JSON value
         """The JSON at a path; None if there is none."""
         return self._json(get_bytes(self._target.authority, path, self._headers))
 
-    def _json(self, message: bytes) -> Any:  # noqa: ANN401  likewise
+    def _json(self, message: bytes) -> Any:  # noqa: ANN401  any JSON value
         reply = self._exchange(message)
         try:
             return json.loads(reply.body) if reply else None
         except ValueError:
-            return None  # no server of any of our protocols
+            return None  # the server speaks none of our protocols
 
     def _exchange(self, message: bytes, method: str = METHOD) -> Reply | None:
         def check(reply: Reply) -> None:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_INT64_PARAMETER = b"\x10"  # of `InferParameter`: field 2, a number
+_INT64_PARAMETER = b"\x10"  # key of `InferParameter`'s field 2, an int64
 _BYTES_FIELD = 2  # wire type of protobuf's length-delimited fields
 
 
 def _varint(value: int) -> bytes:
     encoded = bytearray()
-    while value > 0x7F:  # noqa: PLR2004  seven bits a byte, as protobuf has it
+    while value > 0x7F:  # noqa: PLR2004  protobuf varints have 7 bits per byte
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     encoded.append(value)

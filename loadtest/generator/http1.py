@@ -84,7 +84,7 @@ class HttpWire:
             data = self._data + data
         if not self._size:
             end = data.find(b"\r\n\r\n") + 4
-            if end < 4:  # noqa: PLR2004  the blank line is not there yet
+            if end < 4:  # noqa: PLR2004  the blank line has not arrived yet
                 self._data = data
                 return ()
             # The head is lowercased once, then searched as bytes: case-insensitive patterns would cost more than the

@@ -247,7 +247,7 @@ class GrpcWire:
         while self._held:
             number, message = self._held[0]
             stream = self._streams.get(number)
-            if stream is None:  # answered or reset before its message was out
+            if stream is None:  # answered or reset before its message was sent
                 self._held.popleft()
                 continue
             size = min(len(message), self._window, stream.window, frames.FRAME_BYTES)

@@ -216,7 +216,7 @@ class Generator:
             if self._free:
                 lane = self._free.popleft()
                 lane.is_free = False
-                if not lane.wire.room():  # the server has changed its mind since
+                if not lane.wire.room():  # its room has shrunk since
                     return True
             elif len(self._lanes) < _MAX_LANES[self._target.transport]:
                 lane = self._open()
@@ -280,7 +280,7 @@ class Generator:
 
     def _read(self, lane: _Lane) -> None:
         data = lane.connection.recv(_READ_BYTES)
-        if not data and not lane.under_way:  # the server tidies up what nobody uses
+        if not data and not lane.under_way:  # the server closed an idle connection
             self._lose(lane, "")
             return
         for reply in lane.wire.feed(data):
@@ -289,13 +289,13 @@ class Generator:
             self._send(lane, owed)
         if lane.wire.room():
             self._offer(lane)
-        elif not lane.under_way and not lane.out:  # it takes nothing more, and nothing is left to wait for
+        elif not lane.under_way and not lane.out:  # no room, and no reply to wait for
             self._lose(lane, "")
 
     def _finish(self, lane: _Lane, reply: Reply) -> None:
         done = time.perf_counter()
         request: Request = reply.tag
-        if request not in lane.under_way:  # given up
+        if request not in lane.under_way:  # timed out earlier
             return
         del lane.under_way[request]
         if fault := self._judge(request, reply):
@@ -388,4 +388,4 @@ if __name__ == "__main__":
     try:
         main()
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(1)  # whoever started this tells the user
+        os._exit(1)  # the parent process reports to the user

@@ -119,7 +119,7 @@ class Probe:
         for _ in range(_TRIES):
             text = " ".join(self._words[(start + index) % len(self._words)] for index in range(count))
             found = self.tokens(task, text)
-            if found < 0:  # the server does not count
+            if found < 0:  # the server reports no count
                 return text
             if abs(found - tokens) < least:
                 best, least = text, abs(found - tokens)
@@ -127,7 +127,7 @@ class Probe:
                 break
             step = round((tokens - found) / _TOKENS_PER_WORD) or (1 if tokens > found else -1)
             count = max(1, count + step)
-            start += count == 1  # one word may be too long already: another one
+            start += count == 1  # a single word may be too long: tries another one
         return best
 
     def _check(self, reply: Reply) -> None:

@@ -220,7 +220,7 @@ def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
     return Scenario(**read)
 
 
-def _phase(where: str, values: Any) -> Phase:  # noqa: ANN401  whatever a file holds
+def _phase(where: str, values: Any) -> Phase:  # noqa: ANN401  any TOML value
     if not isinstance(values, dict):
         raise _WrongValueError(f"{where} must be a table")
     _only_known(f"{where}.", values, _PHASE_KEYS)

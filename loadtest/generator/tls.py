@@ -123,7 +123,7 @@ class TlsWire:
         if not data:
             if not self.is_open:
                 raise BenchError("the server closed a connection in the middle of the TLS handshake")
-            if not self._heard:  # TLS 1.3 has the client's side end before the server has looked at a certificate
+            if not self._heard:  # in TLS 1.3 the client finishes before the server checks its certificate
                 raise BenchError(
                     "the server closed a connection right after the TLS handshake; it may want the certificate of a"
                     " client that it trusts (--cert FILE)"
@@ -137,11 +137,11 @@ class TlsWire:
             while self.is_open and (self._incoming.pending or self._tls.pending()):
                 read = self._tls.read(_READ_BYTES)
                 if not read:
-                    break  # the end of TLS, perhaps right behind a reply: the connection's own follows it
+                    break  # the end of TLS, perhaps right after a reply; the connection closes next
                 replies += self._wire.feed(read)
                 self._heard = True
         except ssl.SSLWantReadError:
-            pass  # a part of a record
+            pass  # an incomplete record
         except ssl.SSLError as error:
             raise BenchError(f"the server ended TLS: {_reason(error)}") from error
         return replies

@@ -114,5 +114,5 @@ class Conversation:
         return [_data(self.library.task, value) for value in self._answers.values(reply, count)]
 
 
-def _data(task: str, value: Any) -> bytes:  # noqa: ANN401  a vector, or an answer and its place
+def _data(task: str, value: Any) -> bytes:  # noqa: ANN401  a vector, or an answer with its position
     return bytes(value["answer"].encode() if task == "answer" else value.astype("<f4").tobytes())

@@ -20,7 +20,7 @@ _DIGITS = 3
 _ALL = 100.0
 
 
-def _library() -> Any:  # noqa: ANN401  a class of a library without types
+def _library() -> Any:  # noqa: ANN401  the library has no types
     """The HdrHistogram package, which the server itself does not need.
 
     Raises:

@@ -192,7 +192,7 @@ def _stages(result: Result) -> dict[str, object]:
     rows = [
         (
             name,
-            "client" if index < 2 else "server",  # noqa: PLR2004  the client sees the first two
+            "client" if index < 2 else "server",  # noqa: PLR2004  the client measures the first two
             _ms(own.mean_ms()),
             *(_percentile(own, p) for p in (50.0, 99.0, 99.9)),
         )
