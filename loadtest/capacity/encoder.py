@@ -50,7 +50,7 @@ class Encoder:
         config: The content of config.json; empty for a bundle.
         bundle: None for a configuration.
         notes: Assumptions.
-        tokenizer: Tokenizer file beside the configuration or in the bundle; None if there is none.
+        tokenizer: Tokenizer file next to the configuration or in the bundle; None if there is none.
     """
 
     name: str

@@ -29,12 +29,7 @@ _USUAL = 1.5
 
 
 class Shape(NamedTuple):
-    """The shape of a batch.
-
-    Attributes:
-        tokens: Tokens of each text.
-        texts: Number of texts.
-    """
+    """The shape of a batch: tokens of each text, and number of texts."""
 
     tokens: int
     texts: int

@@ -47,14 +47,7 @@ COPIED_BYTES = 128 << 20
 def specs(
     encoder: Encoder, precision: str, folder: Path, layers: Sequence[int], tell: Callable[[str], None]
 ) -> list[ModelSpec]:
-    """One graph for each number of layers, as an engine loads it.
-
-    Args:
-        encoder: The encoder.
-        precision: fp32 or int8.
-        folder: Output directory.
-        layers: Numbers of layers.
-        tell: Called with the progress.
+    """One graph for each number of layers, as an engine loads it; writes them to `folder`.
 
     Raises:
         BenchError: The encoder cannot be exported.

@@ -45,16 +45,7 @@ class Shares(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A known time.
-
-    Attributes:
-        device: The device.
-        encoder: The encoder.
-        precision: The precision.
-        tokens: Tokens of each text.
-        texts: Texts of the batch.
-        us: Time in microseconds.
-    """
+    """A known time of a batch, with `tokens` in each text."""
 
     device: Candidate
     encoder: Encoder
@@ -67,16 +58,7 @@ class Known(NamedTuple):
 def batch_us(
     device: Candidate, encoder: Encoder, precision: str, shares: Sequence[float], tokens: int, texts: int
 ) -> float:
-    """The time of a batch by the roofline, in microseconds.
-
-    Args:
-        device: The device.
-        encoder: The encoder.
-        precision: The precision.
-        shares: The first three values of `Shares`.
-        tokens: Tokens of each text.
-        texts: Texts of the batch.
-    """
+    """The time of a batch by the roofline, in microseconds; uses the first three values of `Shares`."""
     operations, bandwidth, launch_us = shares[:3]
     number = {"fp32": 4, "fp16": 2, "int8": 1}[precision]
     rate = operations * device.tera_per_s[precision] * 1e6  # type: ignore[index]  # a supported precision

@@ -52,14 +52,7 @@ class Sensitivity:
 def sensitivities(
     plans: Sequence[SizingPlan], encoder: Encoder, load: SizingLoad, tell: Callable[[int, int], None]
 ) -> list[Sensitivity]:
-    """The latency curves of plans.
-
-    Args:
-        plans: Plans that hold.
-        encoder: The encoder.
-        load: The load of the sizing.
-        tell: Called with the number of finished curves and their total.
-    """
+    """The latency curves of plans; `tell` is called with the number of finished curves and their total."""
     found = []
     for index, plan in enumerate(plans):
         curves: dict[float, Curve] = {}

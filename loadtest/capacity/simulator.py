@@ -137,7 +137,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         points: Batch costs from the warm-up, as the scheduler knows them.
         times: Mean times since then in a server; None: as in the warm-up.
         variations: Variation in that server, by kind of lane; empty: from the spreads of the warm-up.
-        narrow_lanes: Lanes beside the wide one.
+        narrow_lanes: Lanes in addition to the wide one.
         stages: Devices of a pipeline, each with an equal part of the layers; it has as many narrow lanes.
         overhead: Overhead of the server.
     """
@@ -206,7 +206,7 @@ def play(
         device: The device.
         policy: The scheduler's policy for one model.
         arrivals: Sorted by time.
-        bulk: A bulk job beside the arrivals.
+        bulk: A bulk job in addition to the arrivals.
         max_queue_tokens: Maximum tokens in flight.
         scheduler: The scheduler class.
         seed: Random seed.

@@ -226,7 +226,7 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
 
 
 def _tokenizer(encoder: Encoder) -> Tokenizer | None:
-    """The tokenizer of the bundle or beside the configuration; None if there is none."""
+    """The tokenizer in the bundle or next to the configuration; None if there is none."""
     if encoder.tokenizer is None:
         return None
     with BareExceptions(f"{encoder.tokenizer} is not a tokenizer"):

@@ -52,7 +52,7 @@ class BatchCosts:
         facts: Basis of the costs, one line each: URL and kind of each source of a published table.
         warm_up: The points before a server's corrections; empty without corrections.
         variations: Variation of batches in that server, by kind of lane.
-        narrow_lanes: Lanes beside the wide one.
+        narrow_lanes: Lanes in addition to the wide one.
         threads: Cores that the engine shares with the server; 0 if it has its own.
         stages: Devices of a pipeline, each with its part of the layers.
     """

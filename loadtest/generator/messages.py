@@ -180,13 +180,7 @@ def api_key() -> str:
 
 
 def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "") -> list[bytes]:
-    """One request for each text.
-
-    Args:
-        target: The server.
-        task: The task.
-        texts: The texts.
-        identity: Request id of each; empty: the server chooses them.
+    """One request for each text; with an empty `identity` the server chooses the ids.
 
     Raises:
         BenchError: The protocol does not support the task.

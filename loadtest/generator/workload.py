@@ -105,11 +105,7 @@ def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...], target: str
 def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Text]:
     """Distinct texts with exactly `tokens` tokens, special tokens included. Deterministic.
 
-    Args:
-        bundle: The directory with `tokenizer.json`.
-        tokens: Tokens of every text.
-        count: Number of texts.
-        seed: Varies the texts.
+    `bundle` is the directory with `tokenizer.json`.
 
     Raises:
         BenchError: Too few such texts could be made with this tokenizer.
@@ -133,12 +129,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
 
 
 def spoken_text(tokens: int, dice: random.Random) -> str:
-    """Consecutive words of real English with about `tokens` tokens, for use without a tokenizer.
-
-    Args:
-        tokens: Special tokens included.
-        dice: Chooses the first word.
-    """
+    """Consecutive words of real English with about `tokens` tokens, special tokens included. Needs no tokenizer."""
     words = sentence_words()
     count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
     start = dice.randrange(len(words))

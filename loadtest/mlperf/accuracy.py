@@ -3,7 +3,7 @@
 Question answering is scored by F1 as in SQuAD 1.1's evaluation (https://rajpurkar.github.io/SQuAD-explorer/, v1.1),
 which the reference's `accuracy-squad.py` runs too. The gate is 99% of fp32's F1. MLPerf has no embedding benchmark.
 Ours requires a mean cosine similarity of 0.99 to fp32's vectors: users of embeddings rely on their angles, and the mean
-over the data set corresponds to F1 over the data set. The minimum cosine is shown beside it.
+over the data set corresponds to F1 over the data set. The minimum cosine is also shown.
 """
 
 from __future__ import annotations

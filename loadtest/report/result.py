@@ -105,22 +105,18 @@ class Result:
 
     @property
     def slice_s(self) -> float:
-        """Length of a slice."""
         return self.seconds / len(self.slices)
 
     @property
     def offered(self) -> int:
-        """Scheduled requests."""
         return sum(part.offered for part in self.slices)
 
     @property
     def failed(self) -> int:
-        """Requests that were sent and got no answer."""
         return sum(part.failed for part in self.slices)
 
     @property
     def unsent(self) -> int:
-        """Requests that were never sent."""
         return sum(part.unsent for part in self.slices)
 
     @property
@@ -130,7 +126,6 @@ class Result:
 
     @property
     def offered_per_s(self) -> float:
-        """Offered load."""
         return self.offered / self.seconds
 
     @property
