@@ -1,6 +1,6 @@
-"""Load generators and benchmarks; they know the server by its wire alone."""
+"""Load generators and benchmarks. They access the server only over the network."""
 
 import os
 
-# Neither the raw engine nor a peer shall report to ONNX Runtime's makers what is measured here.
+# Disables ONNX Runtime's telemetry in the raw engine and in peers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

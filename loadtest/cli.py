@@ -1,8 +1,8 @@
-"""`bertserve load`: how a server behaves under a load that does not wait for it.
+"""`bertserve load`: runs an open-loop load test and checks it against an SLO.
 
-A key for the server is read from the environment alone, so that no command line and no report shows it.
+The server's API key is read only from the environment, so that no command line and no report contains it.
 
-Exit codes: 0 the objectives are held (or none were given), 1 one is missed, 2 nothing could be measured.
+Exit codes: 0 the objectives hold (or none were given), 1 an objective is missed, 2 nothing could be measured.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _USUAL_MODEL = "minilm"
 _OUT = Path("load-report")
 _COMPARING = ("compare", "out")
 _PROBE_S = 10.0
-"""Length of one run of a search for capacity, unless told otherwise."""
+"""Default length of one run of a capacity search."""
 
 
 @dataclass(slots=True, frozen=True)
 class Options:
-    """A command line that makes sense.
+    """A validated command line.
 
     Attributes:
         target: The server.
-        scenario: With everything applied that the command line changes of it.
-        bundle: Where token counts come from, if not from the server.
-        model: The one that the command line chooses; empty: the server is asked.
-        texts: A file of them; None: the built-in text.
-        slo: May be empty.
+        scenario: The scenario, with the changes of the command line applied.
+        bundle: Bundle that counts tokens; None: the server counts them.
+        model: The chosen model; empty: the server is asked.
+        texts: File with the texts; None: the built-in text.
+        slo: The objectives; may be empty.
         find_capacity: Whether to search for the highest rate.
-        seed: Of the schedules.
-        out: Where reports go.
+        seed: Seed of the schedules.
+        out: Directory of the reports.
     """
 
     target: Target
@@ -76,10 +76,10 @@ class Options:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Options:
-        """Reads what argparse found.
+        """Validates the arguments from argparse.
 
         Raises:
-            BenchError: What is wrong, in one line.
+            BenchError: An argument is invalid or missing; the message is one line.
         """
         if arguments.target is None:
             raise BenchError("--target URL is missing: which server?")
@@ -91,7 +91,7 @@ class Options:
         model = arguments.model or (bundle.model if bundle else "")
         files = Tls.of(arguments.ca, arguments.cert, arguments.key)
         target = Target.of(arguments.target, protocol, model or _USUAL_MODEL, api_key(), files)
-        # Where the protocol names no model, the path does for the one that was chosen.
+        # If the protocol's requests name no model, the path names the chosen one.
         target = dataclasses.replace(target, in_path=arguments.model is not None, timeout_ms=arguments.timeout_ms)
         if target.timeout_ms < 0:
             raise BenchError("--timeout-ms must be 0 (no deadline) or more")
@@ -114,16 +114,16 @@ class Options:
         )
 
     def asked(self) -> Options:
-        """The same with the model and the task that the server tells of, where nobody has chosen them.
+        """Returns a copy in which the server's reported model and task replace missing choices.
 
         Raises:
-            BenchError: It has none that fits, or several.
+            BenchError: The server has no suitable model, or several.
         """
         target, tasks = self.target, self.scenario.tasks
         if tasks and (self.model or target.protocol in PLAIN):
             return self
         found = models_of(target, self.model)
-        if not found:  # it does not tell
+        if not found:  # the server reports no models
             return dataclasses.replace(self, scenario=dataclasses.replace(self.scenario, tasks=tasks or {"embed": 1.0}))
         fitting = [model for model in found if model.task in (tasks or ROUTES[target.protocol])]
         if len(fitting) != 1:
@@ -141,10 +141,10 @@ class Options:
 
 
 def _scenario(arguments: argparse.Namespace) -> Scenario:
-    """The scenario with what the command line changes of it.
+    """The scenario with the changes of the command line.
 
     Raises:
-        BenchError: There is none, or a number makes no sense.
+        BenchError: The scenario is unknown, or a number is out of range.
     """
     scenario = find_scenario(arguments.scenario)
     check_above_zero(arguments, "rate", "duration")
@@ -158,7 +158,7 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Builds the argument parser."""
     made = OptionParser(
         prog="bertserve load",
         description="Run an open-loop load test and check it against an SLO. The load generator never waits for "
@@ -224,7 +224,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
     arguments = parser().parse_args(argv)
     try:
         if arguments.compare:
@@ -240,10 +239,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare_reports(arguments: argparse.Namespace) -> int:
-    """Compares two reports; with `--out` the comparison is written too.
+    """Compares two reports; with `--out` it also writes the comparison.
 
     Raises:
-        BenchError: One of them cannot be read, or another option was given.
+        BenchError: A report cannot be read, or another option was given.
     """
     usual = vars(parser().parse_args([]))
     if other := [name for name, value in vars(arguments).items() if value != usual[name] and name not in _COMPARING]:
@@ -259,7 +258,7 @@ def compare_reports(arguments: argparse.Namespace) -> int:
 
 
 def load(options: Options) -> int:
-    """Runs a scenario once, writes its report and judges it.
+    """Runs a scenario once, writes its report and checks the SLO.
 
     Raises:
         BenchError: Nothing could be measured.
@@ -279,7 +278,7 @@ def load(options: Options) -> int:
 
 
 def find_capacity(options: Options) -> int:
-    """Searches for capacity and writes what was found.
+    """Searches for the capacity and writes the report.
 
     Raises:
         BenchError: Nothing could be measured.
@@ -293,7 +292,7 @@ def find_capacity(options: Options) -> int:
 
 
 def summary(result: Result, verdicts: Sequence[Verdict]) -> list[str]:
-    """What a terminal shows of a run."""
+    """The terminal output for a run."""
     latency = result.latency
     lines = [
         f"offered {result.offered_per_s:.1f}/s, answered {result.answered_per_s:.1f}/s, good {result.good_per_s:.1f}/s",
@@ -311,8 +310,8 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _prepared(options: Options) -> Measurement:
-    """What will measure, once there is a directory for what it finds."""
-    check_installed("hdrh", "jinja2", "matplotlib")  # told before anything is measured
+    """Creates the output directory and prepares the measurement."""
+    check_installed("hdrh", "jinja2", "matplotlib")  # fails before anything is measured
     _make(options.out)
     asked = options.asked()
     return Measurement.prepare(asked.target, asked.scenario, asked.bundle, asked.slo, asked.seed, asked.texts)
@@ -326,13 +325,13 @@ def _make(out: Path) -> None:
 
 
 def _write(out: Path, values: dict[str, Any], html: str, *lines: str | Table) -> None:
-    """Leaves a report in its three forms: for programs, for browsers, and for the terminal at once."""
+    """Prints a report and saves it as JSON and HTML."""
     show(f"{values['facts']['task']} over {values['facts']['protocol']}", *lines)
     _save(out, "report", values, html)
 
 
 def _save(out: Path, name: str, values: dict[str, Any], html: str) -> None:
-    """Writes a report for programs and for browsers, and says where."""
+    """Saves a report as JSON and HTML, and prints the paths."""
     try:
         (out / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         (out / f"{name}.html").write_text(html, encoding="utf-8")

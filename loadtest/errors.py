@@ -1,4 +1,4 @@
-"""What stops a benchmark."""
+"""Errors of benchmarks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 NEVER_SENT = "never sent"
-"""How the faults begin of requests that the generator had no connection for: no server has seen them."""
+"""Prefix of the faults of requests for which the generator had no free connection. No server has seen them."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on: a wrong reply, a server that does not start, a bundle that is none."""
+    """The benchmark cannot continue: a wrong reply, a server that does not start, an invalid bundle."""
 
 
 def check_above_zero(arguments: argparse.Namespace, *names: str) -> None:
-    """Raises BenchError where an option that is given is no number above 0, or infinite."""
+    """Raises BenchError if one of the given options is not a finite number above 0."""
     for name in names:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
@@ -29,7 +29,7 @@ def check_above_zero(arguments: argparse.Namespace, *names: str) -> None:
 
 
 def check_installed(*modules: str) -> None:
-    """Raises BenchError where one is missing that the extra `loadtest` brings."""
+    """Raises BenchError if a module of the extra `loadtest` is missing."""
     for name in modules:
         if find_spec(name) is None:
             raise BenchError(f"the module {name} is missing: {installing('loadtest')}")

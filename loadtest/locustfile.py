@@ -1,11 +1,13 @@
-"""The server's promise, checked by Locust; alone it is one user who asks as fast as answers come.
+"""Checks the server's SLO with Locust. By default, one user sends requests back to back.
 
     locust -f loadtest/locustfile.py --headless -u 1 -t 30s --host http://127.0.0.1:8000
 
-prints p50 and p99 in steps of 0.01 ms and exits with 1 when p50 is above 2 ms (`--slo-p50-ms`, `--slo-p99-ms`) or a
-request failed. With `--scenario` the number of users follows a named scenario or a TOML file, each at an even pace.
-Locust's users wait for their answers, so its tails leave out what a stall would do to others: for tails and
-capacity there is the open loop of `bertserve load`. With `https` in `--host` both protocols are secured; the
+Prints p50 and p99 with a resolution of 0.01 ms. Exits with 1 if p50 exceeds 2 ms (`--slo-p50-ms`, `--slo-p99-ms`) or a
+request failed. With `--scenario`, the number of users follows a built-in scenario or a TOML file, and each user keeps a
+constant pace.
+
+Locust is closed-loop: its users wait for their answers, so tail latencies miss the effect of a stall on other requests.
+For tails and capacity, use the open loop of `bertserve load`. With `https` in `--host`, both protocols use TLS. The
 environment variable LOADTEST_API_KEY holds the server's API key.
 """
 
@@ -48,10 +50,10 @@ _BATCH = 4
 
 
 def bucket(response_time_ms: float) -> float:
-    """The step that a latency is counted in: 0.01 ms, from 100 ms on three digits.
+    """Rounds a latency to its histogram bucket: 0.01 ms, and three significant digits from 100 ms on.
 
-    Locust counts in whole milliseconds below 100. Master and workers round alike and a float keeps its value
-    between them, so the steps of all workers meet in one table.
+    By default, Locust counts in whole milliseconds below 100. Master and workers round alike and floats keep their
+    values between them, so the buckets of all workers merge in one table.
     """
     if response_time_ms < _FINE_BELOW_MS:
         return round(response_time_ms, _STEP_DECIMALS)
@@ -63,7 +65,7 @@ locust.stats.bucket_response_time = bucket
 
 @locust.events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Adds what Locust does not know."""
+    """Adds the options of this file to Locust's."""
     group = parser.add_argument_group("bertserve")
     group.add_argument("--slo-p50-ms", type=_ms, default=2.0, help="exit with 1 when p50 is above (default: 2)")
     group.add_argument("--slo-p99-ms", type=_ms, default=None, help="the same for p99 (default: not looked at)")
@@ -103,7 +105,7 @@ def _target(word: str) -> str:
 
 
 def _scenario_name(word: str) -> str:
-    """The word, once it is known to name a scenario: options travel to workers, so they stay plain."""
+    """Checks that the word names a scenario. Returns the word, because workers receive options as plain values."""
     try:
         scenario = find_scenario(word)
     except BenchError as error:
@@ -122,9 +124,9 @@ def _chosen(environment: Environment) -> Scenario | None:
 
 @locust.events.init.add_listener
 def prepare(environment: Environment, **_: object) -> None:
-    """Keeps the users of the protocol asked for, and lets a scenario say how many there are."""
+    """Keeps the user classes of the chosen protocol, and lets a scenario set the number of users."""
     if isinstance(environment.runner, WorkerRunner):
-        return  # a worker is told whom to start
+        return  # the master tells a worker which users to start
     options, scenario = environment.parsed_options, _chosen(environment)
     protocol = options.protocol or (scenario.protocol if scenario else "http")
     asked = [kind for kind in environment.user_classes if kind.__name__ in _PROTOCOLS[protocol]]
@@ -134,17 +136,16 @@ def prepare(environment: Environment, **_: object) -> None:
 
 
 class Shape(locust.LoadTestShape):
-    """The users of a scenario over time."""
+    """The number of users of a scenario over time."""
 
-    abstract = True  # Locust would take it up by itself otherwise, whether a scenario was asked for or not
+    abstract = True  # otherwise Locust would use it even without a scenario
 
     def __init__(self, scenario: Scenario) -> None:
-        """Follows a scenario."""
         super().__init__()
         self._scenario = scenario
 
     def tick(self) -> tuple[int, float] | None:
-        """How many users there shall be now and how many of them may start within a second; None: the end."""
+        """The number of users now, and how many may start per second; None at the end."""
         share = self._scenario.share(self.get_run_time())
         if share is None:
             return None
@@ -152,17 +153,17 @@ class Shape(locust.LoadTestShape):
 
 
 class _Asking:
-    """What users of all protocols share: texts of the scenario's lengths, at its pace."""
+    """Common part of all users: texts of the scenario's lengths, at its pace."""
 
     environment: Environment
     host: str
 
     def target(self, protocol: str, address: str) -> Target:
-        """Whom this user asks over a protocol.
+        """The target of this user over a protocol.
 
         Args:
             protocol: `http` or `grpc`.
-            address: `host:port` of it.
+            address: `host:port` of that protocol.
         """
         options = self.environment.parsed_options
         secured = urlsplit(self.environment.host or "").scheme == "https"
@@ -170,7 +171,7 @@ class _Asking:
         return Target.of(url, None, options.model, api_key(), Tls.of(options.ca, options.cert, options.key))
 
     def on_start(self) -> None:
-        """Prepares."""
+        """Prepares the text lengths and the pace."""
         options, scenario = self.environment.parsed_options, _chosen(self.environment) or SCENARIOS["steady"]
         lengths = {options.tokens: 1.0} if options.tokens else scenario.lengths
         self._dice = random.Random()
@@ -178,20 +179,20 @@ class _Asking:
         self._pause = locust.constant_throughput(scenario.rate / scenario.users) if options.scenario else None
 
     def wait_time(self) -> float:
-        """Seconds until the next request: none, or what the scenario's rate leaves to each of its users."""
+        """Seconds until the next request: 0, or this user's share of the scenario's rate."""
         return float(self._pause(self)) if self._pause else 0.0
 
     def text(self) -> str:
-        """The next text."""
+        """A random text with about the number of tokens of a random length."""
         [tokens] = self._dice.choices(self._lengths, self._weights)
         return spoken_text(tokens, self._dice)
 
 
 class HttpUser(_Asking, locust.FastHttpUser):
-    """Asks over HTTP, mostly for one text."""
+    """Sends HTTP requests, most of them with one text."""
 
     def __init__(self, environment: Environment) -> None:
-        """Takes the key and the trust that Locust's client starts with."""
+        """Configures the API key and TLS of Locust's client."""
         self.environment = environment
         target = self.target("http", urlsplit(environment.host or "").netloc or "127.0.0.1")
         authorization = {"Authorization": target.credentials} if target.credentials else {}
@@ -207,7 +208,7 @@ class HttpUser(_Asking, locust.FastHttpUser):
 
     @locust.task(1)
     def some_texts(self) -> None:
-        """`POST /embed` with a few texts at once."""
+        """`POST /embed` with several texts."""
         self._ask("/embed", {"inputs": [self.text() for _ in range(_BATCH)]}, b"[[", f"/embed, {_BATCH} texts")
 
     @locust.task(1)
@@ -224,18 +225,17 @@ class HttpUser(_Asking, locust.FastHttpUser):
 
 
 class GrpcUser(_Asking, locust.User):
-    """Asks over gRPC, through a socket that Locust's own scheduler knows: grpc and gevent do not agree."""
+    """Sends gRPC requests over a socket that gevent can schedule, because grpc is incompatible with gevent."""
 
     _lane: Lane | None = None
 
     def on_start(self) -> None:
-        """Finds out whom to ask."""
+        """Determines the target."""
         super().on_start()
         given = self.environment.parsed_options.grpc_target
         self._target = self.target("grpc", given or f"{urlsplit(self.host or '').hostname or '127.0.0.1'}:8001")
 
     def on_stop(self) -> None:
-        """Closes the connection."""
         if self._lane is not None:
             self._lane.connection.close()
 
@@ -268,9 +268,9 @@ class GrpcUser(_Asking, locust.User):
 
 @locust.events.quitting.add_listener
 def judge(environment: Environment, **_: object) -> None:
-    """Prints the latencies and decides the exit code."""
+    """Prints the latencies and sets the exit code."""
     if isinstance(environment.runner, WorkerRunner):
-        return  # the master has everybody's figures
+        return  # the master has the figures of all workers
     total, options = environment.stats.total, environment.parsed_options
     for entry in [*environment.stats.entries.values(), total]:
         print(_line(entry))
@@ -289,7 +289,7 @@ def judge(environment: Environment, **_: object) -> None:
         environment.process_exit_code = 0 if held else 1
 
 
-def _line(entry: Any) -> str:  # noqa: ANN401  Locust's classes are not typed
+def _line(entry: Any) -> str:  # noqa: ANN401  Locust's classes have no types
     p50, p99 = (entry.get_response_time_percentile(share) or 0.0 for share in (0.5, 0.99))
     return (
         f"{entry.method or ''} {entry.name}: p50 {p50:.{_STEP_DECIMALS}f} ms, p99 {p99:.{_STEP_DECIMALS}f} ms,"

@@ -1,1 +1,1 @@
-"""What will it carry: a simulated server under a load (`bertserve simulate`), and a sizing (`bertserve size`)."""
+"""Capacity planning: simulate a server under load (`bertserve simulate`), and size a deployment (`bertserve size`)."""

@@ -1,4 +1,4 @@
-"""The devices that a load may be sized for: published figures, and prices that are the user's to set."""
+"""Candidate devices for a sizing: published figures, and example prices that the user can replace."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRICES_FROM = "2026-11"
-"""When the example prices were written down. They are no offer of anybody: `--price` sets yours."""
+"""Date of the example prices. They are not offers; set your own with `--price`."""
 
 HERE = "here"
-"""The machine at hand."""
+"""Name of the local machine."""
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device.
 
     Attributes:
-        title: For people.
-        kind: A GPU computes beside the server, a CPU shares its cores with it.
-        memory_gb: That weights and batches may fill, in 10^9 bytes.
-        bandwidth_gb_s: Of its memory, in 10^9 bytes a second.
-        tera_per_s: 10^12 operations a second, by precision; what it cannot compute is left out.
-        watts: At most.
-        price_per_hour: Of one, in USD.
-        source: Where the figures are from.
-        cores: Of a CPU.
+        title: Display name.
+        kind: A GPU computes in parallel with the server; a CPU shares its cores with the server.
+        memory_gb: Memory for weights and batches, in 10^9 bytes.
+        bandwidth_gb_s: Memory bandwidth, in 10^9 bytes per second.
+        tera_per_s: 10^12 operations per second, by precision; unsupported precisions are left out.
+        watts: Maximum power.
+        price_per_hour: Price of one device, in USD.
+        source: Origin of the figures.
+        cores: Number of CPU cores.
     """
 
     title: str
@@ -47,14 +47,14 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def read_candidates(file: Path | None, prices: Sequence[str] = ()) -> dict[str, Candidate]:
-    """The table by name.
+    """The candidates by name.
 
     Args:
-        file: A table in the form of `loadtest/capacity/data/devices.json`, in the place of that one; None for that one.
-        prices: Prices an hour, each as `t4=0.35`.
+        file: A table in the format of `loadtest/capacity/data/devices.json` that replaces it; None for that one.
+        prices: Prices per hour, each as `t4=0.35`.
 
     Raises:
-        BenchError: What is wrong with it.
+        BenchError: The table or a price is invalid.
     """
     try:
         content = (files("loadtest.capacity") / "data" / "devices.json" if file is None else file).read_bytes()
@@ -75,7 +75,7 @@ def read_candidates(file: Path | None, prices: Sequence[str] = ()) -> dict[str, 
 
 
 def price_here(prices: Sequence[str]) -> float | None:
-    """What an hour of the machine at hand was said to cost."""
+    """The user's hourly price of the local machine; None if not given."""
     return _priced(prices).get(HERE)
 
 
@@ -105,10 +105,10 @@ def _check(file: Path | None, name: str, one: Candidate) -> None:
 
 
 def chosen(table: Mapping[str, Candidate], names: str | None) -> dict[str, Candidate]:
-    """The candidates that `--on t4,l4` names; all without it.
+    """The candidates in `--on t4,l4`; all if it is None.
 
     Raises:
-        BenchError: One of them is not in the table.
+        BenchError: A name is not in the table.
     """
     if names is None:
         return dict(table)

@@ -1,4 +1,4 @@
-"""What `bertserve simulate` and `bertserve size` have in common: options, refusals, and how a file is written."""
+"""Common parts of `bertserve simulate` and `bertserve size`: options, errors and output files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 HOLDS, BROKEN, IMPOSSIBLE = 0, 1, 2
-"""Exit codes: an objective is held, or there is none; it is not; nothing could be said."""
+"""Exit codes: the objective holds or none was given; the objective is missed; no result."""
 
 
 def parser_of(verb: str, description: str) -> OptionParser:
@@ -22,14 +22,14 @@ def parser_of(verb: str, description: str) -> OptionParser:
 
 
 def add_shared(made: OptionParser, out: str) -> None:
-    """Adds the options of both verbs; `out` says what --out writes."""
+    """Adds the options of both commands; `out` is the help of --out."""
     made.add_argument("--out", type=Path, metavar="FILE", help=out)
     made.add_argument("--seed", type=int, default=1, help="Seed of arrivals, lengths and jitter (default: 1).")
     made.add_argument("--json", action="store_true", help="Print the results as JSON.")
 
 
 def exit_code(verb: str, act: Callable[[], bool]) -> int:
-    """Whether what is asked for is held, as an exit code; what makes no sense is said in one line."""
+    """Maps whether the objective holds to an exit code, and prints errors in one line."""
     try:
         return HOLDS if act() else BROKEN
     except (BenchError, ExportError) as error:
@@ -38,7 +38,7 @@ def exit_code(verb: str, act: Callable[[], bool]) -> int:
 
 
 def check_suffix(out: Path | None, known: Sequence[str]) -> None:
-    """Raises BenchError where the name of a file to be written ends otherwise, or what draws it is not installed."""
+    """Raises BenchError if the suffix of the output file is not allowed, or a module to draw it is missing."""
     if out is None:
         return
     if out.suffix not in known:
@@ -48,7 +48,7 @@ def check_suffix(out: Path | None, known: Sequence[str]) -> None:
 
 
 def write(out: Path, content: str) -> None:
-    """Writes a file, and says so; raises BenchError where it cannot be written."""
+    """Writes a file and prints its path; raises BenchError on failure."""
     try:
         out.write_text(content, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What batches of an encoder cost on a device: from published tables where there are any, else by the roofline."""
+"""Batch costs of an encoder on a device: from published tables if available, else from the roofline model."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ if TYPE_CHECKING:
     from loadtest.capacity.encoder import Encoder
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 384, 512)
-"""Tokens of the texts that a table of costs is made for; longer ones go on doubling."""
+"""Text lengths, in tokens, for which a table of costs is made; longer ones continue by doubling."""
 
 _MAX_TOKENS = 1 << 14
-"""Of a batch in a table that is computed."""
+"""Maximum tokens of a batch in a computed table."""
 
 _CARDS = ("t4", "l4", "a100")
 _SIZES = ("bert-base", "bert-large")
-"""Cards and encoders whose times in fp16 and INT8 were published."""
+"""Cards and encoders with published times in fp16 and INT8."""
 
 _BANDWIDTH_THERE = {"a100": 1555.0}
-"""Of the card that the times were published for, where it is another one than the candidate: an A100 of 40 GB."""
+"""Bandwidth of the card with the published times, if it differs from the candidate: an A100 with 40 GB."""
 
 _LIKE_OTHERS = ("l4", "a100")
-"""Cards newer than a T4 are computed with what these two reach, and each of them says how far off the other is."""
+"""Cards newer than a T4 are computed with the shares that these two reach. Each serves to estimate the error of the
+other."""
 
 _CPU_SHARES = {"fp32": Shares(0.9, 0.9, 20.0, 0.5), "int8": Shares(0.65, 0.9, 20.0, 0.5)}
-"""Of a CPU with ONNX Runtime: about what two cores of an AMD EPYC 9005 reach of their rates at the base clock, by
-docs/benchmarks/sizing.json and 20 to 30 GB/s of bandwidth. How far another CPU is from that, nobody has measured."""
+"""Shares of a CPU with ONNX Runtime.
+
+About what two cores of an AMD EPYC 9005 reach of their rates at the base clock, by docs/benchmarks/sizing.json and 20
+to 30 GB/s of bandwidth. The error on other CPUs has not been measured.
+"""
 
 
 def costs_of(name: str, device: Candidate, encoder: Encoder, precision: str) -> BatchCosts:
-    """The costs of an encoder on a candidate that is not at hand."""
+    """The costs of an encoder on a candidate other than the local machine."""
     shares, origin = _shares(name, device, precision)
     published = _published(name, encoder, precision)
     points = _grid(device, encoder, precision, shares)
@@ -79,7 +83,7 @@ def _grid(device: Candidate, encoder: Encoder, precision: str, shares: Shares) -
 
 
 def _shares(name: str, device: Candidate, precision: str) -> tuple[Shares, str]:
-    """What the device reaches, and where that is from."""
+    """The shares that the device reaches, and their origin."""
     if device.kind == "cpu":
         return _CPU_SHARES[precision], "with about what two cores of an AMD EPYC 9005 reach; another CPU is a guess"
     form = "int8" if precision == "int8" else "fp16"
@@ -96,7 +100,7 @@ def _fitted(names: tuple[str, ...], precision: str) -> Shares:
 
 @cache
 def transfer_error(precision: str) -> float:
-    """How far off a card is computed whose own times were not looked at: each of two by the other, the worse one."""
+    """The error of a card without published times: the larger one of predicting two cards from each other."""
     one, other = _LIKE_OTHERS
     return max(
         error_on(known(one, precision), _fitted((other,), precision)),

@@ -33,7 +33,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _scheduler(lanes: int) -> Scheduler:
-    """A scheduler for one batch-invariant model, with costs much like a small model's on a CPU."""
+    """A scheduler for one batch-invariant model, with costs similar to a small model's on a CPU."""
     narrow = lanes > 1
     policy = Policy(1024, [True], [narrow], group_tokens=GROUP_TOKENS, prefetch_tokens=PREFETCH_TOKENS)
     points = [
@@ -55,7 +55,7 @@ def _item(chance: random.Random) -> WorkItem:
 def measure(
     waiting: int, lanes: int, runs: int, seed: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Microseconds of each of many decisions, by kind, beside so many items that wait."""
+    """Times of scheduling decisions in microseconds, by kind, with `waiting` items in the queue."""
     chance = random.Random(seed)
     scheduler = _scheduler(lanes)
     times: dict[str, list[float]] = {"next": [], "submit": [], "refuse": []}
@@ -67,13 +67,13 @@ def measure(
         return result
 
     now = 0.0
-    _submit(scheduler, _item(chance), PRIORITIES[1], now)  # without it the first would start at once
+    _submit(scheduler, _item(chance), PRIORITIES[1], now)  # otherwise the first item would start immediately
     while scheduler.queue.items < waiting:
         _submit(scheduler, _item(chance), chance.choice(PRIORITIES), now)
     scheduler.engine_up(lanes, scheduler.costs)
     for _ in range(runs):
         now += 1e-3
-        assignment = timed("next", lambda: scheduler.next(now))  # noqa: B023  called at once
+        assignment = timed("next", lambda: scheduler.next(now))  # noqa: B023  called immediately
         if assignment is not None:
             scheduler.engine_up(lanes, scheduler.costs)  # as if the batch had ended
         while scheduler.queue.items < waiting:
@@ -99,7 +99,6 @@ def _refused(scheduler: Scheduler, now: float) -> None:
 
 
 def main() -> None:
-    """Prints the medians."""
     parser = OptionParser(prog="python -m loadtest.capacity.decision_bench", description=__doc__)
     parser.add_argument("--waiting", type=int, default=1000, help="items in the queue (default: 1000)")
     parser.add_argument("--runs", type=int, default=2000, help="decisions of each kind (default: 2000)")

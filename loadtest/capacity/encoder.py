@@ -1,4 +1,4 @@
-"""The sizes of an encoder: from a configuration, from a bundle, or one that is known by its name."""
+"""Dimensions of an encoder: from a configuration, from a bundle, or built in by name."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 _DATA = files("loadtest.capacity") / "data"
 KNOWN: dict[str, dict[str, Any]] = json.loads((_DATA / "encoders.json").read_text(encoding="utf-8"))
-"""Configurations that go by a name."""
+"""Built-in configurations by name."""
 
 BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
-"""Of a number of the weights."""
+"""Bytes per weight."""
 
 _GATED = 1.5
-"""A gated feed-forward part has three matrices where others have two."""
+"""A gated feed-forward part has three matrices instead of two."""
 _USUAL_WIDENING = 4
 _LAYER_OPERATORS = ("Attention", "QAttention", "SkipLayerNormalization")
 
 
 @dataclass(slots=True, frozen=True)
 class Encoder:
-    """An encoder.
+    """Dimensions of an encoder.
 
     Attributes:
-        name: For people.
-        layers: That are computed.
-        stored_layers: That have weights of their own.
-        hidden: Components of a token's vector.
-        intermediate: Of the feed-forward part; a gated one counts for half as much again.
-        vocabulary: Words.
-        positions: Tokens of the longest text.
+        name: Display name.
+        layers: Layers that are computed.
+        stored_layers: Layers with weights of their own.
+        hidden: Hidden size.
+        intermediate: Size of the feed-forward part, times 1.5 if it is gated.
+        vocabulary: Size of the vocabulary.
+        positions: Maximum text length, in tokens.
         config: The content of config.json; empty for a bundle.
         bundle: None for a configuration.
-        notes: What was assumed.
-        tokenizer: Its file, where one lies beside the configuration or in the bundle.
+        notes: Assumptions.
+        tokenizer: Tokenizer file next to the configuration or in the bundle; None if there is none.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Encoder:
 
     @property
     def parameters(self) -> int:
-        """Weights of the layers and the embedding, biases and normalisations included.
+        """Number of weights in the layers and the embeddings, with biases and normalizations.
 
         >>> BERT_BASE.parameters // 1_000_000
         108
@@ -77,20 +77,20 @@ class Encoder:
         return self.stored_layers * layer + (self.vocabulary + self.positions + 4) * hidden
 
     def weight_bytes(self, precision: str) -> int:
-        """Memory of the weights alone."""
+        """Memory of the weights."""
         return self.parameters * BYTES[precision]
 
     def working_bytes(self, precision: str, tokens: int) -> int:
-        """Memory of what is computed of a batch: a layer's widest results, twice. Estimated."""
+        """Estimated memory of a batch's activations: twice the widest results of a layer."""
         number = max(2, BYTES[precision])
         return 2 * number * tokens * (5 * self.hidden + self.intermediate)
 
 
 def encoder_of(given: str) -> Encoder:
-    """The encoder that a command line names: one of `KNOWN`, a config.json or its folder, or a bundle.
+    """The encoder of a command line: one of `KNOWN`, a config.json or its directory, or a bundle.
 
     Raises:
-        BenchError: It is none of these, or its configuration lacks a size.
+        BenchError: It is none of these, or its configuration lacks a dimension.
     """
     if given in KNOWN:
         return _of_config(given, KNOWN[given], given)
@@ -152,7 +152,7 @@ def _size(config: Mapping[str, Any], key: str, where: str) -> int:
 
 
 def _bundle_folder(path: Path) -> Path | None:
-    """The folder of a bundle, or of the newest version of a model."""
+    """The directory of a bundle, or of the newest version of a model."""
     if (path / MANIFEST).exists():
         return path.absolute()
     numbers = versions(path)

@@ -1,9 +1,10 @@
-"""The least time that a BERT can take on a GPU, by the launch-aware roofline.
+"""The minimum time of a BERT on a GPU, by a launch-aware roofline.
 
-Each kernel takes the larger of its bytes over the GPU's bandwidth, its operations over its matrix rate, and what a
-launch costs; the floor is their sum. The kernels are those of an encoder fused as far as is usual: one product for
-queries, keys and values, one for attention as a whole, bias and activation inside the products, and the residual
-addition with the normalisation after it. Weights are read once a batch; fp16 has two bytes a number.
+Each kernel takes the maximum of its bytes over the GPU's bandwidth, its operations over its matrix rate, and the launch
+cost. The minimum time is the sum over all kernels. The kernels are those of an encoder with the usual fusions: one
+product for queries, keys and values, one kernel for attention, bias and activation inside the products, and the
+residual addition together with the normalization after it. Weights are read once per batch; fp16 has two bytes per
+number.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LAUNCH_US = 2.0
-"""What a kernel takes at least, inside a graph too: it begins, it ends, and the next one waits for it."""
+"""Minimum time of a kernel, inside a CUDA graph too: start, end, and the wait of the next kernel."""
 
 _BYTES = 2
 _PER_MULTIPLY_ADD = 2
 
 
 class Encoder(NamedTuple):
-    """The sizes of a BERT."""
+    """Dimensions of a BERT."""
 
     layers: int
     hidden: int
@@ -33,23 +34,23 @@ LARGE = Encoder(24, 1024, 4096)
 
 
 class Kernel(NamedTuple):
-    """What one kernel computes, and what it moves between the chip and its memory.
+    """Arithmetic and memory traffic of one kernel.
 
     Attributes:
         operations: Multiplications and additions.
-        bytes: Read and written.
+        bytes: Bytes read and written.
     """
 
     operations: float
     bytes: float
 
     def us(self, operations_per_s: float, bytes_per_s: float) -> float:
-        """The least that it takes, in microseconds."""
+        """The minimum time, in microseconds."""
         return max(1e6 * self.operations / operations_per_s, 1e6 * self.bytes / bytes_per_s, LAUNCH_US)
 
 
 def kernels(encoder: Encoder, texts: int, tokens: int) -> list[Kernel]:
-    """Every kernel of a batch, in order.
+    """The kernels of a batch, in order.
 
     >>> round(sum(kernel.operations for kernel in kernels(BASE, 1, 128)) / 1e9, 1)
     22.4
@@ -71,7 +72,7 @@ def kernels(encoder: Encoder, texts: int, tokens: int) -> list[Kernel]:
 
 
 def floor_us(kernels: Sequence[Kernel], operations_per_s: float, bytes_per_s: float) -> float:
-    """The least that they take one after another, in microseconds."""
+    """The minimum time of the kernels one after another, in microseconds."""
     return sum(kernel.us(operations_per_s, bytes_per_s) for kernel in kernels)
 
 

@@ -1,4 +1,4 @@
-"""What a simulation says: figures of one run, the highest rate that keeps an objective, curves over the rate."""
+"""Results of a simulation: the figures of one run, and the capacity search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_QUEUE_TOKENS = 1 << 19
 _NARROW = 1.01
-"""A search ends when the rates on both sides of the edge are so near."""
+"""The search ends when the ratio of the rates on both sides of the edge is at most this."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,12 +29,12 @@ class World:
     """Everything but the traffic.
 
     Attributes:
-        device: What computes.
-        policy: How it is scheduled.
-        scheduler: By whom.
-        max_queue_tokens: Tokens in flight.
-        seed: Of what varies by chance.
-        bulk: Weights of the lengths of a saturating bulk job's texts; None where there is none.
+        device: The device and its costs.
+        policy: The batching policy.
+        scheduler: The scheduler class.
+        max_queue_tokens: Maximum tokens in flight.
+        seed: Random seed.
+        bulk: Weights of the text lengths of a saturating bulk job; None without one.
     """
 
     device: Device
@@ -54,7 +54,7 @@ class World:
         scheduler: type[Scheduler] = Scheduler,
         bulk: Mapping[int, float] | None = None,
     ) -> World:
-        """One model behind a server, by what its batches cost."""
+        """One model behind a server, from its batch costs."""
         device = Device(
             points=costs.warm_up or costs.points,
             times=costs.points if costs.warm_up else None,
@@ -74,7 +74,7 @@ class World:
         return cls(device, policy, scheduler, _MAX_QUEUE_TOKENS, seed, bulk)
 
     def run(self, arrivals: Sequence[Arrival], seconds: float, percent: float = 99) -> Figures:
-        """What becomes of a schedule of so many seconds, summed up; the objective is of that percentile."""
+        """Simulates a schedule of that many seconds; `percent` is the percentile of the objective."""
         played = play(
             self.device,
             self.policy,
@@ -94,21 +94,21 @@ class World:
 
 @dataclass(slots=True, frozen=True)
 class Figures:
-    """One run.
+    """The figures of one run.
 
     Attributes:
         offered_per_s: Offered load.
         answered_per_s: Throughput.
-        p50_ms: Of the answered; not a number where there is none.
-        p99_ms: Of the answered.
-        short_p99_ms: Of the answered among the shortest third of the requests.
-        slo_ms: The objective's percentile of all requests, in which one without an answer has taken for ever.
-        fates: How many requests ended how, by the words of `RequestOutcome`.
-        bulk_per_s: Texts of a bulk job; None where there was none.
-        bulk_device_share: What it took of the device's time.
-        queue_ms: Mean wait of the answered for a lane, as a server's headers count it.
-        compute_ms: Mean time of their batches, likewise.
-        utilisation: Share of the time for which the devices computed.
+        p50_ms: Median latency of answered requests; NaN without one.
+        p99_ms: 99th percentile of answered requests.
+        short_p99_ms: 99th percentile of answered requests among the shortest third of all requests.
+        slo_ms: The objective's percentile of all requests; a request without an answer counts as infinitely late.
+        fates: Number of requests by outcome, in the words of `RequestOutcome`.
+        bulk_per_s: Texts of the bulk job per second; None without one.
+        bulk_device_share: Share of the device's time that the bulk job took.
+        queue_ms: Mean queue time of answered requests, as in a server's headers.
+        compute_ms: Mean compute time of their batches, as in a server's headers.
+        utilisation: Share of the time in which the devices computed.
     """
 
     offered_per_s: float
@@ -128,7 +128,7 @@ class Figures:
     def of(
         cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float, percent: float = 99
     ) -> Figures:
-        """Sums up a run whose schedule had so many seconds."""
+        """Summarizes a run whose schedule lasts that many seconds."""
         ended = [outcome for outcome in outcomes if outcome.fate is RequestOutcome.ANSWERED]
         answered = [outcome.latency_s * 1e3 for outcome in ended]
         indices = sorted(range(len(arrivals)), key=lambda index: sum(arrivals[index].lengths))
@@ -148,7 +148,7 @@ class Figures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that so many percent do not exceed; not a number where there is none."""
+    """The nearest-rank percentile; NaN without values."""
     return nearest_rank(sorted(values), percent) if values else math.nan
 
 
@@ -157,15 +157,15 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def capacity(run: Callable[[float], Figures], slo_ms: float, rate: float) -> tuple[float | None, list[Figures]]:
-    """The highest rate at which the 99th percentile of all requests keeps the objective, and every run of the search.
+    """The highest rate at which the objective's percentile of all requests holds, and all runs of the search.
 
     Args:
-        run: Plays a rate.
+        run: Simulates a rate.
         slo_ms: The objective.
-        rate: Where to begin.
+        rate: First rate of the search.
 
     Returns:
-        None where even the lowest rate breaks it.
+        None as the rate if even the lowest rate misses the objective.
     """
     runs: list[Figures] = []
 

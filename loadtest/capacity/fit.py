@@ -1,9 +1,9 @@
-"""From runs of a few layers to all layers, with the error that this is expected to have.
+"""Extrapolates the costs of all layers from runs of a few layers, with the expected error.
 
-A batch takes `fixed + layers x layer`. What is fixed (the embedding, pooling, padding, the call) grows with the batch's
-tokens; what a layer takes is free for each shape that was measured. Both are fitted at once, by least squares of
-relative errors in which outliers count for less. Shapes that were not measured follow a smooth cost of a layer,
-`a + b n + c n t` for n tokens in texts of t, the last part being attention's.
+A batch takes `fixed + layers x layer`. The fixed part (the embedding, pooling, padding, the call) grows with the
+batch's tokens. The cost of a layer is a free parameter for each measured shape. Both are fitted together, by robust
+least squares of relative errors. Shapes that were not measured follow a smooth cost of a layer, `a + b n + c n t` for n
+tokens in texts of t; the last term is attention.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ if TYPE_CHECKING:
 
 _FIXED = 2
 _SYSTEMATIC = 0.07
-"""What the residuals do not show, relative: another layout in memory, caches that hold few layers and not all. About
-what docs/benchmarks/sizing.md has found."""
+"""Relative error that the residuals do not show: another memory layout, and caches that hold few layers but not all.
+About what docs/benchmarks/sizing.md found."""
 
 _ROUNDS = 8
 _USUAL = 1.5
-"""Residuals beyond so many of their medians count for less, in proportion (Huber): somebody else was at work."""
+"""Residuals beyond this many times their median get less weight (Huber): other processes were running."""
 
 
 class Shape(NamedTuple):
-    """A batch.
-
-    Attributes:
-        tokens: Of each text.
-        texts: How many.
-    """
+    """The shape of a batch: tokens of each text, and number of texts."""
 
     tokens: int
     texts: int
@@ -44,10 +39,10 @@ class Sample(NamedTuple):
     """One measured time.
 
     Attributes:
-        layers: Of the graph.
-        shape: Of the batch.
-        us: Its median time in microseconds.
-        spread_us: Between the quartiles.
+        layers: Layers of the graph.
+        shape: Shape of the batch.
+        us: Median time in microseconds.
+        spread_us: Interquartile range.
     """
 
     layers: int
@@ -57,11 +52,11 @@ class Sample(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A time that was not measured.
+    """An extrapolated time.
 
     Attributes:
-        us: In microseconds.
-        error: Relative, as one standard deviation.
+        us: Time in microseconds.
+        error: Relative error, one standard deviation.
     """
 
     us: float
@@ -69,10 +64,10 @@ class Estimate(NamedTuple):
 
 
 class Fit:
-    """What was learned of an encoder from some of its layers."""
+    """The fitted costs of an encoder."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        """Fits samples of at least two numbers of layers for each shape, and of two shapes."""
+        """Fits samples of at least two layer counts for each shape, and of at least two shapes."""
         self.shapes = sorted({sample.shape for sample in samples})
         self._columns = {shape: _FIXED + index for index, shape in enumerate(self.shapes)}
         us = np.array([sample.us for sample in samples])
@@ -94,7 +89,7 @@ class Fit:
         self.spread = float(np.median(spreads))
 
     def at(self, layers: int, shape: Shape) -> Estimate:
-        """The time of a batch with so many layers, a shape that was measured or another."""
+        """The time of a batch with that many layers, for a measured or another shape."""
         if shape in self._columns:
             row = self._row(layers, shape)
             us = float(row @ self._weights)

@@ -1,4 +1,4 @@
-"""How long the texts are: a mix, a file of texts, or what a server counted."""
+"""Distribution of text lengths: a mix, a file of texts, or a server's metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 5.0
 _TOKENS_OF_WORD, _SPECIAL = 1.3, 2
-"""Of English texts in a vocabulary of wordpieces, and those around every text."""
+"""Tokens per word of English text in a WordPiece vocabulary, and special tokens of each text."""
 
 _HISTOGRAM = "bertserve_text_tokens"
 _BUCKET = re.compile(rf'^{_HISTOGRAM}_bucket{{le="([^"]+)"}} (\S+)$', re.MULTILINE)
@@ -29,11 +29,11 @@ _MIX = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?(?::(\d+(?:\.\d+)?))?")
 
 
 class Lengths(NamedTuple):
-    """A mix of lengths.
+    """A distribution of text lengths.
 
     Attributes:
         mix: Weights by number of tokens.
-        fact: Where it is from, and what is not known of it.
+        fact: Origin and uncertainty of the lengths, as text.
     """
 
     mix: Mapping[int, float]
@@ -41,11 +41,11 @@ class Lengths(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Tokens of a text on average."""
+        """Mean number of tokens per text."""
         return sum(tokens * weight for tokens, weight in self.mix.items()) / sum(self.mix.values())
 
     def scaled(self, factor: float, most: int) -> Lengths:
-        """The same texts, each longer by a factor; what is longer than `most` is cut."""
+        """The same texts with their lengths multiplied by a factor; longer ones are truncated to `most`."""
         mix: dict[int, float] = {}
         for tokens, weight in self.mix.items():
             length = min(most, max(1, round(tokens * factor)))
@@ -56,10 +56,10 @@ class Lengths(NamedTuple):
 def parse_mix(given: str, option: str) -> dict[int, float]:
     """Weights by number of tokens, as in `128`, `8:70,32:30` or `10-250`, a range whose lengths share its weight.
 
-    `option` is where it stands, for the error.
+    `option` is the option's name for the error message.
 
     Raises:
-        BenchError: It looks otherwise.
+        BenchError: The syntax is invalid.
     """
     mix: dict[int, float] = {}
     for part in given.split(","):
@@ -76,11 +76,11 @@ def parse_mix(given: str, option: str) -> dict[int, float]:
 
 
 def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> Lengths:
-    """The lengths that a command line names, none longer than the encoder takes.
+    """The lengths of a command line, truncated to the encoder's maximum.
 
     Args:
-        given: A mix, the path of a file with a text a line, or the URL of a server's metrics.
-        most: Tokens of the longest text.
+        given: A mix, the path of a file with one text per line, or the URL of a server's metrics.
+        most: Maximum text length, in tokens.
         tokenizer: Counts a text's tokens; None estimates them from words.
 
     Raises:
@@ -119,7 +119,7 @@ def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
 
 
 def _of_server(url: str) -> Lengths:
-    """A server counts its texts by length; within a bucket of its histogram they are taken as evenly spread."""
+    """Lengths from a server's histogram; assumes an even spread within each bucket."""
     if not url.rstrip("/").endswith("/metrics"):
         url = f"{url.rstrip('/')}/metrics"
     try:
@@ -130,7 +130,7 @@ def _of_server(url: str) -> Lengths:
     counts = [(float(bound), float(count)) for bound, count in _BUCKET.findall(shown)]
     if not counts:
         raise BenchError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
-    _, texts = counts.pop()  # its bound is infinite
+    _, texts = counts.pop()  # the infinite bucket
     if not texts:
         raise BenchError(f"--lengths {url}: the server has not computed a text yet")
     longest = int(counts[-1][0])

@@ -1,8 +1,8 @@
-"""What batches cost on this machine: an encoder whole where there is a bundle, else its first layers.
+"""Measures batch costs on this machine: the whole encoder of a bundle, else its first layers.
 
-The graphs take turns, batch by batch: what makes the machine slow for a while is then shared by all, and each graph
+The graphs take turns, batch by batch. Temporary slowness of the machine then affects all graphs alike, and each graph
 finds the caches full of the others' weights, as the next layer of a whole encoder does. ONNX Runtime computes, on the
-lanes that a server would have.
+same lanes as in a server.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from serving.engine.specs import ModelSpec
 
 LAYERS = (1, 2, 3)
-"""Of the partial graphs."""
+"""Layer counts of the partial graphs."""
 
 BATCHES = (Shape(8, 4), Shape(8, 16), Shape(32, 4), Shape(32, 16), Shape(128, 4))
 _MIN_PASSES, _MAX_PASSES = 5, 40
 _PAUSE_S = 0.004
-"""Before each run: the threads of the graph that ran before spin for a while, and would take cores from this one."""
+"""Pause before each run. The threads of the previous graph spin for a while and would take cores from this one."""
 _SHORT_US, _MAX_TURNS = 3000.0, 4
-"""Shapes that take less are run several times in a pass."""
+"""Shapes faster than this run several times per pass, up to the maximum."""
 _ROOM = 3.0
-"""Memory that an export and its sessions take, over the weights in fp32."""
+"""Memory of an export and its sessions, relative to the weights in fp32."""
 
 
 def here(threads: int, price: float | None) -> Candidate:
@@ -63,17 +63,17 @@ def here(threads: int, price: float | None) -> Candidate:
 def costs_here(
     encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]
 ) -> BatchCosts:
-    """What an encoder costs here.
+    """The costs of an encoder on this machine.
 
     Args:
         encoder: A configuration, or a bundle with an artifact of that precision.
         precision: fp32 or int8.
         threads: Cores to use.
-        seconds: About how long the runs may take.
-        tell: Told what is going on and how long it will take.
+        seconds: Approximate duration of the runs.
+        tell: Called with the progress and the remaining time.
 
     Raises:
-        BenchError: It cannot be run.
+        BenchError: The encoder cannot be run.
     """
     if encoder.bundle is not None:
         return _whole(encoder, precision, threads, seconds, tell)
@@ -83,7 +83,7 @@ def costs_here(
         raise BenchError(
             f"partial runs need about {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f}"
         )
-    from loadtest.capacity.partial import specs  # noqa: PLC0415  brings PyTorch
+    from loadtest.capacity.partial import specs  # noqa: PLC0415  imports PyTorch
 
     with TemporaryDirectory(prefix="bertserve-size-") as folder:
         models = specs(encoder, precision, Path(folder), layers, tell)
@@ -94,7 +94,7 @@ def costs_here(
 def extrapolated(
     encoder: Encoder, precision: str, samples: Mapping[LaneKind, Sequence[Sample]], threads: int
 ) -> BatchCosts:
-    """The costs of all layers by the samples of a few."""
+    """The costs of all layers, extrapolated from samples of a few."""
     fits = {kind: Fit(found) for kind, found in samples.items()}
     points, errors = [], []
     for kind, fit in fits.items():
@@ -113,7 +113,7 @@ def extrapolated(
 
 
 def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell: Callable[[str], None]) -> BatchCosts:
-    from serving.models.artifact_selection import select_artifact  # noqa: PLC0415  with its engines' libraries
+    from serving.models.artifact_selection import select_artifact  # noqa: PLC0415  imports the engines' libraries
 
     bundle = encoder.bundle
     artifact = None if bundle is None else bundle.artifact(precision)
@@ -139,15 +139,15 @@ def run(
     tell: Callable[[str], None],
     shapes: Sequence[Shape] = (),
 ) -> dict[LaneKind, list[Sample]]:
-    """Times of graphs by kind of lane.
+    """Measures graphs; returns samples by kind of lane.
 
     Args:
-        models: Of one encoder.
-        layers: How many each of them has.
+        models: Graphs of one encoder.
+        layers: Number of layers of each graph.
         threads: Cores to use.
-        seconds: About how long it may take.
-        tell: Told how far it is.
-        shapes: What to run; none for the usual ones.
+        seconds: Approximate duration.
+        tell: Called with the progress.
+        shapes: Shapes to run; empty for the default ones.
     """
     backend = OrtCpuBackend(models, threads)
     kinds = backend.lanes()
@@ -168,7 +168,7 @@ def run(
                         batch = Batch(ModelIndex(index), [sample_text(model, shape.tokens)] * shape.texts)
                         time.sleep(_PAUSE_S)
                         found = side_by_side(model.name, group, batch, 1)
-                        if done:  # the first pass is a cold one
+                        if done:  # the first pass is a warm-up
                             times.setdefault((kind, shape, index), []).extend(found)
                         else:
                             turns[kind, shape] = max(1, min(_MAX_TURNS, int(_SHORT_US / max(found))))
@@ -185,6 +185,6 @@ def run(
 
 
 def _memory() -> int:
-    """Bytes of memory of this machine."""
+    """Memory of this machine, in bytes."""
     line = next(line for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if "MemTotal" in line)
     return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""What the server adds to its engine, as it was measured."""
+"""Measured overhead of the server over its engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import msgspec
 from loadtest.capacity.simulator import Overhead
 
 ON_ITS_CORES = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
-"""What HTTP adds to the engine alone in docs/benchmarks/main-job.md, client included: 0.54 ms at 8 tokens, 0.93 at 128
-(p50, one connection). All but the way to the engine is CPU time there (server and client: 0.36 ms at 8 tokens)."""
+"""Overhead of HTTP over the engine alone on a CPU, client included, in docs/benchmarks/main-job.md.
+
+0.54 ms at 8 tokens, 0.93 at 128 (p50, one connection). All of it is CPU time except the transfer to the engine (server
+and client: 0.36 ms at 8 tokens).
+"""
 BESIDE_A_GPU = Overhead(receive_us=225, token_us=0.8, reply_us=135, batch_us=90, wire_us=145)
-"""What HTTP adds to an engine that computes elsewhere: 0.61 ms at 8 tokens, 0.70 at 128 (p50, one connection), vectors
-of 768 components. Since the event loop waits awake for lone answers, docs/benchmarks/t4.md has less for these."""
+"""Overhead of HTTP over an engine on a GPU: 0.61 ms at 8 tokens, 0.70 at 128.
+
+p50, one connection, vectors of 768 components. These predate the event loop's busy waiting for single requests;
+docs/benchmarks/t4.md shows lower figures with it.
+"""
 
 
 def usual(threads: int) -> Overhead:
-    """The overhead beside an engine that shares so many cores with the server; 0 where it has its own device."""
+    """The overhead for an engine that shares that many cores with the server; 0 for an engine on its own device."""
     return msgspec.structs.replace(ON_ITS_CORES if threads else BESIDE_A_GPU, shared_cores=threads)

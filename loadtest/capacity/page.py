@@ -1,4 +1,4 @@
-"""The pages of a simulation and of a sizing, which need no network, and their plots as files of their own."""
+"""HTML pages of simulations and sizings, which need no network, and their plots as SVG files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ COLOURS = ("blue", "orange", "green", "violet", "grey")
 
 _HERE = Path(__file__).parent
 _SCALES = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)
-"""By which the rate is varied."""
+"""Factors by which the rate is varied."""
 _LIMITS = (0.25, 0.35, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 
 
 def simulation_svg(title: str, runs: Sequence[Figures], slo_ms: float | None) -> str:
-    """p50 and p99 over offered load, as a file of its own."""
+    """An SVG file of p50 and p99 over offered load."""
     return as_file(title, _over_load(runs, slo_ms))
 
 
 def simulation(title: str, verdict: str, facts: Sequence[str], runs: Sequence[Figures], slo_ms: float | None) -> str:
-    """The same in a page, with what it rests on."""
+    """The page of a simulation: the plot, the runs and their basis."""
     head = ("offered/s", "answered/s", "p50 ms", "p99 ms", "p99 ms of all asked")
     rows = [
         [_number(value) for value in (run.offered_per_s, run.answered_per_s, run.p50_ms, run.p99_ms, run.slo_ms)]
@@ -64,7 +64,7 @@ def _over_load(runs: Sequence[Figures], slo_ms: float | None) -> Lines:
 
 
 def sizing(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
-    """The page; `found` are at most as many candidates as there are colours."""
+    """The page of a sizing; `found` has at most as many candidates as there are colors."""
     load = sizing.load
     limit = load.objective.limit_ms
     plots = {
@@ -89,7 +89,7 @@ def sizing(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
 
 
 def sizing_svg(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
-    """Cost over the rate, as a file of its own."""
+    """An SVG file of the cost over the rate."""
     title = f"{sizing.encoder.name}, {sizing.load.objective}: what the devices cost in USD an hour, by example prices"
     return as_file(title, _over_rate(sizing, found))
 
@@ -106,7 +106,7 @@ def _costs(
     values: Sequence[float],
     cost: Callable[[Sensitivity, float], float],
 ) -> Lines:
-    """A line for each candidate; one without a price counts its devices."""
+    """A line for each candidate; without a price, the line shows its number of devices."""
     priced = all(one.plan.device.price_per_hour is not None for one in found)
     lines = [_series(one, colour, [(value, cost(one, value)) for value in values]) for one, colour in _coloured(found)]
     up = Axis("USD an hour" if priced else "USD an hour, or devices", is_log=True)

@@ -1,7 +1,7 @@
-"""Graphs of the first layers of an encoder, with random weights: what partial runs are made of.
+"""Graphs of the first layers of an encoder, with random weights, for partial runs.
 
-The architecture is the configuration's own, fused and quantised as every export is. The vocabulary is small, since a
-word is looked up in a table whatever its size.
+The architecture is that of the configuration, fused and quantized as in every export. The vocabulary is small, because
+the cost of an embedding lookup does not depend on its size.
 """
 
 from __future__ import annotations
@@ -37,27 +37,20 @@ if TYPE_CHECKING:
 _WORDS = 1000
 _SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 _OFFSET = 1
-"""RoBERTa counts positions from the padding id + 1 on."""
+"""RoBERTa counts positions from the padding id + 1."""
 _RANGE = 8.0
 
 COPIED_BYTES = 128 << 20
-"""A larger artifact is on the wide lane alone, as `serving/models/artifact_selection.py` decides."""
+"""A larger artifact runs only on the wide lane, as decided in `serving/models/artifact_selection.py`."""
 
 
 def specs(
     encoder: Encoder, precision: str, folder: Path, layers: Sequence[int], tell: Callable[[str], None]
 ) -> list[ModelSpec]:
-    """A graph for each number of layers, as an engine loads it.
-
-    Args:
-        encoder: Whose layers.
-        precision: fp32 or int8.
-        folder: Where to write.
-        layers: How many.
-        tell: Told what is being made.
+    """One graph for each number of layers, as an engine loads it; writes them to `folder`.
 
     Raises:
-        BenchError: It cannot be exported.
+        BenchError: The encoder cannot be exported.
     """
     try:
         found = []
@@ -110,7 +103,7 @@ def _checkpoint(encoder: Encoder, folder: Path, layers: int) -> Checkpoint:
 
 
 def _cuts(fused: Path) -> dict[str, Cut]:
-    """A cut for each product, in the form that exports choose; with random weights no range means anything."""
+    """A `Cut` for each product, in the form of an export. The ranges are arbitrary because the weights are random."""
     opened = GraphEditor(fused, fused)
     matrices = {product.activations: opened.joined(product.weights) for product in find(opened.graph)}
     return {

@@ -1,8 +1,8 @@
-"""How many replicas hold an objective: the server's own scheduler over what batches cost, one replica at a time.
+"""How many replicas hold an objective: simulates one replica with the server's own scheduler and its batch costs.
 
-A balancer that splits evenly at random gives each of n replicas Poisson arrivals at an n-th of the rate, so one of
-them is simulated, with a fixed seed. A replica is one device, or a pipeline of as many as its weights need, as
-`bertserve simulate --stages` has it.
+A load balancer that splits evenly at random gives each of n replicas Poisson arrivals at 1/n of the rate. One replica
+is therefore simulated, with a fixed seed. A replica is one device, or a pipeline of as many devices as its weights
+need, as in `bertserve simulate --stages`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 _USED_MEMORY = 0.9
 _LIBRARIES_BYTES = 1e9
-"""Of a device's memory that weights and batches may fill, and what drivers and libraries take of it. Estimated."""
+"""Estimated share of a device's memory that is usable, and the part that drivers and libraries take."""
 _UNEVEN = 1.1
-"""The largest of N parts over an N-th of the weights, as `export --split` promises it."""
+"""Upper bound of the largest of N parts relative to 1/N of the weights, guaranteed by `export --split`."""
 
 _REQUESTS = 6_000
 _FINAL_REQUESTS = 20_000
 _FEW = 0.02
-"""Share of a replica's throughput at which nothing waits for anything else."""
+"""Share of a replica's throughput at which requests do not queue."""
 _LOADS = (0.95, 0.85, 0.7, 0.5, 0.3, 0.15, 0.06)
 _EXACT = 100
-"""Up to so many replicas the number is exact in the simulation; beyond within a hundredth of it."""
+"""Up to this many replicas the search is exact; above, it is within 1%."""
 
 
 class Objective(NamedTuple):
-    """A percentile of all requests, refused and late ones counted as never answered, and its limit.
+    """A limit on a percentile of all requests. Rejected and late requests count as infinitely late.
 
     Attributes:
         percent: 99 for p99.
-        limit_ms: In milliseconds.
+        limit_ms: Limit in milliseconds.
     """
 
     percent: float
@@ -59,15 +59,15 @@ class Objective(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class SizingLoad:
-    """What is asked for.
+    """The load of a sizing.
 
     Attributes:
-        rate: Requests of one text each a second.
-        lengths: Of the texts.
-        objective: What is to be held.
-        max_batch_tokens: As `serve` has it.
-        timeout_ms: The deadline of every request; more where a lone text needs it, as `serve` has it.
-        seed: Of arrivals, lengths and spread.
+        rate: Requests per second, with one text each.
+        lengths: Text lengths.
+        objective: The objective.
+        max_batch_tokens: As in `serve`.
+        timeout_ms: Deadline of every request; extended if a single text needs more, as in `serve`.
+        seed: Seed of arrivals, lengths and jitter.
     """
 
     rate: float
@@ -80,12 +80,12 @@ class SizingLoad:
 
 @dataclass(slots=True, frozen=True)
 class Memory:
-    """What a replica needs, and how many devices that takes.
+    """Memory of a replica, and the number of devices that it takes.
 
     Attributes:
         weights_bytes: All weights.
-        working_bytes: A batch's activations, estimated.
-        devices: 1 where all of it fits on one; more where the weights must be split; 0 where no split helps.
+        working_bytes: Activations of a batch, estimated.
+        devices: 1 if everything fits on one; more if the weights must be split; 0 if no split fits.
     """
 
     weights_bytes: int
@@ -94,7 +94,7 @@ class Memory:
 
 
 def memory_of(device: Candidate, encoder: Encoder, precision: str, max_batch_tokens: int) -> Memory:
-    """How many devices hold an encoder."""
+    """The memory and the number of devices for one replica of an encoder."""
     weights = encoder.weight_bytes(precision)
     working = encoder.working_bytes(precision, max_batch_tokens)
     room = _USED_MEMORY * device.memory_gb * 1e9 - _LIBRARIES_BYTES - working
@@ -105,10 +105,10 @@ def memory_of(device: Candidate, encoder: Encoder, precision: str, max_batch_tok
 
 
 class Replica:
-    """One replica under a load's lengths."""
+    """One replica under the text lengths of a load."""
 
     def __init__(self, costs: BatchCosts, load: SizingLoad, devices: int) -> None:
-        # Of a pipeline's CPUs one alone would share its cores with the server: none is taken to.
+        # In a pipeline of CPUs, only one would share its cores with the server. The model assumes that none does.
         overhead = usual(costs.threads if devices == 1 else 0)
         if devices > 1:
             costs = costs.in_stages(devices)
@@ -130,16 +130,16 @@ class Replica:
 
     @property
     def most_per_s(self) -> float:
-        """Texts a second that neither its devices nor the server's event loop can exceed."""
+        """Maximum texts per second, limited by its devices and by the server's event loop."""
         return min(self.device_per_s, self.server_per_s)
 
     @property
     def bound(self) -> Literal["device", "server"]:
-        """Which of the two is the lower limit."""
+        """The lower of the two limits."""
         return "device" if self.device_per_s <= self.server_per_s else "server"
 
     def run(self, rate: float, requests: int = _REQUESTS) -> Figures:
-        """The replica under a rate; equal arguments give equal figures."""
+        """Simulates the replica at a rate. Deterministic."""
         key = (rate, requests)
         if key not in self._runs:
             load, seconds = self._load, requests / rate
@@ -153,17 +153,17 @@ class Replica:
 
 @dataclass(slots=True, frozen=True)
 class SizingPlan:
-    """How many of a candidate.
+    """The number of replicas on a candidate.
 
     Attributes:
-        name: Of the candidate.
+        name: Name of the candidate.
         device: The candidate.
-        precision: What the artifact computes in.
-        costs: What batches cost there.
-        memory: Of a replica.
-        replicas: 0 where no number holds the objective, or nothing fits.
-        run: One of them at its share of the rate; at next to none where no number holds.
-        bound: What limits a replica.
+        precision: Precision of the artifact.
+        costs: Batch costs on the device.
+        memory: Memory of a replica.
+        replicas: 0 if no number holds the objective, or the encoder does not fit.
+        run: One replica at its share of the rate; at minimal load if no number holds.
+        bound: Bottleneck of a replica.
     """
 
     name: str
@@ -186,11 +186,11 @@ class SizingPlan:
 
     @property
     def watts(self) -> float | None:
-        """At most, all devices at their limits."""
+        """Maximum power of all devices."""
         return None if self.device.watts is None or not self.replicas else self.devices * self.device.watts
 
     def per_million_texts(self, rate: float) -> float | None:
-        """What a million texts cost at a rate."""
+        """The price of a million texts at a rate."""
         price = self.price_per_hour
         return None if price is None else price / (3600 * rate) * 1e6
 
@@ -209,7 +209,7 @@ def plan(
 
 
 def _smallest(replica: Replica, rate: float) -> int:
-    """The smallest number of replicas, each with its share of the rate, that holds; 0 where none does."""
+    """The smallest number of replicas that holds, each at its share of the rate; 0 if none does."""
     if not replica.holds(min(rate, _FEW * replica.most_per_s)):
         return 0
     fails, holds = 0, 0
@@ -223,7 +223,7 @@ def _smallest(replica: Replica, rate: float) -> int:
     while holds - fails > max(1, holds // _EXACT):
         middle = (fails + holds) // 2
         fails, holds = (fails, middle) if replica.holds(rate / middle) else (middle, holds)
-    # The last word have more requests than the search.
+    # The final check uses more requests than the search.
     while not replica.holds(rate / holds, _FINAL_REQUESTS):
         holds += max(1, holds // _EXACT)
     return holds

@@ -1,4 +1,4 @@
-"""What a sizing says: lines for people, and figures for programs."""
+"""The report of a sizing, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _DASH = "-"
 
 @dataclass(slots=True, frozen=True)
 class Sizing:
-    """Every candidate under one load.
+    """All candidates under one load.
 
     Attributes:
-        encoder: What is served.
-        load: What is asked for.
+        encoder: The served encoder.
+        load: The load.
         plans: One for each candidate and precision.
-        notes: What was assumed or left out.
+        notes: Assumptions and omissions.
     """
 
     encoder: Encoder
@@ -50,7 +50,7 @@ class Sizing:
 
     @property
     def cheapest(self) -> SizingPlan | None:
-        """The cheapest plan that holds; None where none does."""
+        """The cheapest plan that holds; None if none does."""
         return _cheapest(self.plans)
 
     @property
@@ -59,12 +59,12 @@ class Sizing:
         return any(plan.replicas for plan in self.plans)
 
     def asked(self) -> str:
-        """The load in a line."""
+        """The load in one line."""
         load = self.load
         return f"{load.rate:g} texts a second, {load.lengths.fact}, {load.objective}"
 
     def verdict(self) -> str:
-        """The answer in a sentence."""
+        """The result in one sentence."""
         best = self.cheapest
         if best is None:
             none = "no candidate holds the objective"
@@ -78,7 +78,7 @@ class Sizing:
         return f"{answer}; without INT8: {_offer(unrounded)}"
 
     def unknown(self) -> list[str]:
-        """What it does not know, or takes for granted."""
+        """Assumptions and unknowns."""
         lines = [
             *self.encoder.notes,
             *self.notes,
@@ -102,7 +102,7 @@ class Sizing:
         return lines
 
     def facts(self) -> list[str]:
-        """What costs rest on, each with the candidates that it is said of."""
+        """The basis of the costs; each fact lists the candidates that it applies to."""
         names: dict[str, list[str]] = {}
         for plan in self.plans:
             for fact in plan.costs.facts:
@@ -110,15 +110,15 @@ class Sizing:
         return [f"{', '.join(named)}: {fact}" for fact, named in names.items()]
 
     def table(self) -> Table:
-        """A row for each plan."""
+        """A table with one row per plan."""
         return untitled(_HEAD, [_cells(plan, self.load) for plan in self.plans], words=3)
 
     def reasons(self) -> list[str]:
-        """Why candidates do not hold, one by one."""
+        """The reason why each failing candidate fails."""
         return [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := _reason(plan, self.load))]
 
     def lines(self) -> list[str | Table]:
-        """All of it for a terminal."""
+        """The terminal output."""
         encoder = self.encoder
         return [
             f"{encoder.name}: {encoder.layers} layers, {encoder.hidden} wide, {words(encoder.parameters)} parameters",
@@ -135,7 +135,7 @@ class Sizing:
         ]
 
     def plain(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The sizing as plain JSON values."""
         load, best = self.load, self.cheapest
         return {
             "encoder": {
@@ -201,7 +201,7 @@ def _finite(value: float) -> float | None:
 
 
 def _cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
-    """A plan's row under `_HEAD`."""
+    """The cells of a plan's row, in the order of `_HEAD`."""
     run, price = plan.run, plan.per_million_texts(load.rate)
     basis = f"{plan.costs.basis} ±{100 * plan.costs.error:.0f}%" if plan.costs.error else plan.costs.basis
     return (
@@ -221,14 +221,14 @@ def _cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
 
 
 def _count(plan: SizingPlan) -> str:
-    """How many devices, with those of a replica where there are several."""
+    """The number of devices, with the number per replica if above 1."""
     if plan.memory.devices > 1:
         return f"{plan.replicas} x {plan.memory.devices} (split)"
     return str(plan.replicas)
 
 
 def _reason(plan: SizingPlan, load: SizingLoad) -> str:
-    """Why no number of a candidate holds; empty where one does."""
+    """The reason why no number of a candidate holds; empty if one does."""
     if plan.replicas:
         return ""
     if plan.run is None:
@@ -237,7 +237,7 @@ def _reason(plan: SizingPlan, load: SizingLoad) -> str:
 
 
 def words(parameters: int) -> str:
-    """A large number as people say it.
+    """A large number in short form.
 
     >>> words(108_891_648), words(1_269_161_984)
     ('109 M', '1.3 B')

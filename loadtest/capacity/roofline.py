@@ -1,8 +1,8 @@
-"""What a batch costs where nobody measured it: a roofline with launch costs, fitted to what was published.
+"""Roofline model with launch costs, fitted to published times, for batches that were not measured.
 
-Each kernel of the encoder takes the larger of its operations over a share of the device's rate and its bytes over a
-share of its bandwidth, and then what a launch costs. The two shares and the launch are fitted to published times; the
-kernels are those of `encoder_kernels`.
+Each kernel of the encoder takes the maximum of its operations over a share of the device's rate and its bytes over a
+share of its bandwidth, plus a launch cost. The two shares and the launch cost are fitted to published times. The
+kernels come from `encoder_kernels`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loadtest.capacity.encoder import Encoder
 
 _OF_KERNELS = 2
-"""Bytes of a number, as `encoder_kernels.kernels` counts them."""
+"""Bytes per number in `encoder_kernels.kernels`."""
 
 _START = (0.4, 0.7, 5.0)
 _STEPS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
@@ -29,13 +29,13 @@ _LEAST = (0.01, 0.01, 0.01)
 
 
 class Shares(NamedTuple):
-    """What a device reaches of its published figures.
+    """The shares of its published figures that a device reaches.
 
     Attributes:
-        operations: Share of the rate of operations.
+        operations: Share of the operation rate.
         bandwidth: Share of the bandwidth.
-        launch_us: Of every kernel.
-        error: The root mean square of the logarithms of computed over known times.
+        launch_us: Launch cost of every kernel.
+        error: Root mean square of the logarithms of computed over known times.
     """
 
     operations: float
@@ -45,16 +45,7 @@ class Shares(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A time that is known.
-
-    Attributes:
-        device: What computed.
-        encoder: What it computed.
-        precision: In what.
-        tokens: Of each text.
-        texts: Of the batch.
-        us: The time.
-    """
+    """A known time of a batch, with `tokens` in each text."""
 
     device: Candidate
     encoder: Encoder
@@ -67,19 +58,10 @@ class Known(NamedTuple):
 def batch_us(
     device: Candidate, encoder: Encoder, precision: str, shares: Sequence[float], tokens: int, texts: int
 ) -> float:
-    """The time of a batch by the roofline, in microseconds.
-
-    Args:
-        device: What computes.
-        encoder: What it computes.
-        precision: In what.
-        shares: The first three of `Shares`.
-        tokens: Of each text.
-        texts: Of the batch.
-    """
+    """The time of a batch by the roofline, in microseconds; uses the first three values of `Shares`."""
     operations, bandwidth, launch_us = shares[:3]
     number = {"fp32": 4, "fp16": 2, "int8": 1}[precision]
-    rate = operations * device.tera_per_s[precision] * 1e6  # type: ignore[index]  # a precision that it has
+    rate = operations * device.tera_per_s[precision] * 1e6  # type: ignore[index]  # a supported precision
     bytes_per_us = bandwidth * device.bandwidth_gb_s * 1e3 * _OF_KERNELS / number
     return sum(
         count * (max(kernel.operations / rate, kernel.bytes / bytes_per_us) + launch_us)
@@ -91,13 +73,13 @@ def batch_us(
 def _kernels(
     layers: int, hidden: int, intermediate: int, texts: int, tokens: int
 ) -> tuple[tuple[int, encoder_kernels.Kernel], ...]:
-    """Each kernel of a batch once, with how often it runs."""
+    """The distinct kernels of a batch, each with its number of runs."""
     before, *layer, after = encoder_kernels.kernels(encoder_kernels.Encoder(1, hidden, intermediate), texts, tokens)
     return ((1, before), *((layers, kernel) for kernel in layer), (1, after))
 
 
 def fit(known: Sequence[Known]) -> Shares:
-    """The shares that come nearest to known times: each in turn a step up or down, as long as that helps."""
+    """Fits the shares to known times by coordinate descent: moves each in turn by a step while the error decreases."""
 
     def loss(shares: Sequence[float]) -> float:
         return sum(_error(one, shares) ** 2 for one in known)
@@ -108,7 +90,7 @@ def fit(known: Sequence[Known]) -> Shares:
 
 
 def error_on(known: Sequence[Known], shares: Shares) -> float:
-    """The same error of shares that were fitted to other times."""
+    """The error of shares that were fitted to other times."""
     return math.sqrt(sum(_error(one, shares) ** 2 for one in known) / len(known))
 
 

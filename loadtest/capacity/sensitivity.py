@@ -1,4 +1,4 @@
-"""How a sizing changes with the rate, the objective and the lengths: what follows of curves of one replica."""
+"""Sensitivity of a sizing to the rate, the objective and the lengths, from latency curves of one replica."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     Curve = Sequence[tuple[float, float]]
 
 SHARES = (0.03, 0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.95)
-"""Of the greatest throughput of a replica: the loads that are simulated."""
+"""The simulated loads, as shares of a replica's maximum throughput."""
 
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
-"""By which texts are shorter or longer."""
+"""Factors by which the text lengths are varied."""
 
 _REQUESTS = 3_000
 
 
 @dataclass(slots=True, frozen=True)
 class Sensitivity:
-    """One candidate.
+    """The sensitivity of one candidate.
 
     Attributes:
-        plan: What it was sized to.
-        curves: Rates of a replica and the objective's percentile at each, in ms, by the factor of the texts' lengths.
+        plan: The plan of the candidate.
+        curves: Rates of a replica and the objective's percentile in ms at each, by the factor of the text lengths.
     """
 
     plan: SizingPlan
     curves: Mapping[float, Curve]
 
     def devices(self, rate: float, limit_ms: float, factor: float = 1.0) -> float:
-        """How many devices hold, by the curves; not a number where none do."""
+        """Number of devices that hold the objective, by the curves; NaN if none does."""
         most = capacity(self.curves[factor], limit_ms)
         return math.ceil(rate / most) * self.plan.memory.devices if most else math.nan
 
     def price(self, rate: float, limit_ms: float, factor: float = 1.0) -> float:
-        """What they cost an hour; their number, where they have no price."""
+        """Their price per hour; without a price, their number."""
         price = self.plan.device.price_per_hour
         return self.devices(rate, limit_ms, factor) * (1.0 if price is None else price)
 
@@ -52,14 +52,7 @@ class Sensitivity:
 def sensitivities(
     plans: Sequence[SizingPlan], encoder: Encoder, load: SizingLoad, tell: Callable[[int, int], None]
 ) -> list[Sensitivity]:
-    """The curves of plans.
-
-    Args:
-        plans: Of candidates that hold.
-        encoder: What they serve.
-        load: What they were sized for.
-        tell: Told how many of how many curves are done.
-    """
+    """The latency curves of plans; `tell` is called with the number of finished curves and their total."""
     found = []
     for index, plan in enumerate(plans):
         curves: dict[float, Curve] = {}
@@ -74,7 +67,7 @@ def sensitivities(
 
 
 def capacity(curve: Curve, limit_ms: float) -> float:
-    """The rate up to which a replica holds a limit, between the rates that were simulated; 0 where none holds."""
+    """The highest rate at which a replica holds a limit, interpolated between simulated rates; 0 if none holds."""
     if curve[0][1] > limit_ms:
         return 0.0
     for (low, low_ms), (high, high_ms) in pairwise(curve):

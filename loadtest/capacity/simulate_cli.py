@@ -1,6 +1,6 @@
-"""`bertserve simulate`: p50, p99 and throughput under a load, and the highest load that keeps an objective.
+"""`bertserve simulate`: p50, p99 and throughput under a load, and the capacity for an objective.
 
-Exit codes: 0 the objective is kept (or none was given), 1 it is broken, 2 nothing could be simulated.
+Exit codes: 0 the objective holds (or none was given), 1 it is missed, 2 nothing could be simulated.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _MAX_SHARE = 0.9
 
 @dataclass(slots=True, frozen=True)
 class SimulateOptions:
-    """A command line that makes sense.
+    """A validated command line.
 
     Attributes:
-        arguments: Of the command line.
-        table: The costs.
+        arguments: The parsed arguments.
+        table: The batch costs.
         world: Everything but the traffic.
-        mix: Weights of the lengths; empty where a schedule is replayed.
+        mix: Weights of the lengths; empty for a replayed schedule.
     """
 
     arguments: argparse.Namespace
@@ -58,10 +58,10 @@ class SimulateOptions:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> SimulateOptions:
-        """Reads what argparse found.
+        """Validates the arguments from argparse.
 
         Raises:
-            BenchError: What is wrong, in one line.
+            BenchError: An argument is invalid or missing; the message is one line.
         """
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
@@ -82,23 +82,23 @@ class SimulateOptions:
         return cls(arguments, table, replace(world, policy=policy), mix)
 
     def run(self, rate: float) -> Figures:
-        """A run at a rate."""
+        """Simulates a rate."""
         seconds = self.arguments.duration or max(_MIN_S, _REQUESTS / rate)
         arrivals = poisson(rate, self.mix, seconds, self.arguments.timeout_ms / 1e3, self.arguments.seed)
         return self.world.run(arrivals, seconds)
 
     def replay(self) -> Figures:
-        """The run of a schedule that was kept.
+        """Simulates a saved schedule.
 
         Raises:
-            BenchError: The file holds none.
+            BenchError: The file contains no schedule.
         """
         arrivals = replayed(self.arguments.replay, self.arguments.timeout_ms / 1e3)
         seconds = self.arguments.duration or max(arrivals[-1].at, 1e-9)
         return self.world.run(arrivals, seconds)
 
     def facts(self) -> list[str]:
-        """What the figures rest on, line by line."""
+        """The basis of the figures, one line each."""
         overhead = self.world.device.overhead
         shared = (
             f"on the engine's own {overhead.shared_cores} cores" if overhead.shared_cores else "on cores of its own"
@@ -114,7 +114,7 @@ class SimulateOptions:
 
 
 def _overhead(arguments: argparse.Namespace, table: BatchCosts) -> Overhead:
-    """The overhead that the options name, and the usual one where they are silent."""
+    """The overhead from the options, with the default values where an option is missing."""
     chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
     return msgspec.structs.replace(usual(table.threads), **chosen)
 
@@ -137,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Builds the argument parser."""
     made = parser_of("simulate", "Simulate a server under load from measured batch costs.")
     made.add_argument(
         "--cost",
@@ -179,7 +179,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
     arguments = parser().parse_args(argv)
     return exit_code("simulate", lambda: _simulate(SimulateOptions.of(arguments)))
 
@@ -206,7 +205,7 @@ def _simulate(options: SimulateOptions) -> bool:
 
 
 def _guess(options: SimulateOptions) -> float:
-    """Half of what the device could do with single texts of the mean length."""
+    """Half of the device's rate for single texts of the mean length."""
     mean = Lengths(options.mix, "").mean
     single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - mean))
     return 0.5e6 / max(1.0, single.us * max(1.0, mean / single.tokens))
@@ -239,7 +238,7 @@ def _bulk_text(run: Figures) -> list[str]:
 
 
 def _plain(run: Figures) -> dict[str, object]:
-    """JSON knows neither infinity nor what is no number."""
+    """Replaces infinity and NaN, which JSON lacks."""
     values = dataclasses.asdict(run)
     del values["utilisation"]
     return {

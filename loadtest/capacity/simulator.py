@@ -1,19 +1,19 @@
-"""A discrete-event driver of the scheduler: costs and arrivals in, what became of every request out.
+"""Discrete-event simulation of the scheduler: from batch costs and arrivals to the outcome of every request.
 
-The `Scheduler` is the server's own; only what is around it is modelled, in five rules:
+The `Scheduler` is the server's own. Only its surroundings are modeled, in five rules:
 
-- The front (the event loop, and the load generator where it shares the cores) does one thing at a time, in order. It
-  takes `receive_us` and `token_us` for each token until a request can be queued, `batch_us` to take in a batch,
+- The front end (the event loop, and the load generator if it shares the cores) does one thing at a time, in order. It
+  takes `receive_us`, plus `token_us` for each token, until a request can be queued; `batch_us` to take in a batch; and
   `reply_us` for each answer.
-- A batch that is given to an idle lane begins `wire_us` later; one that was sent ahead begins at once.
-- A batch takes what the cost table says, varied by chance. Where a server has corrected its table, batches take the
-  corrected times, varied as its own did, and decisions rest on the warm-up's, as they do in the server.
-- In a pipeline a batch passes the stages in order, and each of them has one batch at a time: one that is behind a
-  slower one goes at its pace.
-- Where the engine shares its cores with the front, the front has one of them whenever it works, and the batches that
-  run meanwhile share the rest. Corrected times have that in them.
+- A batch for an idle lane starts `wire_us` later. A prefetched batch starts immediately.
+- A batch takes the time in the cost table, with random variation. If a server has corrected its table, batches take the
+  corrected times with the variation measured there, while decisions use the warm-up's times, as in the server.
+- In a pipeline a batch passes the stages in order, and each stage has one batch at a time: a batch behind a slower one
+  goes at its pace.
+- If the engine shares its cores with the front end, the front end occupies one core whenever it works, and running
+  batches share the rest. Corrected times already include this effect.
 
-There is no clock: an hour of traffic takes as long as its decisions do. Equal arguments give equal outcomes.
+Simulated time depends only on events, so an hour of traffic takes as long as its decisions do. Deterministic.
 """
 
 from __future__ import annotations
@@ -45,24 +45,27 @@ if TYPE_CHECKING:
 
 _MODEL = ModelIndex(0)
 _QUARTILES = 1.349
-"""Between the quartiles of a normal distribution, in standard deviations."""
+"""Interquartile range of a normal distribution, in standard deviations."""
 
 _MAX_SPREAD = 0.25
-"""A larger one says that somebody else was at work during warm-up, not how batches vary."""
+"""A larger spread shows other processes during warm-up, not the variation of batches."""
 
 _LASTING_S = 0.5
-"""How long what slows a machine down lasts: until its correlation is 1/e. Of 25 batches a second on a host that was
-shared, the next one had 0.4 to 0.5 of a batch's variance, the fifth 0.35 and the tenth 0.1 to 0.3."""
+"""Correlation time of slowdowns of a machine, until the correlation falls to 1/e.
+
+With 25 batches per second on a shared host, the next batch shared 0.4 to 0.5 of a batch's variance, the fifth 0.35 and
+the tenth 0.1 to 0.3.
+"""
 
 
 class Arrival(NamedTuple):
     """A request.
 
     Attributes:
-        at: When it is sent, in seconds.
+        at: Send time, in seconds.
         lengths: Tokens of its texts.
-        timeout_s: Its deadline lies so far behind the moment at which the server sees it.
-        priority: Its class.
+        timeout_s: Time from the server's receipt to the deadline, in seconds.
+        priority: Priority class.
     """
 
     at: float
@@ -72,13 +75,13 @@ class Arrival(NamedTuple):
 
 
 class BulkJob(NamedTuple):
-    """A client that always has several requests of bulk work under way.
+    """A client that keeps a fixed number of bulk requests in flight.
 
     Attributes:
-        seconds: For so long it sends another request for each that is answered.
-        mix: Weights of the texts' lengths in tokens.
-        texts: Of each request.
-        requests: Under way at once.
+        seconds: Time during which each answer triggers another request.
+        mix: Weights of the text lengths in tokens.
+        texts: Texts of each request.
+        requests: Requests in flight.
     """
 
     seconds: float
@@ -88,7 +91,7 @@ class BulkJob(NamedTuple):
 
 
 class BulkDone(msgspec.Struct):
-    """What became of a bulk job within its time."""
+    """The work of a bulk job within its time."""
 
     texts: int = 0
     tokens: int = 0
@@ -96,15 +99,15 @@ class BulkDone(msgspec.Struct):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request costs beside the engine, in microseconds; see the module.
+    """Costs of a request apart from the engine, in microseconds; see the module.
 
     Attributes:
-        receive_us: Of the front, for each request: reading, parsing, queueing.
-        token_us: Of the front, for each token: tokenising.
-        reply_us: Of the front, for each answer.
-        batch_us: Of the front, for each batch.
-        wire_us: Until an idle lane begins with what it was given.
-        shared_cores: Cores that the engine shares with the front; 0 where it has its own, as on a GPU.
+        receive_us: Front end, per request: reading, parsing, queueing.
+        token_us: Front end, per token: tokenization.
+        reply_us: Front end, per answer.
+        batch_us: Front end, per batch.
+        wire_us: Delay until an idle lane starts a batch.
+        shared_cores: Cores that the engine shares with the front end; 0 if it has its own, as on a GPU.
     """
 
     receive_us: float = 0.0
@@ -116,11 +119,11 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variation(NamedTuple):
-    """How the times of batches vary.
+    """Random variation of batch times.
 
     Attributes:
-        spread: Their standard deviation, as a share of a time.
-        lasting: The share of the variance that lasts for a while, and that all lanes have in common.
+        spread: Standard deviation relative to the time.
+        lasting: Share of the variance that is correlated in time and common to all lanes.
     """
 
     spread: float
@@ -131,12 +134,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one device slot.
 
     Attributes:
-        points: What batches cost, as the scheduler knows it from the warm-up.
-        times: What they took on average in a server since; None: as in the warm-up.
-        variations: How they varied there, by kind of lane; empty: by the spreads of the warm-up.
-        narrow_lanes: Lanes beside the wide one.
+        points: Batch costs from the warm-up, as the scheduler knows them.
+        times: Mean times since then in a server; None: as in the warm-up.
+        variations: Variation in that server, by kind of lane; empty: from the spreads of the warm-up.
+        narrow_lanes: Lanes in addition to the wide one.
         stages: Devices of a pipeline, each with an equal part of the layers; it has as many narrow lanes.
-        overhead: What the server adds.
+        overhead: Overhead of the server.
     """
 
     points: Sequence[CostPoint]
@@ -148,7 +151,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Enum):
-    """What became of a request."""
+    """The kind of outcome of a request."""
 
     ANSWERED = "answered"
     OVERLOADED = "refused: overloaded"
@@ -158,13 +161,13 @@ class RequestOutcome(Enum):
 
 
 class Outcome(NamedTuple):
-    """How a request ended.
+    """The outcome of a request.
 
     Attributes:
-        fate: In which way.
-        latency_s: From its arrival until then.
-        queue_s: The longest wait of its texts for a lane.
-        compute_s: The longest time of its batches.
+        fate: Kind of outcome.
+        latency_s: Time from its arrival to the outcome.
+        queue_s: Longest wait of its texts for a lane.
+        compute_s: Longest time of its batches.
     """
 
     fate: RequestOutcome
@@ -174,12 +177,12 @@ class Outcome(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What became of arrivals.
+    """The result of a simulation.
 
     Attributes:
         outcomes: One for each arrival.
-        busy_s: For so long the device computed; a narrow lane counts for its share of it.
-        bulk: What a bulk job got done beside them.
+        busy_s: Busy time of the device; a narrow lane counts for its share of it.
+        bulk: The work of the bulk job.
     """
 
     outcomes: list[Outcome]
@@ -197,16 +200,16 @@ def play(
     scheduler: type[Scheduler] = Scheduler,
     seed: int = 1,
 ) -> Played:
-    """Plays arrivals to their end.
+    """Simulates arrivals until all have ended.
 
     Args:
-        device: What computes.
-        policy: Of one model, for the scheduler.
-        arrivals: In ascending order of their times.
-        bulk: What is there to do besides.
-        max_queue_tokens: Tokens that may be in flight.
-        scheduler: What decides.
-        seed: Of what varies by chance.
+        device: The device.
+        policy: The scheduler's policy for one model.
+        arrivals: Sorted by time.
+        bulk: A bulk job in addition to the arrivals.
+        max_queue_tokens: Maximum tokens in flight.
+        scheduler: The scheduler class.
+        seed: Random seed.
     """
     simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
     if bulk is not None:
@@ -216,7 +219,7 @@ def play(
 
 
 class _Request:
-    """A request on its way."""
+    """A request in progress."""
 
     __slots__ = ("arrival", "compute_s", "deadline", "items", "missing", "outcome", "permit", "queue_s", "submitted")
 
@@ -231,7 +234,7 @@ class _Request:
 
 
 class _Lane:
-    """A lane's batches: one that runs and those that were sent ahead."""
+    """A lane, its running batch and its prefetched batches."""
 
     __slots__ = ("began", "end", "running", "table", "variation", "waiting")
 
@@ -304,10 +307,10 @@ class _Simulation:
     def _at(self, when: float, event: Callable[..., None], argument: object) -> None:
         heappush(self._events, (when, next(self._serial), event, argument))
 
-    # The front.
+    # Front end.
 
     def _front(self, us: float) -> float:
-        """Gives the front something to do and returns when that is done."""
+        """Occupies the front end and returns the end time."""
         begin = max(self._now, self._front_free)
         self._front_free = end = begin + us / 1e6
         if self._slows:
@@ -318,7 +321,7 @@ class _Simulation:
         return end
 
     def _speed_beside_front(self) -> float:
-        """The speed of each lane that runs while the front has a core for itself."""
+        """The relative speed of each running lane while the front end occupies a core."""
         cores = self._overhead.shared_cores
         threads = cores if self._lanes[0].running is not None else 0
         threads += sum(lane.running is not None for lane in self._lanes[1:])
@@ -332,7 +335,7 @@ class _Simulation:
         self._at(received, self._submit, request)
 
     def _next_bulk(self, job: BulkJob) -> None:
-        """A bulk request arrives. A thread tokenises it text by text, so that the front has its turns between them."""
+        """Starts a bulk request. A thread tokenizes it text by text, so the front end gets turns in between."""
         if self._job is None:
             return
         lengths = self._dice.choices(list(job.mix), list(job.mix.values()), k=job.texts)
@@ -381,7 +384,7 @@ class _Simulation:
                 self._pump(None)
 
     def _pump(self, _: object) -> None:
-        """Starts what can start."""
+        """Starts all batches that can start."""
         scheduler = self._scheduler
         if not scheduler.waiting:
             return
@@ -391,7 +394,7 @@ class _Simulation:
             self._at(scheduler.wake_at, self._pump, None)
 
     def _collect(self, ended: tuple[Assignment, float]) -> None:
-        """The front has read what a batch gave: the next one first, then the answers."""
+        """Handles a finished batch in the front end: starts the next one first, then sends the answers."""
         assignment, compute_us = ended
         occupied_us = self._scheduler.done(assignment, self._now)
         self._scheduler.learn(assignment, compute_us, occupied_us)
@@ -428,7 +431,7 @@ class _Simulation:
             known = self._texts[tokens] = EncodedText(array("i", bytes(4 * tokens)))
         return known
 
-    # The engine.
+    # Engine.
 
     def _give(self, assignment: Assignment) -> None:
         lane = self._lanes[assignment.lane]
@@ -453,7 +456,7 @@ class _Simulation:
         assignment = lane.running
         if assignment is None:
             return
-        if lane.end > self._now:  # it was slowed since
+        if lane.end > self._now:  # it was slowed down meanwhile
             self._at(lane.end, self._end, lane)
             return
         lane.running = None
@@ -464,7 +467,7 @@ class _Simulation:
         self._begin(lane)
 
     def _passed(self, begin: float, compute_s: float) -> float:
-        """When a batch has passed all stages. Those before it were here before it, so its way is known."""
+        """The time when a batch has passed all stages. All earlier batches are known, so the result is final."""
         free = self._stages_free
         if len(free) == 1:
             return begin + compute_s
@@ -485,11 +488,11 @@ class _Simulation:
         if not spread:
             return us
         off = math.sqrt(lasting) * self._lasting_off() + math.sqrt(1 - lasting) * self._dice.gauss()
-        # Of a logarithmic normal distribution, the mean is above the median.
+        # The mean of a log-normal distribution is above its median.
         return us * math.exp(spread * off - spread * spread / 2 * self._are_means)
 
     def _lasting_off(self) -> float:
-        """What all lanes have in common, in standard deviations: an Ornstein-Uhlenbeck process."""
+        """The deviation common to all lanes, in standard deviations: an Ornstein-Uhlenbeck process."""
         kept = math.exp((self._lasting_at - self._now) / _LASTING_S)
         self._lasting = kept * self._lasting + math.sqrt(1 - kept * kept) * self._dice.gauss()
         self._lasting_at = self._now
@@ -497,7 +500,7 @@ class _Simulation:
 
 
 def _slowed(begin: float, end: float, until: float, speed: float) -> float:
-    """When something ends that would end at `end`, if it runs at another speed from `begin` until `until`."""
+    """The new end of an activity that would end at `end`, if it runs at `speed` from `begin` until `until`."""
     if end - begin <= (until - begin) * speed:
         return begin + (end - begin) / speed
     return end + (until - begin) * (1 - speed)

@@ -1,4 +1,4 @@
-"""`bertserve size`: how many of which card or CPU a load needs, and what that costs.
+"""`bertserve size`: estimates how many GPUs or CPUs a load needs, and the cost.
 
 Exit codes: 0 a candidate holds the objective, 1 none does, 2 nothing could be sized.
 """
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from loadtest.capacity.tables import BatchCosts
 
 ON_CPUS = ("fp32", "int8")
-"""What is measured of this machine."""
+"""Precisions that are measured on this machine."""
 
 _MIN_TIMEOUT_MS = 2000.0
 _ALL = 100.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Builds the argument parser."""
     made = parser_of("size", "Estimate how many GPUs or CPUs a workload needs, and the cost.")
     add = made.add_argument
     add("model", metavar="MODEL", help=f"Model: config.json or its folder, a bundle, or one of {', '.join(KNOWN)}.")
@@ -107,7 +107,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
     arguments = parser().parse_args(argv)
     return exit_code("size", lambda: _size(arguments))
 
@@ -142,10 +141,10 @@ def _size(arguments: argparse.Namespace) -> bool:
 
 
 def _write(out: Path, sizing: Sizing) -> None:
-    """The page or the picture; with curves of the cheapest candidates that hold, one for each device.
+    """Writes the page or the plot, with curves of the cheapest candidates that hold, one for each device.
 
     Raises:
-        BenchError: It cannot be written, or there is nothing to draw.
+        BenchError: The file cannot be written, or there is nothing to draw.
     """
     held = [plan for plan in sizing.plans if plan.replicas]
     held.sort(key=lambda plan: (plan.price_per_hour is None, plan.price_per_hour or 0.0))
@@ -166,10 +165,10 @@ def _write(out: Path, sizing: Sizing) -> None:
 def _here(
     arguments: argparse.Namespace, encoder: Encoder
 ) -> tuple[list[tuple[str, Candidate, str, BatchCosts]], list[str]]:
-    """This machine with what the encoder costs on it, for each precision; and why one is missing.
+    """This machine and the encoder's costs on it for each precision, and notes on missing ones.
 
     Raises:
-        BenchError: It alone was asked for, and cannot be measured.
+        BenchError: Only this machine was requested, and it cannot be measured.
     """
     asked = None if arguments.on is None else [word.strip() for word in arguments.on.split(",")]
     if asked is not None and HERE not in asked:
@@ -187,7 +186,7 @@ def _here(
         )
     for precision in precisions:
         try:
-            # Brings the engines' libraries, and PyTorch where there is no bundle.
+            # Imports the engines' libraries, and PyTorch if there is no bundle.
             from loadtest.capacity import measure  # noqa: PLC0415
 
             machine = measure.here(threads, price_here(arguments.price))
@@ -206,10 +205,10 @@ def _here(
 
 
 def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
-    """The load that a command line names.
+    """The load of a command line.
 
     Raises:
-        BenchError: It makes no sense.
+        BenchError: An option is invalid.
     """
     check_above_zero(arguments, "rate", "timeout_ms", "max_batch_tokens", "threads", "seconds")
     objectives = parse_slo(arguments.slo)
@@ -227,12 +226,12 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
 
 
 def _tokenizer(encoder: Encoder) -> Tokenizer | None:
-    """The bundle's, or the one beside the configuration; None where there is none."""
+    """The tokenizer in the bundle or next to the configuration; None if there is none."""
     if encoder.tokenizer is None:
         return None
     with BareExceptions(f"{encoder.tokenizer} is not a tokenizer"):
         found: Tokenizer = Tokenizer.from_file(str(encoder.tokenizer))
-    # A checkpoint may carry the lengths of its training data.
+    # A checkpoint may contain truncation and padding settings of its training.
     found.no_truncation()
     found.no_padding()
     return found

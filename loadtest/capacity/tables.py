@@ -1,7 +1,7 @@
-"""What batches cost: tables that were published for cards, and those that a server measured of itself.
+"""Tables of batch costs: published for GPUs, or measured by a server.
 
-A file holds one of three things: a table as in `data/costs`, the answer of a server's `/status`, whose times count as
-the server has corrected them since, or what a node keeps in its cache.
+A file contains one of three things: a table as in `data/costs`, the reply of a server's `/status` (with the server's
+corrections applied), or a node's cached table.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 _DATA = files("loadtest.capacity") / "data" / "costs"
 PUBLISHED = tuple(sorted(Path(entry.name).stem for entry in _DATA.iterdir() if entry.name.endswith(".json")))
-"""Names of the tables that come with the program."""
+"""Names of the built-in tables."""
 
 _TAIL = 2.326
 _QUARTILES = 1.349
-"""Of a normal distribution, in standard deviations: from the mean to the 99th percentile, and between the quartiles."""
+"""Quantiles of a normal distribution in standard deviations: mean to 99th percentile, and interquartile range."""
 
 _FEW = 6
-"""Lengths of texts that are named one by one."""
+"""Maximum number of text lengths that are listed individually."""
 
 _ENOUGH = 30
-"""Batches of a kind of lane from which on a server's corrections are taken."""
+"""Minimum batches on a kind of lane before a server's corrections are used."""
 
 
 Basis = Literal["measured", "extrapolated", "published", "computed"]
-"""`measured` on a machine whole, `extrapolated` from few layers measured on it."""
+"""`measured`: on a whole machine; `extrapolated`: from a few layers on this machine."""
 
 
 @dataclass(slots=True, frozen=True)
 class BatchCosts:
-    """What batches cost, and where that is known from.
+    """Batch costs and their origin.
 
     Attributes:
-        basis: Where that is from.
-        points: Times of batches.
-        title: Of what and on what.
-        error: Relative, as one standard deviation; 0 where it is not known.
-        facts: What it rests on, line by line: URL and kind of each source of a table that was published.
-        warm_up: The same before a server corrected them; empty where none did.
-        variations: How batches of that server varied, by kind of lane.
-        narrow_lanes: Lanes beside the wide one.
-        threads: Cores that the engine shares with the server; 0 where it has its own.
+        basis: Kind of origin.
+        points: Batch times.
+        title: Model and device.
+        error: Relative error, one standard deviation; 0 if unknown.
+        facts: Basis of the costs, one line each: URL and kind of each source of a published table.
+        warm_up: The points before a server's corrections; empty without corrections.
+        variations: Variation of batches in that server, by kind of lane.
+        narrow_lanes: Lanes in addition to the wide one.
+        threads: Cores that the engine shares with the server; 0 if it has its own.
         stages: Devices of a pipeline, each with its part of the layers.
     """
 
@@ -70,18 +70,19 @@ class BatchCosts:
 
     @property
     def batched(self) -> bool:
-        """Whether texts are computed together."""
+        """Whether texts are batched."""
         return any(point.batch > 1 for point in self.points)
 
     def in_stages(self, stages: int, transfer_us: float = 0.0) -> BatchCosts:
-        """What a server measures of a pipeline of so many such devices, each with its part of the layers.
+        """The costs of a pipeline of that many such devices, each with its part of the layers.
 
-        A stage takes its part of the time and sends what it has made to the next one, or back, in `transfer_us`. As
-        many batches as there are stages are under way at once; each takes as long as all stages together. All lanes of
-        a pipeline are alike, and what a server has learned is of the wide one alone.
+        A stage takes its part of the time and transfers its result to the next one, or back, in `transfer_us`. There
+        are as many batches in flight as stages; each takes as long as all stages together. All lanes of a pipeline are
+        equal. A server's warm-up
+        points and variations are dropped, because they apply only to the wide lane.
 
         Raises:
-            BenchError: The points are of several lanes already.
+            BenchError: The points already have several kinds of lanes.
         """
         wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in self.points]
         if any(point.kind == "narrow" for point in wide):
@@ -93,7 +94,7 @@ class BatchCosts:
         )
 
     def provenance(self, lengths: Iterable[int]) -> list[str]:
-        """What was published or measured, and what is interpolated for texts of these lengths, line by line."""
+        """What was published or measured, and what is interpolated for these text lengths, one line each."""
         known = sorted({point.tokens for point in self.points if point.kind == "wide"})
         sizes = {
             tokens: sorted({p.batch for p in self.points if p.kind == "wide" and p.tokens == tokens})
@@ -123,14 +124,14 @@ def _rule(lengths: Sequence[int], known: Sequence[int]) -> str:
 
 
 def find_table(given: str, model: str | None = None) -> BatchCosts:
-    """A published table by its name, or the one in a file.
+    """A published table by its name, or the table in a file.
 
     Args:
         given: One of `PUBLISHED`, or a path.
-        model: Which model of a server's `/status`; None: the only one.
+        model: Model in a server's `/status`; None: the only one.
 
     Raises:
-        BenchError: There is none, or what is wrong with it, in one line.
+        BenchError: There is no such table, or the file is invalid; the message is one line.
     """
     try:
         source = _DATA / f"{given}.json" if given in PUBLISHED else Path(given)
@@ -143,7 +144,7 @@ def find_table(given: str, model: str | None = None) -> BatchCosts:
         raise BenchError(f"--cost {given}: no table of costs ({type(error).__name__}: {error})") from error
 
 
-def _table(content: Any, stem: str, model: str | None) -> BatchCosts:  # noqa: ANN401  whatever a file holds
+def _table(content: Any, stem: str, model: str | None) -> BatchCosts:  # noqa: ANN401  any JSON value
     if "sources" in content:
         return _published(content)
     if "models" in content:
@@ -178,7 +179,7 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> BatchCosts:
 
 
 def _factor(corrections: Mapping[str, Any], row: Mapping[str, Any]) -> float:
-    """How far a row of the table was off: its kind of lane on the whole, and its length's bucket within that."""
+    """The correction factor of a row: that of its kind of lane times that of its length bucket."""
     correction = corrections.get(row["kind"])
     if correction is None:
         return 1.0
@@ -191,7 +192,7 @@ def _measured(title: str, points: Sequence[CostPoint], threads: int, lanes: int)
 
 
 def _point(row: Mapping[str, Any], factor: float = 1.0) -> CostPoint:
-    """A point as `/status` names its parts, or as a node keeps it; `factor` is how far the server has corrected it."""
+    """A point in the format of `/status` or of a node's cache; `factor` is the server's correction."""
     texts = row["texts"] if "texts" in row else row["batch"]
     us = row["measured_us"] if "measured_us" in row else row["us"]
     spread_us = row.get("spread_us", 0.0)

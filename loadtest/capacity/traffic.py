@@ -1,7 +1,7 @@
-"""Who asks what when: Poisson arrivals with a mix of lengths, or a schedule that was kept before.
+"""Traffic: Poisson arrivals with a mix of lengths, or a saved schedule.
 
-The times and the mix are drawn as `bertserve load` draws them: equal rate, duration, mix and seed give the very
-requests that it sends.
+Times and lengths are drawn as in `bertserve load`: equal rate, duration, mix and seed give exactly the requests that it
+sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def poisson(rate: float, mix: dict[int, float], duration_s: float, timeout_s: float, seed: int) -> list[Arrival]:
-    """Requests of one text each."""
+    """Poisson arrivals with one text each."""
     scenario = Scenario("simulated", "", (Phase(duration_s, 1, 1),), mix)
     times = schedule(scenario, rate, seed).tolist()
     lengths = list(mix)
@@ -31,7 +31,7 @@ def replayed(path: Path, timeout_s: float) -> list[Arrival]:
     """A schedule from a file: a JSON list of pairs, seconds and tokens (of one text, or a list for several).
 
     Raises:
-        BenchError: It is none.
+        BenchError: The file is not such a list.
     """
     try:
         rows = json.loads(path.read_bytes())

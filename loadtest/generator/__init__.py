@@ -1,1 +1,1 @@
-"""Load on a server: an open loop that keeps a schedule, a closed loop, and the wires that both speak."""
+"""Load generation: open loop, closed loop, and the wire protocols that both use."""

@@ -1,4 +1,4 @@
-"""Whether a reply is an answer: what its task must give, for as many inputs as were asked for, in finite numbers."""
+"""Validates replies: the fields of the task, one answer per input, finite numbers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NUMBERS = {"FP32": "<f4", "INT64": "<i8", "INT32": "<i4"}
 
 
 class Answers:
-    """Judges the replies to requests of one kind.
+    """Validates the replies to requests of one kind.
 
-    Equal texts have equal answers, so a body that was found right before is right: comparing bytes takes a few
-    microseconds, and the generator often shares its cores with the server.
+    Equal texts have equal answers, so a body that was valid once stays valid. Comparing bytes takes a few microseconds,
+    and the generator often shares its cores with the server.
     """
 
     def __init__(self, protocol: str, task: str) -> None:
-        """Expects answers of a task as the protocol writes them."""
+        """Expects answers of `task` in the format of the protocol."""
         self._task = task
         self._values = _VALUES[protocol]
         self._check = TASKS[task].load.check
@@ -42,11 +42,11 @@ class Answers:
         self._width: int | None = None
 
     def fault(self, reply: Reply, inputs: int) -> str:
-        """Why a reply is no answer, in a few words that are equal for equal reasons; empty where it is one.
+        """A short reason why a reply is invalid, equal for equal reasons; empty if it is valid.
 
         Args:
-            reply: A whole one.
-            inputs: Texts, or pairs of texts, that were asked about.
+            reply: A complete reply.
+            inputs: Number of texts, or pairs of texts, in the request.
         """
         if self._known.get(reply.body) == inputs and not reply.fault:
             return ""
@@ -58,14 +58,14 @@ class Answers:
         return ""
 
     def values(self, reply: Reply, inputs: int) -> Sequence[Any]:
-        """The answer to each input: a vector, or the fields of what was found.
+        """The answer for each input: a vector, or the fields of the result.
 
         Args:
-            reply: A whole one.
-            inputs: As `fault` takes them.
+            reply: A complete reply.
+            inputs: Number of inputs, as in `fault`.
 
         Raises:
-            BenchError: It is no answer, for the reason that `fault` gives.
+            BenchError: The reply is invalid; the message is the reason of `fault`.
         """
         if reply.fault:
             raise BenchError(reply.fault)
@@ -79,7 +79,7 @@ class Answers:
         return values
 
     def _width_of(self, answers: Sequence[Any], inputs: int) -> int:
-        """Looks at each answer; returns the width that all have, in this reply and before."""
+        """Checks each answer and returns their common width, which must also equal that of earlier replies."""
         if len(answers) != inputs:
             raise WrongError(f"{len(answers)} for {inputs} inputs")
         widths = set(map(self._check, answers)) | ({self._width} if self._width is not None else set())
@@ -96,7 +96,7 @@ class Answers:
 
 
 def _plain(task: str, reply: Reply) -> Sequence[Any]:
-    """The answers in JSON of ours and of text-embeddings-inference."""
+    """Answers in the JSON of this server's own routes and of text-embeddings-inference."""
     return TASKS[task].load.answers(json.loads(reply.body))
 
 
@@ -109,7 +109,7 @@ def _cohere(_: str, reply: Reply) -> Sequence[Any]:
 
 
 def _v2(task: str, reply: Reply) -> Sequence[Any]:
-    """The answers in tensors behind JSON."""
+    """Answers in binary tensors that follow the JSON."""
     at = reply.head.index(_HEAD_LENGTH) + len(_HEAD_LENGTH)
     size = int(reply.head[at : reply.head.index(b"\r\n", at)])
     tensors = {}
@@ -121,13 +121,13 @@ def _v2(task: str, reply: Reply) -> Sequence[Any]:
 
 
 def _grpc(task: str, reply: Reply) -> Sequence[Any]:
-    """The answers in a `ModelInferResponse`."""
+    """Answers in a `ModelInferResponse`."""
     outputs: list[dict[int, Any]] = []
     blobs = []
     for number, value in fields_in(reply.body):
-        if number == 5:  # noqa: PLR2004  an output, as the protocol counts
+        if number == 5:  # noqa: PLR2004  field of an output
             outputs.append(dict(fields_in(_bytes(value))))
-        elif number == 6:  # noqa: PLR2004  its contents
+        elif number == 6:  # noqa: PLR2004  field of its contents
             blobs.append(_bytes(value))
     tensors = {
         output[1].decode(): _tensor(output[2].decode(), varints_in(output[3]), blob)
@@ -142,7 +142,7 @@ def _bytes(value: int | bytes) -> bytes:
     return value
 
 
-def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: ANN401  numbers or texts, row by row
+def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: ANN401  an array of numbers or strings
     if datatype != "BYTES":
         return np.frombuffer(blob, _NUMBERS[datatype]).reshape(shape)
     texts, at = [], 0
@@ -156,7 +156,7 @@ def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: A
 
 
 def _of_tensors(task: str, tensors: dict[str, Any]) -> Sequence[Any]:
-    """Each input's answer, from the outputs that the task has."""
+    """The answer for each input, from the task's output tensors."""
     columns = [tensors[name] for name in OUTPUTS[task]]
     return [TASKS[task].load.row(*row) for row in zip(*columns, strict=True)]
 
@@ -170,4 +170,4 @@ _VALUES: dict[str, Callable[[str, Reply], Sequence[Any]]] = {
     "v2": _v2,
     "grpc": _grpc,
 }
-"""What takes the answers out of a reply, one for each input."""
+"""For each protocol, the function that extracts the answers from a reply, one per input."""

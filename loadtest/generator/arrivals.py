@@ -1,8 +1,8 @@
-"""When requests are sent in an open loop: a schedule made beforehand, which no reply can slow.
+"""Open-loop schedule: send times that are fixed before the run, so that replies cannot delay them.
 
-A closed loop stops sending while it waits, so a server that stalls is asked less and looks better than its users
-find it: coordinated omission (https://github.com/giltene/wrk2). Here a request has its time before the run
-starts, and its latency counts from that time even where it could only be sent later.
+A closed loop stops sending while it waits. A stalled server then receives fewer requests and looks better than users
+experience it: coordinated omission (https://github.com/giltene/wrk2). Here each request has its scheduled time before
+the run starts. Latency counts from that time, even if the request could only be sent later.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def schedule(scenario: Scenario, rate: float, seed: int = 1) -> NDArray[np.float64]:
-    """The times of all requests, in seconds from the start, ascending; equal for equal arguments.
+    """Send times of all requests, in seconds from the start, ascending. Deterministic.
 
-    The k-th request comes where the integral of the rate reaches the k-th of a row of numbers: for constant
-    arrivals 0.5, 1.5, 2.5, ..., for a Poisson process sums of exponential numbers of mean 1.
+    The k-th request is due when the integral of the rate reaches the k-th mark. For constant arrivals the marks are
+    0.5, 1.5, 2.5, ...; for a Poisson process they are cumulative sums of exponential numbers with mean 1.
 
     Args:
         scenario: Its phases and its kind of arrivals.
-        rate: Requests a second where a phase's share is 1.
-        seed: Another seed, other gaps; constant arrivals have none to vary.
+        rate: Requests per second where a phase's share is 1.
+        seed: Varies the gaps of Poisson arrivals; constant arrivals ignore it.
     """
     expected = rate * sum(_area(phase) for phase in scenario.phases)
     if scenario.arrivals == "constant":
         marks = np.arange(0.5, expected)
     else:
         dice = np.random.default_rng(seed)
-        # Ten standard deviations more than expected: beyond the end, whatever the dice say.
+        # Ten standard deviations above the expected count, so the marks always reach past the end.
         marks = np.cumsum(dice.exponential(size=int(expected + 10 * expected**0.5 + 10)))
     parts, begin_s, passed = [], 0.0, 0.0
     for phase in scenario.phases:
@@ -47,7 +47,7 @@ def schedule(scenario: Scenario, rate: float, seed: int = 1) -> NDArray[np.float
 
 
 def choices(weights: Sequence[float] | NDArray[np.float64], count: int, seed: int = 1) -> NDArray[np.int64]:
-    """Which of several kinds each of `count` requests is, drawn by weight; equal for equal arguments."""
+    """The kind of each of `count` requests, drawn at random by weight. Deterministic."""
     shares = np.asarray(weights, np.float64)
     return np.random.default_rng([seed, len(shares)]).choice(len(shares), count, p=shares / shares.sum())
 
@@ -57,9 +57,9 @@ def _area(phase: Phase) -> float:
 
 
 def _when(phase: Phase, rate: float, marks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where the integral of a phase's rate reaches the marks: the positive root of a quadratic equation.
+    """Times at which the integral of a phase's rate reaches the marks: the positive root of a quadratic equation.
 
-    Written so that neither an even phase nor one that starts from nothing divides by zero.
+    This form of the root avoids division by zero for constant phases and for phases that start at 0.
     """
     begin, slope = rate * phase.begin, rate * (phase.end - phase.begin) / phase.seconds
     root = np.sqrt(np.maximum(begin * begin + 2 * slope * marks, 0.0))

@@ -1,7 +1,7 @@
-"""A measuring process: one line of JSON asks, one line of JSON answers.
+"""A measuring process that answers one line of JSON with one line of JSON.
 
-Each subject is measured from a process of its own, so that neither its interpreter lock nor its memory
-nor its threads are shared with another, and all of them stay alive while their turns alternate.
+Each subject is measured from its own process. No interpreter lock, memory or threads are shared, and all processes stay
+alive while their turns alternate.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ _END_S = 5.0
 
 
 def module_environment() -> dict[str, str]:
-    """The environment in which `python -m loadtest.x` finds this very package."""
+    """An environment in which `python -m loadtest.x` finds this package."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def module_process(module: str, *, text: bool = False) -> subprocess.Popen[Any]:
-    """`python -m module`, asked through its standard input and answering on its standard output."""
+    """Starts `python -m module` with pipes on standard input and output."""
     command, pipe = [sys.executable, "-m", module], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=text, env=module_environment())
 
 
 class Child:
-    """The asking end. Leaving its `with` block ends the process."""
+    """The calling side. Leaving its `with` block ends the process."""
 
     def __init__(self, module: str) -> None:
         """Starts `python -m module`, which must call `answer`."""
         self._module = module
         self._process = module_process(module, text=True)
 
-    def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  whatever JSON holds
-        """Asks one thing and waits for the answer.
+    def ask(self, verb: str, limit_s: float = 60.0, **arguments: object) -> Any:  # noqa: ANN401  any JSON value
+        """Sends one question and waits for the answer.
 
         Args:
-            verb: One of those that the child answers.
-            limit_s: How long it may take.
-            **arguments: What the verb takes.
+            verb: One of the child's verbs.
+            limit_s: Timeout in seconds.
+            **arguments: Arguments of the verb.
 
         Raises:
-            BenchError: The child failed, ended or took too long.
+            BenchError: The child failed, ended or timed out.
         """
         if self._process.stdin is None or self._process.stdout is None:
             raise BenchError(f"{self._module} was started without pipes")
@@ -64,7 +64,7 @@ class Child:
             self._process.stdin.flush()
         except OSError:
             raise BenchError(f"{self._module} ended by itself") from None
-        # One answer a question: nothing can be left in the reader's buffer that `select` would not see.
+        # There is one answer per question, so the reader's buffer never holds data that `select` would not see.
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             raise BenchError(f"{self._module} did not answer {verb!r} within {limit_s:g} s")
         line = self._process.stdout.readline()
@@ -81,9 +81,8 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the process."""
         for pipe in (self._process.stdin, self._process.stdout):
-            # A question that a dead child never read is flushed once more; the pipe closes all the same.
+            # Closing flushes a question that a dead child never read; the pipe closes all the same.
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
@@ -95,12 +94,12 @@ class Child:
 
 
 def answer(verbs: Mapping[str, Callable[..., object]]) -> None:
-    """The answering end: serves until nobody asks any more.
+    """The answering side: serves until standard input ends.
 
     Args:
-        verbs: What can be asked; each takes keyword arguments and returns what JSON can hold.
+        verbs: Functions by name; each takes keyword arguments and returns a JSON value.
     """
-    # Nothing in a measuring loop makes cycles, so a collection would only add its pauses to the figures.
+    # A measuring loop creates no reference cycles, so garbage collection would only add pauses to the figures.
     gc.disable()
     try:
         for line in sys.stdin:
@@ -112,5 +111,5 @@ def answer(verbs: Mapping[str, Callable[..., object]]) -> None:
             print(json.dumps(answered), flush=True)
             gc.collect()
     except (KeyboardInterrupt, BrokenPipeError):
-        # Whoever asks tells the user.
+        # The calling side reports the error to the user.
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The closed loop's client of every server: `python -m loadtest.generator.client` measures when asked (child.py)."""
+"""Closed-loop client for every server: `python -m loadtest.generator.client` measures on request (child.py)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 GRPC, GRPC_BYTES = "grpc", "grpc bytes"
 _GRPC_CONNECTIONS = 4
-"""Calls side by side share so many connections, as clients of gRPC do."""
+"""Concurrent calls share this many connections, as in gRPC clients."""
 
 
 class _Http:
-    """Requests to one server over HTTP."""
+    """HTTP requests to one server."""
 
     def __init__(self, form: str, port: int, path: str, hidden_size: int, texts: Texts) -> None:
         self._port = port
@@ -60,7 +60,7 @@ class _Http:
 
 
 class _Grpc:
-    """Requests over gRPC, to one model of a server or with bytes of any kind to any method."""
+    """gRPC requests: `ModelInfer` to one model, or arbitrary bytes to any method."""
 
     def __init__(self, form: str, port: int, endpoint: str, hidden_size: int, texts: Texts) -> None:
         self._port = port
@@ -86,7 +86,7 @@ class _Grpc:
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack, check) for _ in range(min(connections, _GRPC_CONNECTIONS))]
             for lane in lanes:
-                lane.exchange(messages[0])  # the settings of both sides are known from here on
+                lane.exchange(messages[0])  # exchanges the HTTP/2 settings of both sides
             supply = itertools.cycle(messages)
             return dataclasses.asdict(measure(lanes, supply, connections, warm_up_s, seconds))
 
@@ -100,22 +100,21 @@ class _Grpc:
 
 
 class Clients:
-    """A client for each way to each server."""
+    """Clients by name, each for one server and protocol."""
 
     def __init__(self) -> None:
-        """Starts with none; see `open`."""
         self._clients: dict[str, _Http | _Grpc] = {}
 
     def open(self, way: str, form: str, port: int, endpoint: str, hidden_size: int, texts: Texts) -> None:
-        """Makes the requests of a way.
+        """Creates the requests of a client.
 
         Args:
-            way: Its name, for `vectors` and `measure`.
+            way: Name for `vectors` and `measure`.
             form: `grpc`, `grpc bytes` or one of `FORMS`.
-            port: Of the server.
-            endpoint: The path of HTTP; of gRPC the model, or with `grpc bytes` the method.
-            hidden_size: Numbers in an embedding, or bytes in a reply.
-            texts: Texts by their number of tokens.
+            port: The server's port.
+            endpoint: HTTP path; for gRPC the model, or with `grpc bytes` the method.
+            hidden_size: Size of an embedding, or bytes in a reply.
+            texts: Texts by number of tokens.
         """
         kind = _Grpc if form in {GRPC, GRPC_BYTES} else _Http
         self._clients[way] = kind(form, port, endpoint, hidden_size, texts)
@@ -125,9 +124,9 @@ class Clients:
         return self._clients[way].vectors(tokens, count)
 
     def measure(self, way: str, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Keeps one request under way on each connection; returns a `Sample`'s fields.
+        """Keeps one request in flight on each connection; returns the fields of a `Sample`.
 
-        Over HTTP the texts go on where the last measurement of that way and length has ended.
+        Over HTTP, the texts continue where the last measurement of the same client and length ended.
         """
         return self._clients[way].measure(connections, tokens, warm_up_s, seconds)
 

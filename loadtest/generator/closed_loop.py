@@ -1,7 +1,7 @@
-"""A closed loop: so many requests under way, each reply starts the next request.
+"""Closed loop: a fixed number of requests in flight, where each reply starts the next request.
 
-It finds the latency of an idle server and the throughput of a busy one. Its latencies leave out whatever
-happens while it waits: what a tail looks like is for an open loop to say (see arrivals.py).
+It measures the latency of an idle server and the throughput of a busy one. Its latencies omit everything that happens
+while it waits, so tail latency needs an open loop (see arrivals.py).
 """
 
 from __future__ import annotations
@@ -23,39 +23,38 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 16
 SILENCE_S = 10.0
-"""After so long without a reply the server counts as hung."""
+"""After this many seconds without a reply, the server counts as hung."""
 
 _SILENCE_TIMEVAL = struct.pack("ll", int(SILENCE_S), 0)
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """A connection that sends at once.
+    """A TCP connection without Nagle's delay.
 
     Raises:
-        BenchError: Nobody listens there.
+        BenchError: The server refuses the connection.
     """
     try:
         made = socket.create_connection((host, port), SILENCE_S)
     except OSError as error:
         raise BenchError(f"cannot connect to {host}:{port}: {error}") from error
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # The socket blocks as its system would have it: a time-out of Python's own adds a call of `poll` to each
-    # exchange.
+    # The socket blocks with the system's timeout: Python's own timeout adds a `poll` call to each exchange.
     made.settimeout(None)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENCE_TIMEVAL)
     return made
 
 
 class Lane:
-    """A connection and what is under way on it."""
+    """A connection and its requests in flight."""
 
     def __init__(self, connection: socket.socket, wire: Wire, check: Callable[[Reply], None]) -> None:
-        """Opens the conversation.
+        """Sends the opening bytes of the wire.
 
         Args:
-            connection: As `connect` made it.
+            connection: From `connect`.
             wire: A new one.
-            check: Raises BenchError for a reply that is not the expected one.
+            check: Raises BenchError for an unexpected reply.
         """
         self.connection = connection
         self._wire = wire
@@ -64,15 +63,15 @@ class Lane:
             connection.sendall(opening)
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Sends requests, each with this moment as its tag."""
+        """Sends requests, each tagged with the current time."""
         wire, sent = self._wire, time.perf_counter()
         self.connection.sendall(b"".join([wire.request(message, sent) for message in messages]))
 
     def receive(self) -> Sequence[Reply]:
-        """Takes what came and returns the replies that are whole, checked.
+        """Receives data and returns the complete replies, checked.
 
         Raises:
-            BenchError: Nothing came for long, the connection broke, or a reply is wrong.
+            BenchError: The server was silent for too long, the connection broke, or a reply is wrong.
         """
         try:
             replies = self._wire.feed(self.connection.recv(_READ_BYTES))
@@ -90,7 +89,7 @@ class Lane:
         """Sends one request and waits for its reply.
 
         Raises:
-            BenchError: The server takes no further request on this connection, or `receive` raises it.
+            BenchError: The server accepts no further request on this connection, or `receive` fails.
         """
         if not self._wire.room():
             raise BenchError(
@@ -103,12 +102,12 @@ class Lane:
 
 
 def measure(lanes: Sequence[Lane], supply: Iterator[bytes], count: int, warm_up_s: float, seconds: float) -> Sample:
-    """Keeps `count` requests under way over all lanes, and times those whose replies come after the warm-up.
+    """Keeps `count` requests in flight over all lanes, and times those whose replies arrive after the warm-up.
 
-    `supply` are the requests, which do not end.
+    `supply` is an endless iterator of requests.
 
     Raises:
-        BenchError: A reply is wrong, or none came in time.
+        BenchError: A reply is wrong or late.
     """
     cpu = time.process_time()
     window = Window.after(time.perf_counter(), warm_up_s, seconds)
@@ -119,7 +118,7 @@ def measure(lanes: Sequence[Lane], supply: Iterator[bytes], count: int, warm_up_
 
 
 def one_by_one(lane: Lane, supply: Iterator[bytes], end: float) -> list[Exchange]:
-    """Sends a request when the last one's reply is whole, until `end` (seconds, `time.perf_counter`)."""
+    """Sends each request when the previous reply is complete, until `end` (seconds, `time.perf_counter`)."""
     clock = time.perf_counter
     exchanges: list[Exchange] = []
     for request in supply:
@@ -132,7 +131,7 @@ def one_by_one(lane: Lane, supply: Iterator[bytes], end: float) -> list[Exchange
 
 
 def side_by_side(lanes: Sequence[Lane], supply: Iterator[bytes], count: int, end: float) -> list[Exchange]:
-    """Keeps `count` requests under way over all lanes until `end`, then waits for those under way."""
+    """Keeps `count` requests in flight over all lanes until `end`, then waits for the rest."""
     clock = time.perf_counter
     exchanges: list[Exchange] = []
     with selectors.DefaultSelector() as selector:

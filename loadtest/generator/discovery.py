@@ -1,4 +1,4 @@
-"""What a server serves: its models and their tasks, as far as it tells."""
+"""Discovers a server's models and their tasks, as far as the server reports them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _SERVICE = METHOD.rpartition("/")[0]
 _UNKNOWN = ("400 ", "404 ", "405 ", "422 ", "501 ", "UNIMPLEMENTED", "NOT_FOUND")
-"""How faults begin of a server that has no such route or model; whatever else is wrong ends the command."""
+"""How faults start if the server lacks a route or model. Any other fault ends the command."""
 
 _TEI_TASKS = {"embedding": "embed", "classifier": "classify", "reranker": "rerank"}
 _TASKS = {frozenset(outputs): task for task, outputs in OUTPUTS.items()}
 
 
 class Model(NamedTuple):
-    """A model that a server has."""
+    """A model of a server."""
 
     name: str
     task: str
 
 
 def models_of(target: Target, name: str = "") -> list[Model]:
-    """The models that a server tells of, or the one of that name; none where it tells nothing.
+    """The models that a server reports, or only `name`; empty if it reports nothing.
 
     Raises:
-        BenchError: It is not there, or refuses to tell.
+        BenchError: The server is unreachable or refuses to answer.
     """
     asking = _Asking(target)
     found = [
@@ -48,17 +48,17 @@ def models_of(target: Target, name: str = "") -> list[Model]:
 
 
 def precision_of(target: Target) -> str:
-    """What the model that an HTTP target names computes in (`float32`, `float16`, `int8`); empty: it does not tell.
+    """Data type of the target's model over HTTP (`float32`, `float16`, `int8`); empty if not reported.
 
     Raises:
-        BenchError: The server is not there, or refuses to tell.
+        BenchError: The server is unreachable or refuses to answer.
     """
     info = _Asking(target).get(f"/models/{target.model}/info")
     return str(info.get("model_dtype", "")) if isinstance(info, dict) else ""
 
 
 def engine_of(target: Target) -> str:
-    """What computes the model that an HTTP target names, and in which precision; empty where it does not tell."""
+    """Engine and precision of the target's model over HTTP; empty if not reported."""
     if target.transport != "http":
         return ""
     try:
@@ -70,12 +70,12 @@ def engine_of(target: Target) -> str:
 
 
 def cached_of(target: Target) -> int | None:
-    """Requests to the model that an HTTP target names for which its server looked into a cache of answers.
+    """Requests to the target's model for which the server consulted its response cache.
 
-    None where it does not tell, by the statistics of the Open Inference Protocol's extension.
+    The count comes from the statistics extension of the Open Inference Protocol; None if not reported.
 
     Raises:
-        BenchError: The server is not there, or refuses to tell.
+        BenchError: The server is unreachable or refuses to answer.
     """
     try:
         [model] = _Asking(target).get(f"/v2/models/{target.model}/stats")["model_stats"]
@@ -95,14 +95,14 @@ def _task_of(inputs: list[str], outputs: list[str]) -> str | None:
 
 
 class _Asking:
-    """Asks one thing at a time, each on a connection of its own."""
+    """Sends one request at a time, each on its own connection."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._headers = f"Authorization: {target.credentials}\r\n" if target.credentials else ""
 
     def names(self) -> list[str]:
-        """The names of the models that take requests."""
+        """Names of the models that accept requests."""
         if self._target.transport == "http":
             body = {"ready": True}
             message = post_bytes(self._target.authority, "/v2/repository/index", body, headers=self._headers)
@@ -111,7 +111,7 @@ class _Asking:
         return [_names_in(model)[0] for model in _under(reply, 1)]
 
     def tensors(self, name: str) -> tuple[list[str], list[str]]:
-        """The names of a model's inputs and outputs; none where there is no such model."""
+        """Names of a model's inputs and outputs; empty if the model does not exist."""
         if self._target.transport == "http":
             found = self.get(f"/v2/models/{name}") or {}
             inputs, outputs = ([str(one["name"]) for one in found.get(key, ())] for key in ("inputs", "outputs"))
@@ -120,16 +120,16 @@ class _Asking:
         inputs, outputs = ([_names_in(one)[0] for one in _under(reply, number)] for number in (4, 5))
         return inputs, outputs
 
-    def get(self, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
-        """What stands at a path; None for nothing."""
+    def get(self, path: str) -> Any:  # noqa: ANN401  any JSON value
+        """The JSON at a path; None if there is none."""
         return self._json(get_bytes(self._target.authority, path, self._headers))
 
-    def _json(self, message: bytes) -> Any:  # noqa: ANN401  likewise
+    def _json(self, message: bytes) -> Any:  # noqa: ANN401  any JSON value
         reply = self._exchange(message)
         try:
             return json.loads(reply.body) if reply else None
         except ValueError:
-            return None  # no server of any of our protocols
+            return None  # the server speaks none of our protocols
 
     def _exchange(self, message: bytes, method: str = METHOD) -> Reply | None:
         def check(reply: Reply) -> None:
@@ -143,7 +143,7 @@ class _Asking:
 
 
 def _under(reply: Reply | None, number: int) -> list[bytes]:
-    """The messages in a field of a reply."""
+    """The messages in one field of a reply."""
     if reply is None:
         return []
     return [value for key, value in fields_in(reply.body) if key == number and isinstance(value, bytes)]

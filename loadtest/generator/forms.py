@@ -1,4 +1,4 @@
-"""How a server is asked for an embedding over HTTP, and where the vector stands in its reply."""
+"""Embedding requests over HTTP in several formats, and where each reply holds the vector."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHOWN_BYTES = 400
 
 @dataclass(slots=True, frozen=True)
 class Form:
-    """A way to ask over HTTP.
+    """A request and reply format over HTTP.
 
     Attributes:
-        request: The body that asks for a text's embedding, and the header lines that go with it.
-        vector: The embedding in the body of a reply, given the number of its numbers.
-        edges: What the body of a reply begins and ends with.
-        number_bytes: A reply has at least so many for each number.
-        counts: Whether a reply's header must tell the tokens.
+        request: Header lines and body of a request for the embedding of a text.
+        vector: The embedding in a reply's body; takes the body and the size of the embedding.
+        edges: First and last bytes of a reply's body.
+        number_bytes: Minimum bytes per number in a reply.
+        counts: Whether a reply's header must state the number of tokens.
     """
 
     request: Callable[[str], tuple[str, bytes]]
@@ -39,7 +39,7 @@ class Form:
     counts: bool = False
 
     def check(self, size: int, tokens: int) -> Callable[[Reply], None]:
-        """What raises BenchError for a reply that holds no embedding of so many numbers."""
+        """A function that raises BenchError if a reply holds no embedding of `size` numbers."""
         least, (begin, end) = self.number_bytes * size, self.edges
         header = b"\r\nx-compute-tokens: %d\r\n" % tokens if self.counts else b""
 
@@ -58,15 +58,15 @@ def _json(body: object) -> tuple[str, bytes]:
 
 
 def v2_request(tensors: Mapping[str, Sequence[str]], outputs: Sequence[str], timeout_us: int = 0) -> tuple[str, bytes]:
-    """Tensors behind the JSON in both directions, as Triton's own client has it by default.
+    """A request with binary tensors after the JSON in both directions, the default of Triton's client.
 
     Args:
-        tensors: The texts in each input.
-        outputs: Those that are answered.
-        timeout_us: The deadline, in microseconds; 0: none.
+        tensors: The texts of each input.
+        outputs: Names of the requested outputs.
+        timeout_us: The deadline, in microseconds; 0 for none.
 
     Returns:
-        The header line that the request needs, and its body.
+        The required header line, and the body.
     """
     blobs = [bytes_tensor(texts) for texts in tensors.values()]
     inputs = [
@@ -101,5 +101,9 @@ FORMS = {
     ),
     "bytes": Form(lambda text: ("", text.encode()), lambda _, __: [], (b"", b""), 1),
 }
-"""`POST /embed` of ours and of a plain application, the Open Inference Protocol with binary tensors, the OpenAI API;
-and for empty servers a body of any kind, whose size is all that is expected of the reply."""
+"""Request formats by name.
+
+`ours` and `embed` are `POST /embed` of this server and of a plain application, `v2` is the Open Inference Protocol with
+binary tensors, `openai` is the OpenAI API. `bytes` is an arbitrary body for no-op servers: only the size of the reply
+is checked.
+"""

@@ -1,7 +1,7 @@
-"""Frames of HTTP/2 (RFC 9113) as bytes, right or wrong: for the load generator, the attacks and the tests.
+"""HTTP/2 frames (RFC 9113) as bytes, valid or invalid, for the load generator, the attacks and the tests.
 
-Made by hand because a library refuses the wrong ones, and because of its CPU time; see `http2.py`. Tests read what a
-server sends with `h2` and `hyperframe`.
+A library refuses to build invalid frames and takes more CPU time; see `http2.py`. Tests read the server's frames with
+`h2` and `hyperframe`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = struct.Struct(">HBBBI")
-"""A frame's head: length as 16 + 8 bits, type, flags, stream."""
+"""Frame header: length as 16 + 8 bits, type, flags, stream."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 ACK = END_STREAM = 0x1
 END_HEADERS, PADDED, PRIORITISED = 0x4, 0x8, 0x20
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 1, 2, 3, 4
 WINDOW, LARGEST = 65_535, 2**31 - 1
-"""A window at the start, and the largest."""
+"""Initial and maximum flow-control window."""
 
 FRAME_BYTES = 16_384
 
@@ -43,22 +43,22 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def reset(stream: int, code: int = 8) -> bytes:
-    """RST_STREAM; CANCEL unless the code says otherwise."""
+    """RST_STREAM with CANCEL, or with another code."""
     return frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
 def prefixed(message: bytes, *, compressed: bool = False) -> bytes:
-    """A message as gRPC frames it: whether it is compressed, its length, its bytes."""
+    """A gRPC length-prefixed message: compressed flag, length, bytes."""
     return struct.pack(">BI", compressed, len(message)) + message
 
 
 def header_block(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Fields that nobody indexes, without Huffman's code: the same bytes on every connection."""
+    """A header block without indexing and Huffman coding: the same bytes on every connection."""
     return Encoder().encode([(*field, True) for field in fields], huffman=False)
 
 
 def split(data: bytes) -> tuple[list[tuple[int, int, int, bytes]], bytes]:
-    """The whole frames in some bytes (type, flags, stream, payload), and the rest."""
+    """The complete frames in `data` (type, flags, stream, payload), and the remaining bytes."""
     found, at, end = [], 0, len(data)
     while end - at >= _HEAD.size:
         high, low, kind, flags, stream = _HEAD.unpack_from(data, at)

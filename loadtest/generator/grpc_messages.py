@@ -1,4 +1,4 @@
-"""The messages of `ModelInfer` (Open Inference Protocol over gRPC), written by hand: no generated code is needed."""
+"""`ModelInfer` messages (Open Inference Protocol over gRPC), encoded by hand without generated code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_INT64_PARAMETER = b"\x10"  # of `InferParameter`: field 2, a number
+_INT64_PARAMETER = b"\x10"  # key of `InferParameter`'s field 2, an int64
 _BYTES_FIELD = 2  # wire type of protobuf's length-delimited fields
 
 
 def _varint(value: int) -> bytes:
     encoded = bytearray()
-    while value > 0x7F:  # noqa: PLR2004  seven bits a byte, as protobuf has it
+    while value > 0x7F:  # noqa: PLR2004  protobuf varints have 7 bits per byte
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     encoded.append(value)
@@ -31,21 +31,20 @@ def bytes_field(number: int, data: bytes) -> bytes:
 
 
 def request_bytes(model: str, text: str, identity: str = "") -> bytes:
-    """A `ModelInferRequest` of the Open Inference Protocol: one text in the input `text` BYTES [1, 1]."""
+    """A `ModelInferRequest` with one text in the input `text`, BYTES [1, 1]."""
     return infer_bytes(model, {"text": [text]}, identity)
 
 
 def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str = "", timeout_us: int = 0) -> bytes:
     """A `ModelInferRequest` with inputs BYTES [n, 1].
 
-    Written by hand, field numbers as in the protocol's `grpc_service.proto`, so that no generated code is
-    needed to know the server by.
+    Encoded by hand with the field numbers of the protocol's `grpc_service.proto`, so that no generated code is needed.
 
     Args:
-        model: Its name.
-        tensors: The texts in each input.
-        identity: The request's id; empty: none.
-        timeout_us: The deadline, in microseconds; 0: none.
+        model: The model's name.
+        tensors: The texts of each input.
+        identity: Request id; empty for none.
+        timeout_us: The deadline, in microseconds; 0 for none.
     """
     named = bytes_field(1, model.encode()) + (bytes_field(3, identity.encode()) if identity else b"")
     if timeout_us:
@@ -61,21 +60,21 @@ def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str 
 
 
 def bytes_tensor(texts: Sequence[str]) -> bytes:
-    """The elements of a BYTES tensor: each with its length in front."""
+    """The elements of a BYTES tensor, each with a length prefix."""
     encoded = [text.encode() for text in texts]
     return b"".join([part for data in encoded for part in (struct.pack("<I", len(data)), data)])
 
 
 def string_message(**fields: str) -> bytes:
-    """A message of texts alone, each called after its number: `string_message(f1="minilm")`."""
+    """A message of string fields, named by field number: `string_message(f1="minilm")`."""
     return b"".join(bytes_field(int(name[1:]), value.encode()) for name, value in fields.items())
 
 
 def fields_in(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message, in order: numbers for those of the wire type 0, bytes for those with a length.
+    """The fields of a message, in order: numbers for wire type 0, bytes for length-delimited fields.
 
     Raises:
-        ValueError: It is no such message.
+        ValueError: The message is malformed.
     """
     at = 0
     while at < len(message):
@@ -94,10 +93,10 @@ def fields_in(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varints_in(data: bytes) -> list[int]:
-    """Packed numbers.
+    """Packed varints.
 
     Raises:
-        ValueError: The last is cut off.
+        ValueError: The last varint is truncated.
     """
     found, at = [], 0
     while at < len(data):
@@ -107,7 +106,7 @@ def varints_in(data: bytes) -> list[int]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A varint and the offset of its end."""
     value = shift = 0
     while at < len(data):
         value |= (data[at] & 127) << shift
@@ -118,14 +117,14 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class ReplyCheck:
-    """Looks whether replies hold one embedding.
+    """Checks that replies hold one embedding.
 
-    `raw_output_contents`, the last field of a `ModelInferResponse`, holds the vector as little-endian FP32;
-    what stands before it is equal in every reply of a model, so all have one size.
+    `raw_output_contents`, the last field of a `ModelInferResponse`, holds the vector as little-endian FP32. The bytes
+    before it are equal in every reply of a model, so all replies have the same size.
     """
 
     def __init__(self, hidden_size: int) -> None:
-        """Expects vectors of so many numbers."""
+        """Expects vectors of `hidden_size` numbers."""
         self._format = struct.Struct(f"<{hidden_size}f")
         self._start = bytes_field(6, bytes(self._format.size))[: -self._format.size]
         self._tail = len(self._start) + self._format.size
@@ -135,18 +134,18 @@ class ReplyCheck:
         """Checks a reply.
 
         Raises:
-            BenchError: It is a failure, holds no embedding, or has another size than the first one.
+            BenchError: The request failed, or the reply holds no embedding or differs in size from the first one.
         """
         if reply.fault:
             raise BenchError(f"a call over gRPC failed: {reply.fault}: {reply.body.decode('utf-8', 'replace')}")
         self.check_message(reply.body)
 
     def check_message(self, reply: bytes) -> None:
-        """Checks a reply's message; see `check`."""
+        """Checks the message of a reply; see `check`."""
         self._size = self._size or len(reply)
         if len(reply) != self._size or not reply.startswith(self._start, -self._tail):
             raise BenchError(f"a wrong reply over gRPC ({len(reply)} bytes, the first one had {self._size})")
 
     def vector(self, reply: bytes) -> list[float]:
-        """The embedding in a reply that was checked."""
+        """The embedding in a checked reply."""
         return list(self._format.unpack(reply[-self._format.size :]))

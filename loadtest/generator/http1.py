@@ -1,7 +1,6 @@
-"""HTTP/1.1 as a load test needs it: requests are bytes made beforehand, replies are barely parsed.
+"""Minimal HTTP/1.1 client for load tests: prebuilt requests, barely parsed replies.
 
-The client shares the machine with the server that it measures, so every microsecond it spends is one that the
-server lacks.
+The client shares the machine with the measured server, so every microsecond that it spends is lost to the server.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _CLOSES = b"\r\nconnection: close"
 
 
 def post_bytes(authority: str, path: str, body: object, identity: str = "", headers: str = "") -> bytes:
-    """A whole POST on a connection that stays open.
+    """A complete POST request on a keep-alive connection.
 
     Args:
         authority: `host:port` of the server.
-        path: What is posted to.
-        body: Bytes, or what JSON can hold.
-        identity: The request's id; empty: the server chooses one.
-        headers: More header lines, each with its end.
+        path: The request's path.
+        body: Bytes, or a JSON value.
+        identity: Request id; empty: the server chooses one.
+        headers: Additional header lines, each with its line end.
     """
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = f"X-Request-Id: {identity}\r\n" if identity else ""
@@ -43,17 +42,16 @@ def post_bytes(authority: str, path: str, body: object, identity: str = "", head
 
 
 def get_bytes(authority: str, path: str, headers: str = "") -> bytes:
-    """A whole GET on a connection that stays open; see `post_bytes`."""
+    """A complete GET request on a keep-alive connection; see `post_bytes`."""
     return f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n{headers}\r\n".encode()
 
 
 class HttpWire:
-    """One connection, which carries one request at a time."""
+    """One connection that carries one request at a time."""
 
     is_open = True
 
     def __init__(self) -> None:
-        """Starts a new connection."""
         self._data = b""
         self._head = b""
         self._size = 0
@@ -61,24 +59,24 @@ class HttpWire:
         self._free = 1
 
     def opening(self) -> bytes:
-        """Nothing: HTTP/1.1 begins with a request."""
+        """Empty: HTTP/1.1 starts with a request."""
         return b""
 
     def room(self) -> int:
-        """1 while no request is under way on an open connection."""
+        """1 if the connection is open and idle, else 0."""
         return self._free
 
     def request(self, message: bytes, tag: object) -> bytes:
-        """The request as it was made."""
+        """Returns the prebuilt request unchanged."""
         self._tag = tag
         self._free = 0
         return message
 
     def feed(self, data: bytes) -> Sequence[Reply]:
-        """Takes what came and returns the reply once it is whole.
+        """Takes received bytes and returns the reply once it is complete.
 
         Raises:
-            BenchError: The connection ended, or this is no reply of a known length.
+            BenchError: The connection ended, or the reply has no known length.
         """
         if not data:
             raise BenchError("the server closed a connection in the middle of an exchange")
@@ -86,10 +84,10 @@ class HttpWire:
             data = self._data + data
         if not self._size:
             end = data.find(b"\r\n\r\n") + 4
-            if end < 4:  # noqa: PLR2004  the blank line is not there yet
+            if end < 4:  # noqa: PLR2004  the blank line has not arrived yet
                 self._data = data
                 return ()
-            # In small letters once, and then only searched for bytes: patterns that ignore case cost more than the
+            # The head is lowercased once, then searched as bytes: case-insensitive patterns would cost more than the
             # rest of a reply.
             self._head = data[:end].lower()
             self._size = end + _content_length(self._head)
@@ -100,17 +98,16 @@ class HttpWire:
             raise BenchError(f"more than one reply to a request:\n{_shown(data)}")
         head = self._head
         self._data, self._size = b"", 0
-        # A connection that the server is about to close takes no further request.
+        # The server is about to close this connection, so it takes no further request.
         self._free = 0 if _CLOSES in head else 1
         fault = "" if data.startswith(_OK) else _fault(data)
         return (Reply(self._tag, fault, head, data[len(head) :]),)
 
     def owed(self) -> bytes:
-        """Nothing."""
         return b""
 
     def served(self, head: bytes) -> Served:
-        """What `Server-Timing` and `X-Compute-Tokens` say."""
+        """Parses `Server-Timing` and `X-Compute-Tokens`."""
         timing = _value(head, _TIMING)
         stages = dict(_STAGE.findall(timing)) if timing else {}
         return Served(
@@ -120,7 +117,7 @@ class HttpWire:
 
 
 def _value(head: bytes, line: bytes) -> bytes:
-    """What stands in a header line; empty where there is none."""
+    """The value of a header line; empty if absent."""
     at = head.find(line)
     return head[at + len(line) : head.index(b"\r\n", at + len(line))] if at >= 0 else b""
 

@@ -1,9 +1,10 @@
-"""gRPC's unary calls over HTTP/2 (RFC 9113), as lean as a load test needs a client to be.
+"""Minimal client for unary gRPC calls over HTTP/2 (RFC 9113).
 
 A call costs this process 130 us of CPU time. Libraries would add to that: `hyperframe` 25 us (1.19 times), `hpack` for
-each reply's trailers another 25 us (1.19 times), `h2` 200 us (2.6 times); gRPC's own client, about 300 us a call. So
-the header block of a method is made once, a call is two frames around bytes made beforehand, and the trailers that our
-server writes are read here. The server is told to keep no dynamic table: a header block's bytes always mean the same.
+each reply's trailers another 25 us (1.19 times), `h2` 200 us (2.6 times). gRPC's own client takes about 300 us per
+call. Therefore the header block of a method is built once, a call is two frames around prebuilt bytes, and this module
+decodes the trailers of our server. The server is told to keep no dynamic table, so a header block's bytes always mean
+the same.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _MANY_STREAMS = 1 << 20
 _NEVER_INDEXED = 0x10
 _LONG = 127
-"""A length of several bytes, or from here on a string in Huffman's code (RFC 7541, 5.1 and 5.2)."""
+"""From this value on, a length takes several bytes or the string is Huffman-coded (RFC 7541, 5.1 and 5.2)."""
 
 _CODES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -40,12 +41,12 @@ Pair = tuple[str, str]
 
 
 def fields_of(block: bytes) -> Sequence[Field]:
-    """The fields of a header block of a peer that keeps no dynamic table.
+    """Decodes a header block of a peer that keeps no dynamic table.
 
-    Short literals with their names, as our server writes them, are read here; any other block goes to `hpack`.
+    Short literals with literal names, as our server writes them, are decoded here. Any other block goes to `hpack`.
 
     Raises:
-        BenchError: It cannot be decoded, or refers to a dynamic table.
+        BenchError: The block cannot be decoded, or refers to a dynamic table.
     """
     found, at, end = [], 0, len(block)
     try:
@@ -71,7 +72,7 @@ def _decoded(block: bytes) -> Sequence[Field]:
 
 
 class _Stream:
-    """A call under way."""
+    """A call in flight."""
 
     __slots__ = ("block", "body", "ended", "tag", "window")
 
@@ -84,18 +85,18 @@ class _Stream:
 
 
 class GrpcWire:
-    """One connection, which carries calls of one method side by side."""
+    """One connection that carries concurrent calls of one method."""
 
     is_open = True
 
     def __init__(self, authority: str, path: str, metadata: Sequence[Pair] = (), scheme: str = "http") -> None:
-        """Starts a new connection.
+        """Prepares the header block of the method.
 
         Args:
             authority: `host:port` of the server.
             path: `/package.Service/Method`.
             metadata: Sent with every call.
-            scheme: `https` in TLS.
+            scheme: `https` over TLS.
         """
         pseudo = [(":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)]
         self._head = frames.header_block([*pseudo, ("te", "trailers"), ("content-type", "application/grpc"), *metadata])
@@ -110,20 +111,20 @@ class GrpcWire:
         self._leaving = False
 
     def opening(self) -> bytes:
-        """The preface, with windows that a reply never fills and without a dynamic table."""
+        """The connection preface, with maximum flow-control windows and without a dynamic table."""
         values = {frames.HEADER_TABLE_SIZE: 0, frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: LARGEST}
         return frames.PREFACE + frames.settings(*values.items()) + frames.window_update(0, LARGEST - frames.WINDOW)
 
     def room(self) -> int:
-        """The streams that the server still takes."""
+        """Number of further streams that the server accepts."""
         return 0 if self._leaving else max(0, self._most - len(self._streams))
 
     def request(self, message: bytes, tag: object) -> bytes:
-        """The call's frames, as far as the server's windows let them out; the rest is owed later.
+        """The frames of a call that fit the server's flow-control windows; `owed` returns the rest later.
 
         Args:
             message: With gRPC's prefix, see `prefixed`.
-            tag: Comes back with the reply.
+            tag: Returned with the reply.
         """
         number, size = self._next, len(message)
         self._next += 2
@@ -136,10 +137,10 @@ class GrpcWire:
         return head + frame(DATA, END_STREAM, number, message)
 
     def feed(self, data: bytes) -> Sequence[Reply]:
-        """Takes what came and returns the replies that are whole now.
+        """Takes received bytes and returns the complete replies.
 
         Raises:
-            BenchError: The connection ended, or the server broke the protocol.
+            BenchError: The connection ended, or the server violated the protocol.
         """
         if not data:
             raise BenchError("the server closed a connection over gRPC")
@@ -153,12 +154,12 @@ class GrpcWire:
         return replies
 
     def owed(self) -> bytes:
-        """Acknowledgements, and what earlier windows held back."""
+        """Acknowledgements, and frames that flow control held back."""
         owed, self._owed = self._owed, b""
         return owed
 
     def served(self, head: bytes) -> Served:
-        """What the trailers `bertserve-*` say."""
+        """Parses the `bertserve-*` trailers."""
         said = {name: value for name, value in fields_of(head) if name.startswith(b"bertserve-")}
         names = (b"tokenize", b"queue", b"compute", b"total")
         return Served(
@@ -167,7 +168,7 @@ class GrpcWire:
         )
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes, replies: list[Reply]) -> None:
-        """Takes a piece of a reply."""
+        """Handles a HEADERS, CONTINUATION or DATA frame."""
         if kind == DATA:
             self._count(len(payload))
         if flags & frames.PADDED and kind != frames.CONTINUATION:
@@ -181,7 +182,7 @@ class GrpcWire:
             stream.body = stream.body + payload if stream.body else payload
             whole = bool(flags & END_STREAM)
         else:
-            # The last block is the trailers, which alone say how a call went.
+            # The last block is the trailers; only they carry the call's status.
             stream.block = payload if kind == HEADERS else stream.block + payload
             stream.ended |= flags & END_STREAM if kind == HEADERS else 0
             whole = bool(stream.ended and flags & END_HEADERS)
@@ -203,14 +204,14 @@ class GrpcWire:
         return Reply(stream.tag, "", stream.block, body[5:])
 
     def _count(self, size: int) -> None:
-        """Gives the connection's window back before it can be empty."""
+        """Replenishes the connection's flow-control window before it is empty."""
         self._taken += size
         if self._taken > LARGEST // 2:
             self._owed += frames.window_update(0, self._taken)
             self._taken = 0
 
     def _control(self, kind: int, flags: int, number: int, payload: bytes, replies: list[Reply]) -> None:
-        """Takes a frame that is no part of a reply; kinds that nobody knows are passed over."""
+        """Handles a control frame; unknown types are ignored."""
         if kind == frames.PING and not flags & frames.ACK:
             self._owed += frame(frames.PING, frames.ACK, 0, payload)
         elif kind == frames.SETTINGS and not flags & frames.ACK:
@@ -224,7 +225,7 @@ class GrpcWire:
             self._leave(payload, replies)
 
     def _obey(self, values: dict[int, int]) -> None:
-        """Takes the server's settings; only those that bind a client that indexes nothing are looked at."""
+        """Applies the server's settings that concern a client without header indexing."""
         self._most = values.get(frames.MAX_CONCURRENT_STREAMS, self._most)
         window = values.get(frames.INITIAL_WINDOW_SIZE, self._stream_window)
         for stream in self._streams.values():
@@ -241,12 +242,12 @@ class GrpcWire:
             self._owed += self._let_out()
 
     def _let_out(self) -> bytes:
-        """As many frames of what is held back as the windows allow, in order."""
+        """Sends held frames in order, as far as the windows allow."""
         out = b""
         while self._held:
             number, message = self._held[0]
             stream = self._streams.get(number)
-            if stream is None:  # answered or reset before its message was out
+            if stream is None:  # answered or reset before its message was sent
                 self._held.popleft()
                 continue
             size = min(len(message), self._window, stream.window, frames.FRAME_BYTES)
@@ -263,7 +264,7 @@ class GrpcWire:
         return out
 
     def _leave(self, payload: bytes, replies: list[Reply]) -> None:
-        """Sends nothing more on this connection; calls that the server never saw are over."""
+        """Handles GOAWAY: sends no new calls, and fails those that the server never saw."""
         last, code = struct.unpack_from(">II", payload)
         if code:
             words = payload[8:].decode("utf-8", "replace")
@@ -276,6 +277,6 @@ class GrpcWire:
 
 
 def _code(value: bytes) -> str:
-    """The name of a status that is no success."""
+    """The name of a failure status."""
     number = int(value) if value.isdigit() else len(_CODES)
     return _CODES[number] if number < len(_CODES) else f"grpc-status {value.decode('latin-1')}"

@@ -1,4 +1,4 @@
-"""A whole measurement: the server's first answers, the generator against an empty server, the load itself."""
+"""One complete measurement: probe the server, check the generator against a no-op server, run the load."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Measurement:
-    """Everything that one command measures with.
+    """Common parameters of all runs of one command.
 
     Attributes:
         target: The server.
         scenario: The load.
         kinds: Its requests.
-        slo: The objectives; they decide which answers are good.
-        seed: Of the schedules.
-        engine: What computes, as far as the server tells.
+        slo: The objectives; they decide which answers count as good.
+        seed: Seed of the schedules.
+        engine: Engine and precision, if the server reports them.
     """
 
     target: Target
@@ -55,18 +55,18 @@ class Measurement:
         seed: int,
         texts: Path | None = None,
     ) -> Measurement:
-        """Asks the server for the first time.
+        """Probes the server and builds the requests.
 
         Args:
             target: The server.
             scenario: The load.
-            bundle: Counts tokens, where there is one; otherwise the server does.
+            bundle: Bundle that counts tokens; None: the server counts them.
             slo: The objectives.
-            seed: Of the schedules.
-            texts: A file of them; None: the built-in text, in the scenario's lengths.
+            seed: Seed of the schedules.
+            texts: File with the texts; None: the built-in text, in the scenario's lengths.
 
         Raises:
-            BenchError: It is not there, or does not answer such requests.
+            BenchError: The server is unreachable, or does not answer such requests.
         """
         with Probe(target) as probe:
             return cls(target, scenario, probe.kinds(scenario, bundle, texts), slo, seed, engine_of(target))
@@ -74,14 +74,14 @@ class Measurement:
     def run(
         self, scenario: Scenario, rate: float, seed: int, show: Callable[[Result, float], None], *, check: bool = True
     ) -> Result:
-        """Drives a load.
+        """Runs a load.
 
         Args:
             scenario: With the phases of this run.
-            rate: Requests a second where a phase's share is 1.
-            seed: Of this run.
-            show: Told the progress.
-            check: Whether to measure the generator before.
+            rate: Requests per second where a phase's share is 1.
+            seed: Seed of this run.
+            show: Called with the progress.
+            check: Measure the generator first.
 
         Raises:
             BenchError: A generator failed.
@@ -93,7 +93,7 @@ class Measurement:
         return run(self.target, load, result, show)
 
     def facts(self, scenario: Scenario, rate: float, seed: int) -> dict[str, str]:
-        """What a reader must know to judge a run."""
+        """The conditions of a run for its report."""
         tasks = list(dict.fromkeys(kind.task for kind in self.kinds))
         return {
             "target": self.target.url,

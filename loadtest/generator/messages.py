@@ -1,4 +1,4 @@
-"""Whom a load test asks, and the requests that it sends there: bytes made beforehand from tasks and texts."""
+"""The target of a load test, and its requests: bytes built in advance from tasks and texts."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Wire
 
 KEY_VARIABLE = "LOADTEST_API_KEY"
-"""Not `BERTSERVE_...`: those are the server's settings, and it refuses one that it does not know."""
+"""Not `BERTSERVE_...`: that prefix is for the server's settings, and the server rejects unknown ones."""
 
 _MS_US = 1000
 _KEY = re.compile(r"[!-~]+")
 _PORTS = {"http": 8000, "grpc": 8001}
 _SCHEMES = {"http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True)}
-"""The transport of each, and whether it is secured."""
+"""Transport of each URL scheme, and whether it uses TLS."""
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A server, and how it is asked.
+    """A server and how to reach it.
 
     Attributes:
         protocol: One of `routes.PROTOCOLS`.
-        host: Its name or address.
-        port: Of that protocol.
-        model: What requests name, where the protocol has them name one.
-        in_path: Whether the path names it where the protocol does not.
-        api_key: Sent with every request; empty: none.
-        tls: None where the connection is not secured.
-        timeout_ms: The deadline that each request carries: v2's parameter `timeout`, else `X-Request-Timeout-Ms`;
-            0: none.
-        endpoint: Asked over HTTP in place of the protocol's own path; empty: that one.
+        host: Name or address.
+        port: Port of the protocol.
+        model: Model name in requests, if the protocol has one.
+        in_path: Whether the path names the model if the protocol does not.
+        api_key: Sent with every request; empty for none.
+        tls: None without TLS.
+        timeout_ms: Deadline of each request, in milliseconds: v2's parameter `timeout`, else `X-Request-Timeout-Ms`; 0
+            for none.
+        endpoint: HTTP path that replaces the protocol's own; empty for no replacement.
     """
 
     protocol: str
@@ -65,17 +65,17 @@ class Target:
 
     @classmethod
     def of(cls, url: str, protocol: str | None, model: str, api_key: str = "", tls: Tls | None = None) -> Target:
-        """The target that a command line names.
+        """The target of a command line.
 
         Args:
             url: `http://host:port`, `https://`, `grpc://`, `grpcs://` or `host:port`.
-            protocol: None where the URL decides: its plain routes over HTTP, else gRPC.
+            protocol: None: the URL's scheme decides between the plain HTTP routes and gRPC.
             model: See `model`.
             api_key: See `api_key`.
-            tls: Files for a connection that the URL secures; None: what the system trusts.
+            tls: TLS files for a secure URL; None: the system's trust store.
 
         Raises:
-            BenchError: It is no such URL.
+            BenchError: The URL is invalid, or does not fit the protocol or the TLS files.
         """
         transport = "grpc" if protocol == "grpc" else "http"
         try:
@@ -105,7 +105,7 @@ class Target:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Target:
-        """The target whose plain values `dataclasses.asdict` gave."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(**{**values, "tls": Tls(**tls) if (tls := values.get("tls")) else None})
 
     @property
@@ -125,14 +125,14 @@ class Target:
 
     @property
     def credentials(self) -> str:
-        """The value of the header, or of gRPC's metadata, `authorization`; empty: none."""
+        """Value of the `authorization` header or gRPC metadata; empty for none."""
         return f"Bearer {self.api_key}" if self.api_key else ""
 
     def address(self) -> tuple[str, int]:
-        """Where to connect to.
+        """The address to connect to.
 
         Raises:
-            BenchError: The name is not known.
+            BenchError: The name cannot be resolved.
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][4]
@@ -141,10 +141,10 @@ class Target:
         return str(found[0]), int(found[1])
 
     def path(self, task: str) -> str:
-        """Where a task is asked for.
+        """The path of a task.
 
         Raises:
-            BenchError: The protocol does not have it.
+            BenchError: The protocol does not support the task.
         """
         if self.endpoint:
             return self.endpoint
@@ -152,13 +152,13 @@ class Target:
         return f"/models/{self.model}{found}" if self.in_path and self.protocol in PLAIN else found
 
     def wire(self, method: str = METHOD) -> Wire:
-        """A new connection's.
+        """The wire of a new connection.
 
         Args:
-            method: Of gRPC.
+            method: The gRPC method.
 
         Raises:
-            BenchError: A file for TLS cannot be used.
+            BenchError: A TLS file cannot be used.
         """
         if self.transport == "http":
             return self.tls.wrap(HttpWire(), self.host, "http/1.1") if self.tls else HttpWire()
@@ -168,10 +168,10 @@ class Target:
 
 
 def api_key() -> str:
-    """The key that the environment holds; empty: none.
+    """The API key in the environment; empty for none.
 
     Raises:
-        BenchError: It cannot stand in a header.
+        BenchError: The key cannot be part of a header.
     """
     key = os.environ.get(KEY_VARIABLE, "")
     if key and not _KEY.fullmatch(key):
@@ -180,16 +180,10 @@ def api_key() -> str:
 
 
 def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "") -> list[bytes]:
-    """A request for each text.
-
-    Args:
-        target: Whom.
-        task: What is asked.
-        texts: Of what.
-        identity: The id that each carries; empty: the server chooses them.
+    """One request for each text; with an empty `identity` the server chooses the ids.
 
     Raises:
-        BenchError: The task is not to be had over this protocol.
+        BenchError: The protocol does not support the task.
     """
     path = target.path(task)
     items = [fields_of(task, text) for text in texts]
@@ -208,7 +202,7 @@ def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "
 
 
 def batch_message(target: Target, task: str, texts: Sequence[Text]) -> bytes:
-    """One request about several texts, over the Open Inference Protocol with binary tensors."""
+    """One request with several texts, over the Open Inference Protocol with binary tensors."""
     rows = [TASKS[task].load.tensors(fields_of(task, text)) for text in texts]
     tensors = {name: [text for row in rows for text in row[name]] for name in rows[0]}
     headers, body = v2_request(tensors, OUTPUTS[task], _MS_US * target.timeout_ms)
@@ -220,7 +214,7 @@ def _authorization(target: Target) -> str:
 
 
 def _request(target: Target, task: str, item: Mapping[str, Any]) -> tuple[str, object]:
-    """The header lines and the body of a request over HTTP."""
+    """Header lines and body of a request over HTTP."""
     match target.protocol:
         case "v2":
             return v2_request(TASKS[task].load.tensors(item), OUTPUTS[task], _MS_US * target.timeout_ms)

@@ -1,7 +1,7 @@
-"""An empty server: answers whatever is asked at once, with the same bytes, over HTTP/1.1 and gRPC on one port.
+"""A no-op server: sends the same bytes for every request, over HTTP/1.1 and gRPC on one port.
 
-What a client measures against it is the client's own share. `python -m loadtest.generator.null_server` prints its
-port and serves until its standard input ends.
+A client measures its own overhead against it. `python -m loadtest.generator.null_server` prints its port and serves
+until its standard input ends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TRAILERS = header_block(
     [("grpc-status", "0"), *((f"bertserve-{stage}-us", "0") for stage in ("tokenize", "queue", "compute", "total"))]
 )
 _VECTOR = b"\x32\x80\x0c"
-"""Field 6 of a `ModelInferResponse`, `raw_output_contents`, of 1536 bytes."""
+"""Field 6 of a `ModelInferResponse`, `raw_output_contents`, with 1536 bytes."""
 
 _MESSAGE = prefixed(_VECTOR + bytes(4 * _NUMBERS))
 
 
 class _Peer:
-    """A connection, whose first bytes say which protocol it speaks."""
+    """A connection. Its first bytes identify the protocol."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -47,7 +47,7 @@ class _Peer:
         self._is_http2: bool | None = None
 
     def serve(self) -> bool:
-        """Answers what came; False once the connection has ended."""
+        """Answers received data; False once the connection has ended."""
         data = self.connection.recv(_READ_BYTES)
         if not data:
             return False
@@ -88,7 +88,7 @@ class _Peer:
 
 
 def serve(listener: socket.socket, end: int) -> None:
-    """Serves until the file `end` has something to read, which its end counts as."""
+    """Serves until the file descriptor `end` is readable or closed."""
     peers: dict[int, _Peer] = {}
     with select.epoll() as poll, contextlib.ExitStack() as stack:
         poll.register(listener, select.EPOLLIN)

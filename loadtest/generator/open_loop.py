@@ -1,9 +1,9 @@
-"""A generator process: sends what its schedule says, when it says so, and tells what became of it.
+"""An open-loop generator process: sends requests on schedule and records the results.
 
-`python -m loadtest.generator.open_loop` reads a line of JSON, a `Job`, says with an empty chunk (see records.py) that
-it is ready, reads a second line, when to start, and from then on tells of its requests in chunks. One thread
-waits for whatever comes first, the next request's time or a reply, and does nothing else meanwhile: it often
-shares its cores with the server.
+`python -m loadtest.generator.open_loop` reads a line of JSON, a `Job`, and reports with an empty chunk (see records.py)
+that it is ready. It then reads a second line, the start time, and from then on writes chunks of records. One thread
+waits for the next send time or a reply, whichever comes first, and does nothing else meanwhile: it often shares its
+cores with the server.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _LANES = {"http": 32, "grpc": 4}
 """Connections opened before the start."""
 
 _MAX_LANES = {"http": 900, "grpc": 16}
-"""Connections that a generator ever has; further requests wait for a free one, and their latency counts meanwhile."""
+"""Maximum connections of a generator. Further requests wait for a free one, which counts toward their latency."""
 
 _CONNECTING = {0, errno.EINPROGRESS, errno.EAGAIN}
 
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """What one generator does.
+    """The work of one generator.
 
     Attributes:
-        target: Whom it asks.
+        target: The server, as plain values.
         scenario: The load, as plain values.
-        rate: Requests a second of all generators together, where a phase's share is 1.
-        seed: Of the schedule.
-        index: This generator's number; it sends every `of`-th request.
-        of: How many generators there are.
-        patience_s: A request without an answer after so long has failed.
+        rate: Requests per second of all generators together, where a phase's share is 1.
+        seed: Seed of the schedule.
+        index: Number of this generator; it sends every `of`-th request.
+        of: Number of generators.
+        patience_s: Timeout of a request, in seconds.
         kinds: Task, weight and texts of each kind of request.
-        judges: Whether replies must be answers to what was asked.
+        judges: Whether to validate the content of replies.
     """
 
     target: dict[str, Any]
@@ -77,13 +77,12 @@ class Job:
     judges: bool = True
 
     def load(self) -> Scenario:
-        """The scenario."""
         phases = tuple(Phase(**phase) for phase in self.scenario["phases"])
         return Scenario(**{**self.scenario, "phases": phases})
 
 
 class Request:
-    """One request on its way."""
+    """A request in progress."""
 
     __slots__ = ("due", "inputs", "intended", "kind", "sent")
 
@@ -96,7 +95,7 @@ class Request:
 
 
 class _Lane:
-    """A connection, and the requests under way on it."""
+    """A connection and its requests in flight."""
 
     __slots__ = ("connection", "is_free", "out", "under_way", "wire")
 
@@ -114,7 +113,7 @@ class _Lane:
         self.is_free = False
 
     def send(self, data: bytes) -> bool:
-        """Sends, or keeps what the socket does not take; True once everything is out.
+        """Sends data and keeps what the socket does not accept; True once everything is sent.
 
         Raises:
             OSError: The connection broke.
@@ -134,14 +133,14 @@ class _Lane:
 
 
 class Generator:
-    """The loop."""
+    """The send and receive loop."""
 
     def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
-        """Prepares everything that can be prepared.
+        """Builds the schedule and the requests in advance.
 
         Args:
-            job: What to do.
-            tell: Takes chunks.
+            job: The work.
+            tell: Called with each chunk.
         """
         scenario = job.load()
         target = Target.read(job.target)
@@ -168,11 +167,11 @@ class Generator:
         self._new_faults: list[str] = []
 
     def connect(self) -> None:
-        """Opens the first connections; one that fails will say so with its first request."""
+        """Opens the first connections; a failure surfaces with the first request."""
         with contextlib.suppress(OSError):
             for _ in range(_LANES[self._target.transport]):
                 self._offer(self._open())
-        # No handshake of these falls into the schedule.
+        # TLS handshakes finish before the schedule starts.
         until = time.perf_counter() + _HANDSHAKES_S
         while any(not lane.wire.is_open for lane in self._lanes.values()):
             for ready, events in self._poll.poll(max(0.0, until - time.perf_counter())):
@@ -181,7 +180,7 @@ class Generator:
                 break
 
     def run(self, start: float) -> None:
-        """Sends everything and waits for the last answers.
+        """Sends everything and waits for the last replies.
 
         Args:
             start: When the schedule begins, on the clock `time.perf_counter`, which all processes share.
@@ -203,7 +202,7 @@ class Generator:
                 self._flush()
                 next_told = now + _TELL_S
             until = min(next_told, times[index]) if index < count else next_told
-            # `epoll_wait` counts milliseconds; `select` waits for the same events to the microsecond.
+            # `epoll_wait` has a resolution of milliseconds; `select` waits for the same events with microseconds.
             if select.select([self._poll], [], [], max(0.0, until - clock()))[0]:
                 for ready, events in self._poll.poll(0):
                     if ready in self._lanes:
@@ -211,13 +210,13 @@ class Generator:
         self._tell(chunk(self._new_faults, self._records, time.process_time() - cpu_s))
 
     def _send_first(self) -> bool:
-        """Sends the request that waits longest; False where no connection has room for it now."""
+        """Sends the oldest waiting request; False if no connection has room for it."""
         request = self._waiting[0]
         try:
             if self._free:
                 lane = self._free.popleft()
                 lane.is_free = False
-                if not lane.wire.room():  # the server has changed its mind since
+                if not lane.wire.room():  # its room has shrunk since
                     return True
             elif len(self._lanes) < _MAX_LANES[self._target.transport]:
                 lane = self._open()
@@ -239,12 +238,12 @@ class Generator:
         return True
 
     def _message(self, request: Request) -> bytes:
-        """What is sent for a request."""
+        """The bytes of a request."""
         message, request.inputs = next(self._supplies[request.kind])
         return message
 
     def _judge(self, request: Request, reply: Reply) -> str:
-        """Why a reply is no answer; empty where it is one."""
+        """The reason why a reply is invalid; empty if it is valid."""
         if self._answers is None:
             return reply.fault
         return self._answers[request.kind].fault(reply, request.inputs)
@@ -260,13 +259,13 @@ class Generator:
         return lane
 
     def _offer(self, lane: _Lane) -> None:
-        """Puts a connection among the free ones if it has room."""
+        """Marks a connection as free if it has room."""
         if not lane.is_free and lane.wire.room():
             lane.is_free = True
             self._free.append(lane)
 
     def _attend(self, lane: _Lane, events: int) -> None:
-        """Reads what came, and sends what could not be sent before."""
+        """Receives data, and sends data that the socket did not accept before."""
         try:
             if events & select.EPOLLOUT and lane.send(b""):
                 self._poll.modify(lane.connection, select.EPOLLIN)
@@ -281,7 +280,7 @@ class Generator:
 
     def _read(self, lane: _Lane) -> None:
         data = lane.connection.recv(_READ_BYTES)
-        if not data and not lane.under_way:  # the server tidies up what nobody uses
+        if not data and not lane.under_way:  # the server closed an idle connection
             self._lose(lane, "")
             return
         for reply in lane.wire.feed(data):
@@ -290,13 +289,13 @@ class Generator:
             self._send(lane, owed)
         if lane.wire.room():
             self._offer(lane)
-        elif not lane.under_way and not lane.out:  # it takes nothing more, and nothing is left to wait for
+        elif not lane.under_way and not lane.out:  # no room, and no reply to wait for
             self._lose(lane, "")
 
     def _finish(self, lane: _Lane, reply: Reply) -> None:
         done = time.perf_counter()
         request: Request = reply.tag
-        if request not in lane.under_way:  # given up
+        if request not in lane.under_way:  # timed out earlier
             return
         del lane.under_way[request]
         if fault := self._judge(request, reply):
@@ -320,7 +319,7 @@ class Generator:
         )
 
     def _lose(self, lane: _Lane, fault: str) -> None:
-        """Closes a connection; what was under way on it has failed."""
+        """Closes a connection and fails its requests in flight."""
         del self._lanes[lane.connection.fileno()]
         self._poll.unregister(lane.connection)
         lane.connection.close()
@@ -331,7 +330,7 @@ class Generator:
         lane.under_way.clear()
 
     def _give_up(self, now: float) -> None:
-        """Fails what waits too long; a connection that carries one request at a time is closed with it."""
+        """Fails requests that time out, and closes connections that carry one request at a time with them."""
         since = now - self._patience_s
         fault = f"no answer within {self._patience_s:g} s"
         while self._waiting and self._waiting[0].intended < since:
@@ -347,7 +346,7 @@ class Generator:
                 self._record(request, fault)
 
     def _record(self, request: Request, fault: str, done: float | None = None) -> None:
-        """Records a request that failed."""
+        """Records a failed request."""
         index = self._faults.get(fault)
         if index is None:
             index = self._faults[fault] = len(self._faults)
@@ -363,15 +362,15 @@ class Generator:
 
 
 def main(kind: type[Generator] = Generator) -> None:
-    """Does the job that standard input describes, with a generator of this kind."""
+    """Runs the job from standard input with a generator of class `kind`."""
     values = json.loads(sys.stdin.readline())
     values["kinds"] = [(task, weight, texts) for task, weight, texts in values["kinds"]]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Sleeps end when they should: the system's default lets them last 50 us longer.
+    # Makes sleeps precise: the system's default timer slack adds up to 50 us.
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1000", encoding="ascii")
-    # Nothing in the loop makes cycles, so a collection would only add its pauses to the figures.
+    # The loop creates no reference cycles, so garbage collection would only add pauses to the figures.
     gc.disable()
     output = sys.stdout.buffer
 
@@ -389,4 +388,4 @@ if __name__ == "__main__":
     try:
         main()
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(1)  # whoever started this tells the user
+        os._exit(1)  # the parent process reports to the user

@@ -1,4 +1,4 @@
-"""The first questions to a server: is it there, does it answer the scenario, and how long are texts to it?"""
+"""Probes a server: whether it is reachable, answers the scenario's requests, and how it counts tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 TEXTS = 16
-"""Texts of each length: enough that no cache of a server holds them all as one."""
+"""Distinct texts per length, so that requests do not all hit the same entry of a server cache."""
 
 _TRIES = 12
 _TOKENS_PER_WORD = 1.35
@@ -32,13 +32,13 @@ _SPECIAL_TOKENS = 2
 
 
 class Probe:
-    """A connection that asks one thing at a time; leaving its `with` block closes it."""
+    """A connection that sends one request at a time; leaving its `with` block closes it."""
 
     def __init__(self, target: Target) -> None:
         """Connects.
 
         Raises:
-            BenchError: Nobody listens there.
+            BenchError: The server refuses the connection.
         """
         self._target = target
         self._connection = connect(*target.address())
@@ -53,7 +53,6 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the connection."""
         self._connection.close()
 
     def kinds(self, scenario: Scenario, bundle: Path | None, file: Path | None = None) -> tuple[Kind, ...]:
@@ -61,8 +60,8 @@ class Probe:
 
         Args:
             scenario: Its tasks and lengths.
-            bundle: Counts the tokens, where there is one; otherwise the server does.
-            file: Holds the texts of all tasks, whatever their lengths.
+            bundle: Bundle that counts tokens; None: the server counts them.
+            file: File with the texts of all tasks, whatever their lengths.
 
         Raises:
             BenchError: The server does not answer such requests, or texts of a length cannot be made.
@@ -80,10 +79,10 @@ class Probe:
         return tuple(kinds)
 
     def tokens(self, task: str, text: Text) -> int:
-        """Asks once; returns the tokens that the server counted, -1 where it does not say.
+        """Sends one request; returns the token count that the server reports, -1 if it reports none.
 
         Raises:
-            BenchError: It does not answer, or not what was asked.
+            BenchError: The request failed, or the answer is invalid.
         """
         [message] = messages(self._target, task, [text])
         reply = self._lane.exchange(message)
@@ -111,16 +110,16 @@ class Probe:
         return tuple(self._fitted(dice.randrange(len(self._words)), tokens, task) for _ in range(TEXTS))
 
     def _fitted(self, start: int, tokens: int, task: str) -> str:
-        """A text that the server counts as so many tokens, or as near as a few tries come.
+        """A text with `tokens` tokens by the server's count, or as close as a few tries come.
 
-        A word more or less changes the count by one or a few, so the number of words follows the difference.
+        One word changes the count by one or a few tokens, so each try adjusts the number of words by the difference.
         """
         count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
         best, least = "", tokens + 1
         for _ in range(_TRIES):
             text = " ".join(self._words[(start + index) % len(self._words)] for index in range(count))
             found = self.tokens(task, text)
-            if found < 0:  # the server does not count
+            if found < 0:  # the server reports no count
                 return text
             if abs(found - tokens) < least:
                 best, least = text, abs(found - tokens)
@@ -128,7 +127,7 @@ class Probe:
                 break
             step = round((tokens - found) / _TOKENS_PER_WORD) or (1 if tokens > found else -1)
             count = max(1, count + step)
-            start += count == 1  # one word may be too long already: another one
+            start += count == 1  # a single word may be too long: tries another one
         return best
 
     def _check(self, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""What generators tell of their requests: fixed binary records, which cost a generator next to nothing."""
+"""Records of requests from generators, in a fixed binary format that costs a generator little CPU time."""
 
 from __future__ import annotations
 
@@ -26,33 +26,36 @@ RECORD = np.dtype(
         ("fault", "<u2"),
     ]
 )
-"""A request: four times in seconds from the run's start (when it should have been sent, when the generator got to
-it, when it was sent, when its answer was whole), what the server says of its stages (-1: nothing), which kind of
-request it was, and its fault as an index in the table of faults; 0 is none."""
+"""A request.
+
+Four times in seconds from the run's start: when it was scheduled, when the generator got to it, when it was sent, when
+its reply was complete. Four stage times that the server reports (-1: not reported). The kind of request, and its fault
+as an index in the table of faults; 0 is none.
+"""
 
 PACK = struct.Struct("<ddddffffHH").pack
 _SIZE = struct.Struct("<II")
 
 
 def chunk(faults: list[str], records: list[bytes], cpu_s: float = 0.0) -> bytes:
-    """A piece of a generator's output.
+    """A chunk of a generator's output.
 
     Args:
-        faults: New to the table of faults.
-        records: As `PACK` makes them.
-        cpu_s: CPU time of the generator's whole loop, with the last piece.
+        faults: New entries of the table of faults.
+        records: Packed by `PACK`.
+        cpu_s: CPU time of the generator's whole loop; only in the last chunk.
     """
     head, data = json.dumps({"faults": faults, "cpu_s": cpu_s}).encode(), b"".join(records)
     return _SIZE.pack(len(head), len(data)) + head + data
 
 
 READY = chunk([], [])
-"""The first chunk: the generator can start."""
+"""The first chunk: the generator is ready to start."""
 
 
 @dataclass(slots=True)
 class ChunkReader:
-    """Puts a generator's output together again.
+    """Reassembles a generator's output.
 
     Attributes:
         faults: The table of faults so far.
@@ -64,7 +67,7 @@ class ChunkReader:
     _data: bytes = b""
 
     def feed(self, data: bytes) -> list[NDArray[np.void]]:
-        """The records that are whole now."""
+        """The records that are complete now."""
         self._data += data
         found = []
         while len(self._data) >= _SIZE.size:

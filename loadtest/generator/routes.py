@@ -1,4 +1,4 @@
-"""Which task is to be had over which protocol, and where."""
+"""The routes of each task in each protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.tasks import TASKS
 _V2 = "/v2/models/{model}/infer"
 
 OUTPUTS = {name: tuple(output.name for output in task.outputs) for name, task in TASKS.items()}
-"""Every task, and its output tensors in the Open Inference Protocol."""
+"""The output tensors of each task in the Open Inference Protocol."""
 
 ROUTES = {
     "http": {name: task.path for name, task in TASKS.items()},
@@ -22,14 +22,14 @@ ROUTES = {
 }
 PROTOCOLS = tuple(ROUTES)
 PLAIN = ("http", "tei")
-"""Protocols whose requests name no model: the only one of the task answers, or the one that the path names."""
+"""Protocols whose requests name no model: the task's only model answers, or the one named in the path."""
 
 
 def route(protocol: str, task: str) -> str:
-    """The path of HTTP, or gRPC's method, that a task is asked for at; `{model}` stands for the model's name.
+    """The HTTP path or gRPC method of a task; `{model}` is a placeholder for the model's name.
 
     Raises:
-        BenchError: The protocol does not have the task.
+        BenchError: The protocol does not support the task.
     """
     if task not in ROUTES[protocol]:
         others = ", ".join(name for name, routes in ROUTES.items() if task in routes)

@@ -1,4 +1,4 @@
-"""One open-loop run: generators in processes of their own, and everything that they tell in one result."""
+"""One open-loop run: starts generator processes and merges their records into one result."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from loadtest.generator.texts import Text
 
 _PER_PROCESS = 4000.0
-"""Requests a second that one generator sends with ease."""
+"""Requests per second that one generator sends without falling behind."""
 
 _READY_S = 60.0
 _SOON_S = 0.1
-"""From telling the generators when to start to that moment."""
+"""Lead time between announcing the start to the generators and the start itself."""
 
 _NULL_S = 1.0
 _GRACE_S = 10.0
@@ -42,14 +42,14 @@ _READ_BYTES = 1 << 20
 
 @dataclass(slots=True, frozen=True)
 class Kind:
-    """Requests that differ in their texts alone.
+    """Requests that differ only in their texts.
 
     Attributes:
-        name: What figures call it.
-        task: What is asked.
-        weight: How often, beside the others.
+        name: Label in figures.
+        task: The task.
+        weight: Relative frequency.
         texts: Sent in turn.
-        lengths: Of its texts, in words, where the name does not tell.
+        lengths: Range of token counts in the texts, if the name does not state it.
     """
 
     name: str
@@ -61,15 +61,15 @@ class Kind:
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What generators are told.
+    """The load for all generators.
 
     Attributes:
         scenario: The load.
-        rate: Requests a second where a phase's share is 1.
-        kinds: What is asked.
-        seed: Of the schedule.
-        patience_s: A request without an answer after so long has failed.
-        judges: Whether replies must be answers to what was asked.
+        rate: Requests per second where a phase's share is 1.
+        kinds: The kinds of requests.
+        seed: Seed of the schedule.
+        patience_s: Timeout of a request, in seconds.
+        judges: Whether to validate the content of replies.
     """
 
     scenario: Scenario
@@ -86,7 +86,7 @@ class Load:
 
     @property
     def processes(self) -> int:
-        """Generators that it takes."""
+        """Number of generator processes."""
         return max(1, math.ceil(self.peak_per_s / _PER_PROCESS))
 
 
@@ -97,14 +97,14 @@ def run(
     show: Callable[[Result, float], None],
     module: str = "loadtest.generator.open_loop",
 ) -> Result:
-    """Drives a load against a server and fills the result.
+    """Runs a load against a server and fills the result.
 
     Args:
         target: The server.
-        load: What is sent.
+        load: The load.
         result: A new one.
-        show: Told every now and then what is known, and how many seconds of the schedule have passed.
-        module: Of the generators.
+        show: Called periodically with the result so far and the elapsed seconds of the schedule.
+        module: The generator's module.
 
     Raises:
         BenchError: A generator failed.
@@ -143,7 +143,7 @@ def run(
 
 
 def measure_generator(target: Target, load: Load, result: Result) -> None:
-    """Runs the peak of the load against an empty server, and keeps what that says of the generator itself.
+    """Runs the peak rate against a no-op server and stores the generator's own latency and lateness in `result`.
 
     Raises:
         BenchError: A generator failed.
@@ -176,10 +176,10 @@ def _job(target: Target, load: Load, index: int) -> dict[str, object]:
 
 
 def _start(processes: Sequence[subprocess.Popen[bytes]]) -> float:
-    """Waits until all generators are ready, and tells them when to start, which it returns.
+    """Waits until all generators are ready, sends them the start time, and returns it.
 
     Raises:
-        BenchError: One does not become ready.
+        BenchError: A generator did not become ready.
     """
     for process in processes:
         pipe = _pipe(process)
@@ -208,7 +208,7 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _check_end(process: subprocess.Popen[bytes]) -> None:
-    """Looks at how a generator that says no more has ended.
+    """Checks the exit code of a generator whose output has ended.
 
     Raises:
         BenchError: It failed.

@@ -1,15 +1,15 @@
-"""What a load test asks of a server: how many requests when, of which tasks, with texts of which lengths.
+"""Load test scenarios: arrival rate over time, tasks, and text lengths.
 
-A scenario knows shares alone: of a rate for an open loop, of a number of users for a closed one (Locust). So the
-same scenario fits a laptop and a rack. Six are named here, and a TOML file describes any other:
+A scenario contains only shares: of a rate in an open loop, of a number of users in a closed loop (Locust). The same
+scenario therefore fits a laptop and a rack. There are six built-in scenarios, and a TOML file defines any other:
 
     purpose = "A quiet morning, then the newsletter goes out."
-    rate = 200                      # requests a second where a phase says 1; `--rate` replaces it
+    rate = 200                      # requests per second where a phase says 1; `--rate` replaces it
     users = 20                      # users where a phase says 1, for a closed loop
     arrivals = "poisson"            # or "constant"
     protocol = "http"               # or another of `routes.PROTOCOLS`
     lengths = { 8 = 70, 32 = 30 }   # tokens of the texts = weight
-    tasks = { embed = 1 }           # task = weight; left out: what the model does
+    tasks = { embed = 1 }           # task = weight; left out: the model's task
 
     [[phases]]
     seconds = 60
@@ -45,11 +45,11 @@ _PHASE_KEYS = ("seconds", "from", "to")
 
 @dataclass(slots=True, frozen=True)
 class Phase:
-    """A stretch of a scenario, over which the load changes evenly.
+    """A part of a scenario in which the load changes linearly.
 
     Attributes:
-        seconds: How long it lasts.
-        begin: Share of the scenario's rate or users at its start; 1 is all of it, and more is allowed.
+        seconds: Duration.
+        begin: Share of the scenario's rate or users at its start; 1 is all of it, larger values are allowed.
         end: The same at its end.
     """
 
@@ -58,7 +58,7 @@ class Phase:
     end: float
 
     def share(self, passed_s: float) -> float:
-        """The share after so many of its seconds."""
+        """The share after that many seconds of the phase."""
         return self.begin + (self.end - self.begin) * passed_s / self.seconds
 
 
@@ -67,12 +67,12 @@ class Scenario:
     """A load.
 
     Attributes:
-        name: What it is called.
-        purpose: What it is for, in a sentence.
+        name: Name of the scenario.
+        purpose: Purpose, in one sentence.
         phases: One after the other.
         lengths: Weights of the texts' lengths in tokens, special tokens included.
-        tasks: Weights of the tasks; empty: what the model does.
-        rate: Requests a second where a phase's share is 1.
+        tasks: Weights of the tasks; empty: the model's task.
+        rate: Requests per second where a phase's share is 1.
         users: Users where a phase's share is 1.
         arrivals: One of `ARRIVALS`.
         protocol: One of `routes.PROTOCOLS`.
@@ -90,11 +90,11 @@ class Scenario:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration in seconds."""
         return sum(phase.seconds for phase in self.phases)
 
     def share(self, passed_s: float) -> float | None:
-        """The share of rate or users after so many seconds; None once it is over."""
+        """The share of rate or users after that many seconds; None after the end."""
         for phase in self.phases:
             if passed_s < phase.seconds:
                 return phase.share(passed_s)
@@ -102,14 +102,14 @@ class Scenario:
         return None
 
     def lasting(self, seconds: float) -> Scenario:
-        """The same scenario, stretched or pressed into so many seconds."""
+        """The same scenario, stretched or compressed to that many seconds."""
         factor = seconds / self.seconds
         phases = tuple(Phase(phase.seconds * factor, phase.begin, phase.end) for phase in self.phases)
         return dataclasses.replace(self, phases=phases)
 
 
 _USUAL = {8: 30.0, 16: 30.0, 32: 25.0, 64: 10.0, 128: 5.0}
-"""Search queries, sentences, and now and then a paragraph."""
+"""Search queries, sentences, and occasionally a paragraph."""
 
 SCENARIOS = {
     scenario.name: scenario
@@ -162,13 +162,13 @@ SCENARIOS = {
 
 
 def find_scenario(given: str) -> Scenario:
-    """A named scenario, or the one that a TOML file describes.
+    """A built-in scenario, or one from a TOML file.
 
     Args:
-        given: A name of `SCENARIOS`, or a path that ends in `.toml`.
+        given: A name in `SCENARIOS`, or a path that ends in `.toml`.
 
     Raises:
-        BenchError: There is none of that name, or what is wrong with the file, in one line.
+        BenchError: The name is unknown, or the file is invalid; the message is one line.
     """
     if given in SCENARIOS:
         return SCENARIOS[given]
@@ -189,7 +189,7 @@ def find_scenario(given: str) -> Scenario:
 
 
 class _WrongValueError(Exception):
-    """What is wrong with a value, and where it stands."""
+    """An invalid value and its location."""
 
 
 def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
@@ -220,7 +220,7 @@ def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
     return Scenario(**read)
 
 
-def _phase(where: str, values: Any) -> Phase:  # noqa: ANN401  whatever a file holds
+def _phase(where: str, values: Any) -> Phase:  # noqa: ANN401  any TOML value
     if not isinstance(values, dict):
         raise _WrongValueError(f"{where} must be a table")
     _only_known(f"{where}.", values, _PHASE_KEYS)

@@ -1,9 +1,9 @@
-"""The search for capacity: the highest rate at which every objective holds.
+"""Capacity search: the highest rate at which every objective holds.
 
-First the rate doubles until an objective is missed, then the space between is halved until it is narrow. A run whose
-noise (`report/noise.py`) reaches over a limit decides nothing, a miss counts only when two of three runs miss, and both
-sides of the edge are measured three times with other arrivals. Where noise decides over a wide range of rates the
-search ends: more runs would look for a rate in chance.
+First the rate doubles until an objective is missed; then bisection narrows the bracket. A run whose noise
+(`report/noise.py`) crosses a limit decides nothing. A miss counts only if two of three runs miss. Both sides of the
+edge are measured three times with different arrivals. If noise decides over a wide range of rates, the search ends:
+more runs would find a rate by chance.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from loadtest.report.progress import Progress
 
 _NARROW = 1.08
-"""The search ends when the rates on both sides of the edge are so near."""
+"""The search ends when the ratio of the rates on both sides of the edge is at most this."""
 
 _MAX_RUNS = 32
 _USUAL_RUNS = (8, 16)
 _START_S = 1.5
-"""Of a run, before its schedule begins."""
+"""Start-up time of a run, before its schedule begins."""
 _MAX_STEPS = 3
-"""From a range of rates at which noise decides to rates that are sure."""
+"""Maximum steps from a range of rates where noise decides to rates that are certain."""
 _MAX_RATE = 200_000.0
 _MIN_RATE = 1.0
 
 
 class _EndError(Exception):
-    """There is nothing more to find, or no run left."""
+    """There is nothing more to find, or no run is left."""
 
 
 def plan(scenario: Scenario) -> str:
-    """What a search is about to do, in a sentence."""
+    """The plan of a search, in one sentence."""
     least, usual, most = (count * (scenario.seconds + _START_S) / 60 for count in (*_USUAL_RUNS, _MAX_RUNS))
     return (
         f"searching from {scenario.rate:g}/s on with runs of {scenario.seconds:g} s, up to {RUNS} at a rate: usually "
@@ -51,7 +51,7 @@ def plan(scenario: Scenario) -> str:
 
 
 def search(measurement: Measurement, scenario: Scenario, progress: Progress) -> Capacity:
-    """Searches from the scenario's rate on, with even loads as long as the scenario.
+    """Searches from the scenario's rate, with constant loads as long as the scenario.
 
     Raises:
         BenchError: A generator failed.
@@ -75,7 +75,7 @@ class _Search:
         self._seeds = itertools.count(measurement.seed)
 
     def edge(self) -> None:
-        """Finds a rate that holds beside one that does not.
+        """Finds adjacent rates, of which the lower holds and the higher does not.
 
         Raises:
             _EndError: Noise decides, or no run is left.
@@ -89,13 +89,13 @@ class _Search:
                     self._run(rate)
             if low == found.highest or not found.is_decided:
                 return
-            # The lower side did not stand its repetition: the edge lies below it.
+            # The lower rate failed its repetition, so the edge is below it.
             low, high = found.highest, min(rate for rate in found.rates if not found.held(rate))
             if low is None:
                 low, high = bracket(high / 2, self._holds)
 
     def surroundings(self) -> None:
-        """Looks for rates that are sure around a range in which noise decides.
+        """Looks for certain rates around a range in which noise decides.
 
         Raises:
             _EndError: No run is left.
@@ -127,7 +127,7 @@ class _Search:
 
 
 def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """A rate that holds and one that does not, at most a factor of 2 apart; None where there is none."""
+    """A rate that holds and one that does not, at most a factor of 2 apart; None for a missing one."""
     if holds(rate):
         while rate < _MAX_RATE:
             if not holds(2 * rate):
@@ -144,7 +144,7 @@ def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float | None, 
 def narrowed(
     low: float | None, high: float | None, holds: Callable[[float], bool], near: float
 ) -> tuple[float | None, float | None]:
-    """The two rates of a bracket, at most a factor of `near` apart; as they are where one is missing."""
+    """Narrows a bracket to at most a factor of `near`; a bracket with a missing rate stays as it is."""
     while low and high and high / low > near:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -1,4 +1,4 @@
-"""What requests are about: a plain text, or the fields that a task has, from the built-in text or a file."""
+"""Inputs of requests: a plain text or a task's fields, from the built-in text or a file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Text = str | dict[str, Any]
-"""A text alone, or a task's fields."""
+"""A plain text, or a task's fields."""
 
 
 def fields_of(task: str, text: Text) -> Mapping[str, Any]:
-    """A text as the task's fields; what it lacks beside the text is made up."""
+    """The task's fields for a text; fields other than the text get generated values."""
     return text if isinstance(text, dict) else TASKS[task].load.item(text)
 
 
 def inputs_in(task: str, text: Text) -> int:
-    """How many inputs a request about it has."""
+    """Number of inputs in a request for `text`."""
     return TASKS[task].load.inputs(fields_of(task, text))
 
 
 def read_texts(path: Path) -> tuple[tuple[int, Text], ...]:
-    """The texts of a file with the numbers of their lines: one a line, or with the suffix `.jsonl` a JSON object.
+    """The texts of a file with their line numbers: one per line, or in a `.jsonl` file one JSON object per line.
 
     Raises:
-        BenchError: It cannot be read, is empty, or a line is no object.
+        BenchError: The file cannot be read or is empty, or a line is not an object.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -49,10 +49,10 @@ def read_texts(path: Path) -> tuple[tuple[int, Text], ...]:
 
 
 def texts_for(task: str, path: Path, texts: tuple[tuple[int, Text], ...]) -> tuple[Text, ...]:
-    """The texts of a file, once all of them are found to have the task's fields.
+    """The texts of a file, after checking that each has the task's fields.
 
     Raises:
-        BenchError: A line has not.
+        BenchError: A line has missing, unknown or invalid fields.
     """
     needed = TASKS[task].load.fields
     known = needed + TASKS[task].load.optional

@@ -1,4 +1,4 @@
-"""TLS around a client's wire: still no socket, so that open and closed loops use it as any other wire."""
+"""TLS around a client's wire. It has no socket either, so open and closed loops use it like any other wire."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True, frozen=True)
 class Tls:
-    """Whom a client trusts, and what it shows of itself.
+    """Trusted authorities and client certificate.
 
     Attributes:
-        ca: File with the certificates of authorities; empty: those of the system.
-        cert: File with the client's certificate and those between it and its authority; empty: it shows none.
-        key: File with its private key; empty: `cert` holds it.
+        ca: CA certificates file; empty: the system's trust store.
+        cert: Client certificate chain file; empty for none.
+        key: Private key file; empty: `cert` contains it.
     """
 
     ca: str = ""
@@ -34,10 +34,10 @@ class Tls:
 
     @classmethod
     def of(cls, ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
-        """What the options of a command line say; None where there are none.
+        """The TLS options of a command line; None if there are none.
 
         Raises:
-            BenchError: A key without its certificate.
+            BenchError: There is a key without a certificate.
         """
         if key and not cert:
             raise BenchError(f"--key {key}: --cert FILE is missing, the certificate that the key belongs to")
@@ -45,7 +45,7 @@ class Tls:
         return cls(*words) if any(words) else None
 
     def context(self, alpn: str) -> ssl.SSLContext:
-        """What checks the server and offers it a protocol; one for all connections.
+        """The SSL context, shared by all connections.
 
         Raises:
             BenchError: A file cannot be used.
@@ -53,12 +53,12 @@ class Tls:
         return _context(self, alpn)
 
     def wrap(self, wire: Wire, host: str, alpn: str) -> Wire:
-        """A wire whose bytes travel in TLS.
+        """Wraps a wire in TLS.
 
         Args:
             wire: A new one.
-            host: What the server's certificate must be made for.
-            alpn: The protocol that is offered; `h2` must be agreed on.
+            host: Host name that the server's certificate must match.
+            alpn: The offered protocol; for `h2` the server must agree.
 
         Raises:
             BenchError: A file cannot be used.
@@ -74,7 +74,7 @@ def _context(tls: Tls, alpn: str) -> ssl.SSLContext:
         raise BenchError(f"--ca {tls.ca}: {_reason(error)}; it must be a PEM file of certificates") from error
     try:
         if tls.cert:
-            # Without a password of its own OpenSSL would ask the terminal for one.
+            # Without a password callback, OpenSSL would prompt in the terminal.
             context.load_cert_chain(tls.cert, tls.key or None, password=lambda: b"")
     except OSError as error:
         files = f"--cert {tls.cert}" + (f" --key {tls.key}" if tls.key else "")
@@ -90,7 +90,7 @@ def _reason(error: OSError) -> str:
 
 
 class TlsWire:
-    """Another wire in TLS; what it sends before the handshake ends is held until then."""
+    """Wraps another wire in TLS and holds its data until the handshake is complete."""
 
     def __init__(self, wire: Wire, context: ssl.SSLContext, host: str, alpn: str) -> None:
         """Starts a new connection; see `Tls.wrap`."""
@@ -103,28 +103,27 @@ class TlsWire:
         self.is_open = False
 
     def opening(self) -> bytes:
-        """The handshake's first message."""
+        """The first handshake message."""
         self._shake_hands()
         return self._outgoing.read()
 
     def room(self) -> int:
-        """As the wire inside."""
         return self._wire.room()
 
     def request(self, message: bytes, tag: object) -> bytes:
-        """The request in TLS; nothing while the handshake lasts."""
+        """The request in TLS; empty during the handshake."""
         return self._sealed(self._wire.request(message, tag))
 
     def feed(self, data: bytes) -> Sequence[Reply]:
-        """Takes what came and returns the replies that are whole now.
+        """Takes received bytes and returns the complete replies.
 
         Raises:
-            BenchError: The server is not trusted, or does not speak TLS; or as the wire inside.
+            BenchError: The server is not trusted or does not speak TLS, or the inner wire failed.
         """
         if not data:
             if not self.is_open:
                 raise BenchError("the server closed a connection in the middle of the TLS handshake")
-            if not self._heard:  # TLS 1.3 has the client's side end before the server has looked at a certificate
+            if not self._heard:  # in TLS 1.3 the client finishes before the server checks its certificate
                 raise BenchError(
                     "the server closed a connection right after the TLS handshake; it may want the certificate of a"
                     " client that it trusts (--cert FILE)"
@@ -138,21 +137,20 @@ class TlsWire:
             while self.is_open and (self._incoming.pending or self._tls.pending()):
                 read = self._tls.read(_READ_BYTES)
                 if not read:
-                    break  # the end of TLS, perhaps right behind a reply: the connection's own follows it
+                    break  # the end of TLS, perhaps right after a reply; the connection closes next
                 replies += self._wire.feed(read)
                 self._heard = True
         except ssl.SSLWantReadError:
-            pass  # a part of a record
+            pass  # an incomplete record
         except ssl.SSLError as error:
             raise BenchError(f"the server ended TLS: {_reason(error)}") from error
         return replies
 
     def owed(self) -> bytes:
-        """The handshake, what was held during it, and what the wire inside owes."""
+        """Handshake messages, data held during the handshake, and what the inner wire owes."""
         return self._sealed(self._wire.owed())
 
     def served(self, head: bytes) -> Served:
-        """As the wire inside."""
         return self._wire.served(head)
 
     def _sealed(self, data: bytes) -> bytes:

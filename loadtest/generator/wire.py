@@ -1,6 +1,6 @@
-"""What the clients of both protocols have in common: bytes to send, and replies in the bytes that came.
+"""Common interface of the protocol clients: bytes to send, and replies in received bytes.
 
-A wire has no socket and no clock, so the same one serves a closed loop, an open loop and a test.
+A wire has no socket and no clock, so the same one works in a closed loop, an open loop and a test.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Served(NamedTuple):
-    """What a server says of a request that it answered; -1 where it says nothing.
+    """Statistics that the server reports for an answered request; -1 if not reported.
 
     Attributes:
         tokens: Tokens computed, special tokens included.
-        tokenize_us: Time in its tokenizer, in microseconds.
-        queue_us: Time waiting for an engine.
-        compute_us: Time on the engine.
+        tokenize_us: Tokenization time, in microseconds.
+        queue_us: Queue time.
+        compute_us: Compute time.
         total_us: Time from the request's arrival to its answer.
     """
 
@@ -30,13 +30,13 @@ class Served(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A whole reply.
+    """A complete reply.
 
     Attributes:
-        tag: What its request was sent with.
-        fault: Why there is no answer, in a few words that are equal for equal reasons; empty where there is one.
-        head: The header that tells of the request's processing (of HTTP/1.1 in small letters); see `Wire.served`.
-        body: The answer, or what the server says of its failure.
+        tag: The tag of its request.
+        fault: A short reason for a failure, equal for equal reasons; empty on success.
+        head: The header with the request's statistics (lowercase in HTTP/1.1); see `Wire.served`.
+        body: The answer, or the server's error message.
     """
 
     tag: Any
@@ -46,37 +46,37 @@ class Reply(NamedTuple):
 
 
 class Wire(Protocol):
-    """One connection of a client, without its socket.
+    """One client connection, without its socket.
 
     Attributes:
-        is_open: Whether requests are sent at once: not while TLS is being agreed on.
+        is_open: Whether requests are sent immediately; false during a TLS handshake.
     """
 
     is_open: bool
 
     def opening(self) -> bytes:
-        """What is sent before everything else."""
+        """Bytes that precede everything else."""
 
     def room(self) -> int:
-        """How many more requests the connection takes now."""
+        """Number of further requests that the connection accepts now."""
 
     def request(self, message: bytes, tag: object) -> bytes:
-        """What is sent for a request; its reply carries the tag.
+        """The bytes to send for a request; its reply carries the tag.
 
         Args:
-            message: As the protocol's `request_bytes` made it.
-            tag: Whatever tells the caller which request this was.
+            message: From the protocol's `request_bytes`.
+            tag: Identifies the request to the caller.
         """
 
     def feed(self, data: bytes) -> Sequence[Reply]:
-        """Takes what came and returns the replies that are whole now.
+        """Takes received bytes and returns the complete replies.
 
         Raises:
-            BenchError: The connection ended or broke the protocol; no request on it will be answered any more.
+            BenchError: The connection ended or violated the protocol; none of its requests will be answered.
         """
 
     def owed(self) -> bytes:
-        """What the protocol asks to be sent now, apart from requests; empty for nothing."""
+        """Protocol bytes to send now, apart from requests; empty for none."""
 
     def served(self, head: bytes) -> Served:
-        """What a reply's head says of its processing."""
+        """Parses the statistics in a reply's head."""

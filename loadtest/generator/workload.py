@@ -1,6 +1,6 @@
-"""Real texts of an exact number of tokens, and the bundle that they are counted with.
+"""Real English texts with an exact number of tokens, and the bundle whose tokenizer counts them.
 
-A bundle is read as files: its manifest and its tokenizer. Nothing of the server is imported.
+Reads the manifest and tokenizer files of a bundle. Imports nothing of the server.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _SPECIAL_TOKENS = 2
 
 @dataclass(slots=True, frozen=True)
 class Bundle:
-    """What a load test needs to know of a model.
+    """The properties of a model that a load test needs.
 
     Attributes:
         path: `<repository>/<model>/<version>`.
-        model: The name that requests give.
+        model: The model's name.
         version: A whole number.
-        hidden_size: Numbers in an embedding.
-        max_length: Tokens of the longest input, special tokens included.
+        hidden_size: Size of an embedding.
+        max_length: Maximum input length in tokens, special tokens included.
         inputs: Names of the graph's inputs.
         artifact: The ONNX file that the server runs.
         precision: `int8` or `fp32`.
-        batch_invariant: Whether the server may put texts of this artifact into a batch.
+        batch_invariant: Whether the server may batch texts for this artifact.
     """
 
     path: Path
@@ -63,15 +63,15 @@ class Text:
 
 
 def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") -> Bundle:
-    """The newest version of the first model in a repository, which is what its server answers with.
+    """The newest version of the first model in a repository, which is the server's default.
 
     Args:
         repository: Holds `<model>/<version>/manifest.json`.
-        precision: `fp32`, `int8`, or `auto`: int8 where there is one, as the server does on a CPU.
-        target: What the artifact was made for: `cpu` (ONNX Runtime) or `openvino`.
+        precision: `fp32`, `int8`, or `auto`: int8 if available, as the server does on a CPU.
+        target: Runtime of the artifact: `cpu` (ONNX Runtime) or `openvino`.
 
     Raises:
-        BenchError: There is none, or it has no such artifact.
+        BenchError: There is no model, or it has no such artifact.
     """
     paths = sorted(path.parent for path in repository.glob("[!.]*/[0-9]*/manifest.json") if path.parent.name.isdigit())
     if not paths:
@@ -103,16 +103,12 @@ def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...], target: str
 
 
 def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Text]:
-    """Different texts of exactly so many tokens, special tokens included; equal for equal arguments.
+    """Distinct texts with exactly `tokens` tokens, special tokens included. Deterministic.
 
-    Args:
-        bundle: The directory with `tokenizer.json`.
-        tokens: Tokens of every text.
-        count: How many texts.
-        seed: Another seed, other texts.
+    `bundle` is the directory with `tokenizer.json`.
 
     Raises:
-        BenchError: The tokenizer does not let such texts be made.
+        BenchError: Too few such texts could be made with this tokenizer.
     """
     tokenizer = Tokenizer.from_str((bundle / "tokenizer.json").read_text(encoding="utf-8"))
     words = sentence_words()
@@ -124,7 +120,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
         start = dice.randrange(len(words))
         text = " ".join(words[index] for index in _fitting(costs, start, tokens - special))
         ids = tokenizer.encode(text).ids
-        # A tokenizer may join what lies between two words; only what it says of the whole text counts.
+        # A tokenizer may merge across a word boundary, so only the count of the whole text is reliable.
         if text and len(ids) == tokens:
             found[text] = Text(text, ids)
         if len(found) == count:
@@ -133,12 +129,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
 
 
 def spoken_text(tokens: int, dice: random.Random) -> str:
-    """Consecutive words of real English that have about so many tokens, for where no tokenizer is at hand.
-
-    Args:
-        tokens: Special tokens included.
-        dice: Chooses where the text begins.
-    """
+    """Consecutive words of real English with about `tokens` tokens, special tokens included. Needs no tokenizer."""
     words = sentence_words()
     count = max(1, round((tokens - _SPECIAL_TOKENS) / _TOKENS_PER_WORD))
     start = dice.randrange(len(words))
@@ -146,10 +137,10 @@ def spoken_text(tokens: int, dice: random.Random) -> str:
 
 
 def different_texts(least: int, most: int, count: int, seed: int = 1) -> list[str]:
-    """Consecutive words of real English, from `least` to `most` of them at random; no text comes twice.
+    """Distinct texts of consecutive English words, with random lengths from `least` to `most` words.
 
     Raises:
-        BenchError: There are not so many.
+        BenchError: There are fewer than `count` such texts.
     """
     words, lengths = sentence_words(), range(least, most + 1)
     twice = [*words, *words]
@@ -165,12 +156,12 @@ def different_texts(least: int, most: int, count: int, seed: int = 1) -> list[st
 
 @functools.cache
 def sentence_words() -> list[str]:
-    """Real English, word by word."""
+    """The words of the built-in English text."""
     return (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
 
 
 def _fitting(costs: list[int], start: int, tokens: int) -> Iterator[int]:
-    """Places of consecutive words from `start` on, passing over those that would be too long at the end."""
+    """Indexes of consecutive words from `start`; words that exceed the remaining tokens are skipped."""
     left = tokens
     for step in range(len(costs)):
         index = (start + step) % len(costs)

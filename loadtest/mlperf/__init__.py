@@ -1,1 +1,1 @@
-"""MLPerf's own load generator against the server: four scenarios and two modes."""
+"""MLPerf LoadGen against the server: four scenarios and two modes."""

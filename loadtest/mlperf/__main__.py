@@ -1,6 +1,6 @@
-"""`python -m loadtest.mlperf`: MLPerf's LoadGen against a running server.
+"""`python -m loadtest.mlperf`: runs MLPerf LoadGen against a running server.
 
-Exit codes: 0 LoadGen's verdicts are VALID and the accuracy gates are passed, 1 one is not, 2 nothing could be measured.
+Exit codes: 0 LoadGen's verdicts are VALID and the accuracy gates pass, 1 one is not, 2 nothing could be measured.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PASSED, MISSED, IMPOSSIBLE = 0, 1, 2
 
 @dataclass(slots=True, frozen=True)
 class Options:
-    """A command line that makes sense.
+    """A validated command line.
 
     Attributes:
         target: The server.
-        reference: The server of the same model in fp32; None: accuracy is not measured.
-        model: The one that the command line chooses; empty: the only one with a task that is known here.
-        scenarios: Of `SCENARIOS`.
-        modes: Of `MODES`.
-        data: The file of the samples; None: the built-in ones.
-        load: What the performance runs are told.
-        ours: Whether our generators measure too.
-        out: Where the results go.
+        reference: A server of the same model in fp32; None: accuracy is not measured.
+        model: The chosen model; empty: the server's only model with a supported task.
+        scenarios: From `SCENARIOS`.
+        modes: From `MODES`.
+        data: File with the samples; None: the built-in ones.
+        load: Parameters of the performance runs.
+        ours: Whether to measure with our own generators too.
+        out: Directory of the results.
     """
 
     target: Target
@@ -55,10 +55,10 @@ class Options:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Options:
-        """Reads what argparse found.
+        """Validates the arguments from argparse.
 
         Raises:
-            BenchError: What is wrong, in one line.
+            BenchError: An argument is invalid or missing; the message is one line.
         """
         modes = tuple(MODES) if arguments.mode == "both" else (arguments.mode,)
         scenarios = tuple(arguments.scenario or SCENARIOS)
@@ -81,7 +81,7 @@ class Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Builds the argument parser."""
     made = OptionParser(
         prog="python -m loadtest.mlperf",
         description="Run MLPerf's LoadGen against a server, over the Open Inference Protocol.",
@@ -109,7 +109,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
     try:
         return measure(Options.of(parser().parse_args(argv)))
     except BenchError as error:

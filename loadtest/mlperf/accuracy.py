@@ -1,9 +1,9 @@
-"""The gates of accuracy mode: what the server answered to every sample, beside the same model in fp32.
+"""Accuracy gates: compare the server's answers to all samples with those of the same model in fp32.
 
-Questions are judged by F1 as SQuAD 1.1's evaluation has it (https://rajpurkar.github.io/SQuAD-explorer/, v1.1), which
-the reference's `accuracy-squad.py` runs too; the gate is 99% of the F1 that fp32 reaches. MLPerf has no benchmark of
-embeddings. Ours asks for a mean cosine of 0.99 to fp32's vectors: what a user of vectors relies on is their angles, and
-the mean over the data set is to angles what F1 over the data set is to answers. The least cosine is shown beside it.
+Question answering is scored by F1 as in SQuAD 1.1's evaluation (https://rajpurkar.github.io/SQuAD-explorer/, v1.1),
+which the reference's `accuracy-squad.py` runs too. The gate is 99% of fp32's F1. MLPerf has no embedding benchmark.
+Ours requires a mean cosine similarity of 0.99 to fp32's vectors: users of embeddings rely on their angles, and the mean
+over the data set corresponds to F1 over the data set. The minimum cosine is also shown.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from loadtest.mlperf.library import Conversation, Library
 
     Figures = np.ndarray[tuple[int], np.dtype[np.float64]]
-    """Of each sample."""
+    """One figure per sample."""
 
 GATE = 0.99
 
 ERROR = "standard error of the difference"
-"""Of F1 to fp32's, over the questions of the file: what the gate's hundredth must be seen beside."""
+"""Standard error of the difference to fp32's F1, over the questions of the file. The 1% of the gate must be judged
+against it."""
 
 _BATCH = 8
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -41,12 +42,12 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(slots=True, frozen=True)
 class Accuracy:
-    """An accuracy run beside fp32.
+    """The result of an accuracy run.
 
     Attributes:
-        name: What was measured.
-        found: It.
-        least: What the gate asks for.
+        name: Name of the metric.
+        found: Measured value.
+        least: Minimum of the gate.
         others: More figures, by name.
     """
 
@@ -57,21 +58,21 @@ class Accuracy:
 
     @property
     def held(self) -> bool:
-        """Whether it passes."""
+        """Whether the gate passes."""
         return self.found >= self.least
 
     def text(self) -> str:
-        """What a terminal shows."""
+        """The terminal output."""
         others = "".join(f", {name} {value:.4f}" for name, value in self.others.items())
         word = "PASSED" if self.held else "FAILED"
         return f"{word}, {self.name} {self.found:.4f}, at least {self.least:.4f} is asked for{others}"
 
 
 def reference(conversation: Conversation) -> list[bytes]:
-    """What a server answers to every sample of the library, asked without LoadGen.
+    """A server's answers to all samples of the library, without LoadGen.
 
     Raises:
-        BenchError: It does not answer.
+        BenchError: The server does not answer.
     """
     size = len(conversation.library.samples)
     found: list[bytes] = []
@@ -84,14 +85,16 @@ def reference(conversation: Conversation) -> list[bytes]:
 
 
 def read_log(file: Path, size: int) -> list[bytes]:
-    """What LoadGen logged of an accuracy run, by sample; MultiStream fills its last query with samples that it had.
+    """The answers in LoadGen's log of an accuracy run, by sample.
+
+    MultiStream fills its last query with samples that were already asked.
 
     Args:
         file: `mlperf_log_accuracy.json`.
         size: Samples of the library.
 
     Raises:
-        BenchError: It cannot be read, or a sample is missing, unknown or has two answers.
+        BenchError: The log cannot be read, or a sample is missing, unknown or has two answers.
     """
     try:
         entries = [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in json.loads(file.read_bytes())]
@@ -109,15 +112,15 @@ def read_log(file: Path, size: int) -> list[bytes]:
 
 
 def judge(library: Library, found: Sequence[bytes], fp32: Sequence[bytes]) -> Accuracy:
-    """The gate of the library's task.
+    """Applies the gate of the library's task.
 
     Args:
-        library: What was asked.
-        found: The answers that are judged, by sample.
-        fp32: Those of the same model in fp32.
+        library: The samples.
+        found: The answers to judge, by sample.
+        fp32: The answers of the same model in fp32.
 
     Raises:
-        BenchError: The vectors cannot be compared, or fp32 has not one answer right.
+        BenchError: The vectors differ in size, or fp32 has no correct answer.
     """
     if library.task == "answer":
         exact, f1s = squad(library.gold, [one.decode() for one in found])
@@ -137,7 +140,7 @@ def judge(library: Library, found: Sequence[bytes], fp32: Sequence[bytes]) -> Ac
 
 
 def squad(gold: Sequence[Sequence[str]], answers: Sequence[str]) -> tuple[Figures, Figures]:
-    """Exact match and F1 of each answer in percent, by the best of its question's right answers."""
+    """Exact match and F1 of each answer in percent, each against the best of the question's reference answers."""
     exact, f1 = [], []
     for right, answer in zip(gold, answers, strict=True):
         words, others = _normal(answer), [_normal(one) for one in right]
@@ -147,7 +150,7 @@ def squad(gold: Sequence[Sequence[str]], answers: Sequence[str]) -> tuple[Figure
 
 
 def _normal(text: str) -> list[str]:
-    """Words in small letters, without punctuation and articles."""
+    """Lowercase words without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 

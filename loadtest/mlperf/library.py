@@ -1,4 +1,4 @@
-"""The samples that LoadGen draws from, and what the server is asked and answers about them."""
+"""LoadGen's sample library, and the requests and answers for its samples."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Library:
 
     Attributes:
         task: One of `TASKS`.
-        source: Where they are from, in a few words.
-        samples: What is asked, by LoadGen's index.
-        gold: Of the task `answer`: the right answers to each.
+        source: Origin of the samples, in a few words.
+        samples: The inputs, by LoadGen's index.
+        gold: For the task `answer`: the reference answers to each question.
     """
 
     task: str
@@ -42,14 +42,14 @@ class Library:
 
     @classmethod
     def read(cls, task: str, file: Path | None) -> Library:
-        """The samples of a file.
+        """Reads the samples of a file.
 
         Args:
             task: One of `TASKS`.
             file: Texts for `embed` (None: built-in ones), SQuAD 1.1's JSON for `answer`.
 
         Raises:
-            BenchError: The file is none of that.
+            BenchError: The file is invalid, or missing for `answer`.
         """
         if task == "answer":
             if file is None:
@@ -62,7 +62,7 @@ class Library:
 
 
 def _squad(file: Path) -> Library:
-    """The questions of a file; its layout: https://rajpurkar.github.io/SQuAD-explorer/."""
+    """The questions of a file in SQuAD's layout: https://rajpurkar.github.io/SQuAD-explorer/."""
     try:
         articles = json.loads(file.read_bytes())["data"]
         found = [
@@ -83,9 +83,9 @@ def _squad(file: Path) -> Library:
 
 @dataclass
 class Conversation:
-    """How one server is asked about a library's samples.
+    """Requests about a library's samples to one server, and the decoding of its replies.
 
-    Every reply is decoded in both modes, as the rules want it: LoadGen gets an embedding as little-endian float32, an
+    Every reply is decoded in both modes, as the rules require. LoadGen gets an embedding as little-endian float32, an
     answer as UTF-8.
     """
 
@@ -95,24 +95,24 @@ class Conversation:
     _alone: list[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Makes the requests about one sample beforehand."""
+        """Builds the single-sample requests in advance."""
         self._answers = Answers(self.target.protocol, self.library.task)
         self._alone = [batch_message(self.target, self.library.task, [sample]) for sample in self.library.samples]
 
     def message(self, indices: Sequence[int]) -> bytes:
-        """A request about these samples."""
+        """One request about these samples."""
         if len(indices) == 1:
             return self._alone[indices[0]]
         return batch_message(self.target, self.library.task, [self.library.samples[index] for index in indices])
 
     def data(self, reply: Reply, count: int) -> list[bytes]:
-        """What LoadGen is given for each of so many samples.
+        """The data for LoadGen, for each of `count` samples.
 
         Raises:
-            BenchError: The reply is no answer to them.
+            BenchError: The reply is invalid.
         """
         return [_data(self.library.task, value) for value in self._answers.values(reply, count)]
 
 
-def _data(task: str, value: Any) -> bytes:  # noqa: ANN401  a vector, or an answer and its place
+def _data(task: str, value: Any) -> bytes:  # noqa: ANN401  a vector, or an answer with its position
     return bytes(value["answer"].encode() if task == "answer" else value.astype("<f4").tobytes())

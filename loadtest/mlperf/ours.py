@@ -1,4 +1,4 @@
-"""Our own generators with the samples and the rate of a LoadGen run, for whoever trusts neither."""
+"""Our own generators with the samples and the rate of a LoadGen run, to cross-check both."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MESSAGES = 256
 
 
 def beside(scenario: str, conversation: Conversation, rate: float, seconds: float) -> str:
-    """What our closed loop finds beside SingleStream, our open loop beside Server; empty for the others.
+    """Measures SingleStream with our closed loop, or Server with our open loop; empty for other scenarios.
 
     Args:
         scenario: One of `scenarios.SCENARIOS`.
-        conversation: With the server.
-        rate: Queries a second of Server.
-        seconds: How long; a minute at most.
+        conversation: Requests and replies of the server.
+        rate: Server's queries per second.
+        seconds: Duration; capped at one minute.
 
     Raises:
         BenchError: A request failed.

@@ -1,6 +1,6 @@
-"""One run of LoadGen, in a process of its own: LoadGen takes one configuration in a process's life.
+"""One LoadGen run in its own process, because LoadGen accepts only one configuration per process.
 
-`python -m loadtest.mlperf.run` answers what `Child` asks, see `run`.
+`python -m loadtest.mlperf.run` serves `run` to a `Child`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from loadtest.mlperf.library import Conversation, Library
 from loadtest.mlperf.scenarios import BENCHMARK, SCENARIOS
 
 MODES = {"performance": "PerformanceOnly", "accuracy": "AccuracyOnly"}
-"""The modes, and what LoadGen calls them."""
+"""The modes and their names in LoadGen."""
 
 
 def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, mode: str, conf: str, out: str) -> None:
-    """Runs a scenario in a mode; LoadGen leaves its logs in a folder.
+    """Runs a scenario in a mode; LoadGen writes its logs to a directory.
 
     Args:
         target: The server, as plain values.
         task: One of `library.TASKS`.
-        data: The file of the samples; None: the built-in ones.
+        data: File with the samples; None: the built-in ones.
         scenario: One of `scenarios.SCENARIOS`.
         mode: One of `MODES`.
-        conf: The file of settings.
-        out: The folder.
+        conf: Settings file.
+        out: Directory of the logs.
 
     Raises:
-        BenchError: LoadGen is not installed, or the server did not answer all that it was asked.
+        BenchError: LoadGen is not installed, or the server did not answer every request.
     """
     try:
         import mlperf_loadgen as loadgen  # noqa: PLC0415  an extra's package
@@ -50,9 +50,9 @@ def run(*, target: dict[str, Any], task: str, data: str | None, scenario: str, m
     size = len(conversation.library.samples)
     with way.system(conversation) as asked:
         system = loadgen.ConstructSUT(asked.issue, lambda: None)
-        # Samples are in memory from the start.
+        # The samples are always in memory, so there is nothing to load or unload.
         library = loadgen.ConstructQSL(size, size, lambda _: None, lambda _: None)
-        # A name that there is no file of, so that LoadGen takes none from wherever this was started.
+        # Names a file that does not exist, so that LoadGen reads no audit configuration from the working directory.
         loadgen.StartTestWithLogSettings(system, library, settings, logs, str(Path(out, "no-audit.config")))
         loadgen.DestroyQSL(library)
         loadgen.DestroySUT(system)

@@ -1,4 +1,4 @@
-"""LoadGen's scenarios: how the server is asked in each, and the settings that a run of it is given."""
+"""LoadGen's scenarios: request pattern and settings of each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from loadtest.report.sample import Sample
 
 BENCHMARK = "bert"
-"""Whose settings LoadGen's own configuration gives: 130 ms for Server's 99th percentile, for instance."""
+"""The benchmark whose settings LoadGen uses, such as 130 ms for Server's 99th percentile."""
 
 FULL_S = 600.0
-"""The least duration of every scenario: https://github.com/mlcommons/inference_policies, inference_rules.adoc."""
+"""Minimum duration of every scenario: https://github.com/mlcommons/inference_policies, inference_rules.adoc."""
 
 _MS = 1000
 _OFFLINE_SAMPLES = 24_576
@@ -31,12 +31,12 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True)
 class Way:
-    """How the server is asked in a scenario.
+    """The request pattern of a scenario.
 
     Attributes:
-        name: LoadGen's.
-        batch: Samples of a request at most.
-        connections: Requests under way at most.
+        name: LoadGen's name of the scenario.
+        batch: Maximum samples per request.
+        connections: Maximum requests in flight.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Way:
     connections: int
 
     def system(self, conversation: Conversation) -> OneByOne | SideBySide:
-        """What LoadGen calls.
+        """The system under test that LoadGen calls.
 
         Raises:
-            BenchError: Nobody listens there.
+            BenchError: The server refuses the connection.
         """
         return (
             OneByOne(conversation) if self.connections == 1 else SideBySide(conversation, self.connections, self.batch)
@@ -63,22 +63,22 @@ SCENARIOS = {
 
 
 def least_samples(library: Library) -> int:
-    """How many samples Offline must be about: the whole data set, where it has not more than the rules ask for."""
+    """Minimum samples of Offline: the whole data set, up to the number that the rules require."""
     return min(len(library.samples), _OFFLINE_SAMPLES)
 
 
 def user_conf(way: Way, conversation: Conversation, rate: float, seconds: float, latency_ms: float) -> str:
-    """The settings of a run, in LoadGen's format; what they leave out is as its own configuration says.
+    """The settings of a run, in LoadGen's format; its own configuration supplies the rest.
 
-    The streams and Offline are asked for some seconds first: LoadGen draws all queries before it starts, and must be
-    told how many to draw.
+    The streams and Offline are first measured for a few seconds: LoadGen draws all queries before it starts, so it must
+    know how many to draw.
 
     Args:
-        way: Of the scenario.
-        conversation: With the server.
-        rate: Queries a second of Server.
-        seconds: The least duration.
-        latency_ms: Server's bound for its 99th percentile; 0: the benchmark's own.
+        way: Request pattern of the scenario.
+        conversation: Requests and replies of the server.
+        rate: Server's queries per second.
+        seconds: Minimum duration.
+        latency_ms: Limit of Server's 99th percentile; 0: the benchmark's own.
 
     Raises:
         BenchError: The server does not answer.
@@ -103,7 +103,7 @@ def user_conf(way: Way, conversation: Conversation, rate: float, seconds: float,
 
 
 def _asked(way: Way, conversation: Conversation, seconds: float) -> Sample:
-    """What a short closed loop of the scenario's requests finds."""
+    """Measures the scenario's requests in a short closed loop."""
     dice = random.Random(1)
     size = len(conversation.library.samples)
     messages = [conversation.message([dice.randrange(size) for _ in range(way.batch)]) for _ in range(_PROBE_MESSAGES)]

@@ -1,4 +1,4 @@
-"""One server and its samples: runs of LoadGen, each in a process of its own, and what came of them."""
+"""One server and its samples: starts LoadGen runs, each in its own process, and collects their results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from loadtest.mlperf.verdict import Verdict
 
 _TIMEOUT_MS = 30_000
-"""The deadline of every request: LoadGen knows no refusal, so that lateness must show as latency."""
+"""The deadline of every request. LoadGen has no rejected requests, so lateness must show as latency."""
 
 _LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the performance runs are told.
+    """Parameters of the performance runs.
 
     Attributes:
-        rate: Queries a second of Server.
-        seconds: The least duration.
-        latency_ms: Server's bound for its 99th percentile; 0: the benchmark's own.
+        rate: Server's queries per second.
+        seconds: Minimum duration.
+        latency_ms: Limit of Server's 99th percentile; 0: the benchmark's own.
     """
 
     rate: float
@@ -45,13 +45,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Runs:
-    """What came of a scenario's runs.
+    """The results of a scenario's runs.
 
     Attributes:
-        seconds: The least duration of the performance run.
-        verdict: Of the performance run; None: there was none.
-        accuracy: Of the accuracy run; None: there was none.
-        caches: Whether the server took answers from a cache, or kept them in one; None: it does not tell.
+        seconds: Minimum duration of the performance run.
+        verdict: Result of the performance run; None without one.
+        accuracy: Result of the accuracy run; None without one.
+        caches: Whether the server consulted its response cache; None: not reported.
     """
 
     seconds: float
@@ -61,13 +61,13 @@ class Runs:
 
     @property
     def passed(self) -> bool:
-        """Whether LoadGen and the gate are content with what was run."""
+        """Whether the runs are valid by LoadGen and pass the accuracy gate."""
         valid = self.verdict is None or (self.verdict.valid and not self.verdict.errors)
         return valid and (self.accuracy is None or self.accuracy.held)
 
     @property
     def breaches(self) -> list[str]:
-        """Why the performance run is not compliant, whatever its figures.
+        """Why the performance run is not compliant, regardless of its figures.
 
         https://github.com/mlcommons/inference_policies, inference_rules.adoc.
         """
@@ -81,14 +81,14 @@ class Runs:
 
 @dataclass(frozen=True)
 class Session:
-    """A server that is measured.
+    """A server under measurement.
 
     Attributes:
-        conversation: With it.
-        data: The file of the samples; None: the built-in ones.
-        precision: What the model's artifact computes in, as the server says.
-        out: Where LoadGen's settings and logs go, in a folder for each scenario and mode.
-        fp32: What the same model in fp32 answers to every sample; None: accuracy is not measured.
+        conversation: Requests and replies of the server.
+        data: File with the samples; None: the built-in ones.
+        precision: Data type of the model's artifact, as the server reports it.
+        out: Parent directory of LoadGen's settings and logs, one directory per scenario and mode.
+        fp32: Answers of the same model in fp32 to all samples; None: accuracy is not measured.
     """
 
     conversation: Conversation
@@ -99,16 +99,16 @@ class Session:
 
     @classmethod
     def open(cls, target: Target, model: str, data: Path | None, out: Path) -> Session:
-        """Asks the server what it has.
+        """Discovers the server's model and reads the samples.
 
         Args:
             target: The server.
-            model: The one to ask; empty: its only one with a task that is known here.
+            model: Model name; empty: the server's only model with a supported task.
             data: See `data`.
             out: See `out`.
 
         Raises:
-            BenchError: It is not there, has no such model, or the samples cannot be read.
+            BenchError: The server is unreachable or has no such model, or the samples cannot be read.
         """
         found = [one for one in models_of(target, model) if one.task in TASKS]
         if len(found) != 1:
@@ -125,14 +125,13 @@ class Session:
 
     @property
     def library(self) -> Library:
-        """The samples."""
         return self.conversation.library
 
     def beside(self, reference: Target) -> Session:
-        """The same with the answers of a server of the same model in fp32.
+        """Returns a copy with the answers of a reference server of the same model in fp32.
 
         Raises:
-            BenchError: It does not answer, or computes in something else.
+            BenchError: The reference does not answer, or does not compute in fp32.
         """
         target = dataclasses.replace(reference, model=self.model)
         if (precision := precision_of(target)) not in {"float32", ""}:
@@ -146,8 +145,8 @@ class Session:
 
         Args:
             scenario: One of `scenarios.SCENARIOS`.
-            modes: Of `run.MODES`.
-            load: What the performance runs are told.
+            modes: From `run.MODES`.
+            load: Parameters of the performance runs.
 
         Raises:
             BenchError: Nothing could be measured.
@@ -165,7 +164,7 @@ class Session:
         return Runs(load.seconds, verdict, judged, caches)
 
     def _ask(self, scenario: str, mode: str, conf: str, load: Load) -> Path:
-        """Runs LoadGen once; returns the folder of its settings and logs, in which nothing older is left."""
+        """Runs LoadGen once; returns the directory of its settings and logs, cleared of older files."""
         folder = self.out / scenario / mode
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -190,10 +189,10 @@ class Session:
 
 
 def target_of(url: str) -> Target:
-    """The server that a URL names, asked over the Open Inference Protocol.
+    """The target of a URL, over the Open Inference Protocol.
 
     Raises:
-        BenchError: It is no such URL, or one of TLS.
+        BenchError: The URL is invalid, or uses TLS.
     """
     target = dataclasses.replace(Target.of(url, "v2", "", api_key()), timeout_ms=_TIMEOUT_MS)
     if target.tls is not None:

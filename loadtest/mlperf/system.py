@@ -1,7 +1,7 @@
-"""The server as LoadGen's system under test: what LoadGen calls for each query.
+"""The server as LoadGen's system under test: LoadGen calls it for each query.
 
-LoadGen has no word for a query that failed, and nothing may be raised into its native code. A failure therefore ends
-the asking, the rest is completed without data, and the run is void.
+LoadGen cannot represent a failed query, and its native code must not see an exception. After a failure, no more
+requests are sent, the remaining samples complete without data, and the run is void.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _SILENCE_S = 30.0
-"""After so long without any reply, while some are owed, the server counts as hung."""
+"""After this many seconds without any reply while requests are in flight, the server counts as hung."""
 
 
 class OneByOne:
-    """A query is one request, answered where it is asked: SingleStream, and MultiStream with its several samples.
+    """One synchronous request per query: SingleStream, and MultiStream with several samples.
 
     Attributes:
-        failure: Why the run is void, if it is.
+        failure: Why the run is void; None if it is not.
     """
 
     def __init__(self, conversation: Conversation) -> None:
         """Connects.
 
         Raises:
-            BenchError: Nobody listens there.
+            BenchError: The server refuses the connection.
         """
         self.failure: BenchError | None = None
         self._conversation = conversation
@@ -47,7 +47,7 @@ class OneByOne:
         self._lane = Lane(self._connection, conversation.target.wire(), lambda _: None)
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """Asks about all samples of a query and waits for the reply."""
+        """Requests all samples of a query and waits for the reply."""
         if self.failure is None:
             try:
                 reply = self._lane.exchange(self._conversation.message([sample.index for sample in samples]))
@@ -63,34 +63,33 @@ class OneByOne:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes."""
         self._connection.close()
 
 
 class SideBySide:
-    """Requests that do not wait for one another: Server, and Offline's one query in many batches.
+    """Concurrent requests: Server, and Offline, whose single query becomes many batches.
 
-    Whoever asks waits only for a free connection; a thread of its own reads the replies. The connection that was used
-    last is used next: a server closes those that nobody uses, and another is opened in place of such a one. It may do
-    so while a request is on its way there, which is then sent again, once and on a new connection (RFC 9112, section
-    9.3.1); the time until then counts as latency.
+    The caller waits only for a free connection; a separate thread reads the replies. The most recently used connection
+    is used next. The server closes idle connections, and a new one replaces a closed one. If the server closes a
+    connection while a request is on its way, the request is sent again, once and on a new connection (RFC 9112, section
+    9.3.1). The time until then counts as latency.
 
     Attributes:
-        failure: As `OneByOne` has it.
-        closed: Connections that have answered and that the server closed afterwards.
+        failure: Why the run is void; None if it is not.
+        closed: Connections that the server closed after they had answered.
     """
 
     def __init__(self, conversation: Conversation, connections: int, batch: int) -> None:
         """Connects.
 
         Args:
-            conversation: With the server.
-            connections: Requests under way at most. LoadGen counts latency from the time that its schedule says, so
-                waiting for a connection counts.
-            batch: Samples of one request at most.
+            conversation: Requests and replies of the server.
+            connections: Maximum requests in flight. LoadGen measures latency from the scheduled time, so waiting for a
+                connection counts.
+            batch: Maximum samples per request.
 
         Raises:
-            BenchError: Nobody listens there.
+            BenchError: The server refuses the connection.
         """
         self.failure: BenchError | None = None
         self.closed = 0
@@ -100,7 +99,7 @@ class SideBySide:
         self._selector = selectors.DefaultSelector()
         self._stack = contextlib.ExitStack()
         self._over = False
-        # Which connections are free, and what is under way on the others, changes in both threads.
+        # Both threads change the free connections and the requests in flight.
         self._lock = threading.Lock()
         self._under_way: dict[Lane, Sequence[Any]] = {}
         self._have_answered: set[Lane] = set()
@@ -109,19 +108,19 @@ class SideBySide:
         self._reader = threading.Thread(target=self._read)
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """Sends requests on connections that are free."""
+        """Sends requests on free connections."""
         for start in range(0, len(samples), self._batch):
             self._send(samples[start : start + self._batch])
 
     def __enter__(self) -> Self:
-        """Starts reading."""
+        """Starts the reader thread."""
         self._reader.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stops reading and closes."""
+        """Stops the reader thread and closes the connections."""
         self._over = True
         self._reader.join()
         self._selector.close()
@@ -141,7 +140,7 @@ class SideBySide:
         self._ask(samples, is_again=False)
 
     def _ask(self, samples: Sequence[Any], *, is_again: bool) -> None:
-        """Sends a request on a connection that is free; one that is sent again, on a new one."""
+        """Sends a request on a free connection; a retry uses a new one."""
         message = self._conversation.message([sample.index for sample in samples])
         try:
             with self._lock:
@@ -173,7 +172,7 @@ class SideBySide:
                     self._lose(lane, BenchError(f"no reply within {_SILENCE_S:g} s"))
 
     def _take(self, lane: Lane, reply: Reply) -> None:
-        """Completes what was under way on a connection, which is free again."""
+        """Completes the request in flight on a connection, and frees the connection."""
         with self._lock:
             samples = self._under_way.pop(lane)
             self._have_answered.add(lane)
@@ -181,7 +180,7 @@ class SideBySide:
         self._finish(samples, reply)
 
     def _lose(self, lane: Lane, error: BenchError) -> None:
-        """Closes a connection; what was under way on it is sent again if it has answered before, or has failed."""
+        """Closes a connection. Retries its request if the connection had answered before; otherwise fails it."""
         with self._lock:
             samples = self._under_way.pop(lane, None)
             may_have_been_idle = lane in self._have_answered
@@ -210,10 +209,10 @@ class SideBySide:
 
 
 def complete(samples: Sequence[Any], data: Sequence[bytes] | None) -> None:
-    """Tells LoadGen that these samples are answered, with what; None: with nothing."""
+    """Reports the samples as complete to LoadGen, with their data or with none."""
     import mlperf_loadgen  # noqa: PLC0415  an extra's package
 
-    # LoadGen copies what it logs before the call returns, so the buffers need not live longer.
+    # LoadGen copies the data that it logs before the call returns, so the buffers may be freed afterwards.
     buffers = [array("B", one) for one in data] if data is not None else [array("B")] * len(samples)
     mlperf_loadgen.QuerySamplesComplete(
         [

@@ -1,4 +1,4 @@
-"""What LoadGen says of a performance run, in its own words."""
+"""Reads LoadGen's summary of a performance run."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ METRICS = {
     "Server": "scheduled samples a second",
     "Offline": "samples a second",
 }
-"""What the rules have a scenario judged by; the streams by the estimate that early stopping makes of it."""
+"""The metric of each scenario by the rules; for the streams, the early-stopping estimate."""
 
 _RATES = {"Server": "Scheduled samples per second", "Offline": "Samples per second"}
 
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """A performance run.
+    """The result of a performance run.
 
     Attributes:
         scenario: LoadGen's name of it.
         valid: LoadGen's own verdict.
-        metric: The scenario's figure, see `METRICS`; not a number where LoadGen makes none.
-        p50_ms: Median latency; of Offline, which is one query, the time of all samples.
+        metric: The scenario's metric, see `METRICS`; NaN if LoadGen reports none.
+        p50_ms: Median latency. Offline is one query, so there it is the time of all samples.
         p99_ms: 99th percentile.
-        errors: What LoadGen logged as errors, which the rules do not let pass.
-        reasons: What it found lacking.
+        errors: Number of errors that LoadGen logged; the rules allow none.
+        reasons: Conditions that the run does not satisfy.
     """
 
     scenario: str
@@ -50,20 +50,20 @@ class Verdict:
     reasons: tuple[str, ...]
 
     def word(self) -> str:
-        """LoadGen's verdict, with what it found lacking."""
+        """LoadGen's verdict, with the conditions that are not satisfied."""
         return "VALID" if self.valid else f"INVALID ({', '.join(self.reasons)} not satisfied)"
 
     def text(self) -> str:
-        """One line."""
+        """A one-line summary."""
         latency = "" if self.scenario == "Offline" else f", p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms"
         return f"{self.scenario}, performance: {self.word()}, {METRICS[self.scenario]} {self.metric:.2f}{latency}"
 
 
 def read_verdict(file: Path) -> Verdict:
-    """What a `mlperf_log_summary.txt` says.
+    """Parses `mlperf_log_summary.txt`.
 
     Raises:
-        BenchError: It is not there or lacks a line.
+        BenchError: The file or a line is missing.
     """
     try:
         text = file.read_text(encoding="utf-8")

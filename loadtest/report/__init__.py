@@ -1,1 +1,1 @@
-"""What was measured, and the forms in which people read it."""
+"""Results of load tests, and their reports."""

@@ -1,4 +1,4 @@
-"""What a search for capacity found: every run of it, and the edge between rates that hold and rates that do not."""
+"""The result of a capacity search: all runs, and the edge between rates that hold and rates that miss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from loadtest.report.result import Result
 
 RUNS = 3
-"""Of a rate at most: the majority of them decides."""
+"""Maximum runs per rate; their majority decides."""
 _BAND = 1.2
-"""Where noise decides at rates that are further apart than this, the rate does not decide."""
+"""If noise decides at rates that differ by more than this factor, the result is undecided."""
 _BAR = 24
 _P99 = Objective("p99", 99.0, math.inf)
 _VOTES = {True: "held", False: "missed", None: "within noise"}
@@ -29,16 +29,16 @@ class Point:
     """One run of the search.
 
     Attributes:
-        rate: Offered, in requests a second.
-        held: Whether every objective was.
-        sure: The same by more than the noise of the run; None where noise decides.
+        rate: Offered load, in requests per second.
+        held: Whether every objective held.
+        sure: The same beyond the noise of the run; None if noise decides.
         trusted: Whether the generator kept its schedule.
-        p50_ms: Median latency; not a number where nothing was answered.
-        p99_ms: 99th percentile of it.
-        p99_low_ms: Least p99 that noise explains.
-        p99_high_ms: Greatest.
+        p50_ms: Median latency; NaN if nothing was answered.
+        p99_ms: 99th percentile of the latency.
+        p99_low_ms: Lowest p99 within noise.
+        p99_high_ms: Highest p99 within noise.
         good_per_s: Goodput.
-        failed_percent: Requests without an answer, of those that were sent.
+        failed_percent: Percentage of sent requests without an answer.
     """
 
     rate: float
@@ -54,7 +54,7 @@ class Point:
 
     @classmethod
     def of(cls, slo: tuple[Objective, ...], rate: float, result: Result) -> Point:
-        """The point that a run gives."""
+        """The point of a run."""
         p99_ms = result.latency.percentile_ms(99)
         bounds = interval(_P99, result) if len(result.latency) else None
         return cls(
@@ -70,17 +70,17 @@ class Point:
         )
 
     def verdict(self) -> str:
-        """In a word or two."""
+        """The verdict in one or two words."""
         return _VOTES[self.sure] + ("" if self.trusted else ", generator late")
 
 
 @dataclass(slots=True)
 class Capacity:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        facts: What was searched with, in words.
-        slo: The objectives, in words.
+        facts: Conditions of the search, as text.
+        slo: The objectives, as text.
         points: Every run, in order.
     """
 
@@ -93,37 +93,38 @@ class Capacity:
         return [point for point in self.points if point.rate == rate]
 
     def held(self, rate: float) -> bool | None:
-        """Whether most of the runs at a rate surely held the objectives, or missed them; None where neither."""
+        """Whether most runs at a rate surely held (True) or surely missed (False) the objectives; None if neither."""
         votes = [point.sure for point in self.at(rate)]
         return next((vote for vote in (True, False) if 2 * votes.count(vote) > len(votes)), None)
 
     def is_settled(self, rate: float) -> bool:
-        """Whether another run could not change what is known of a rate.
+        """Whether another run could not change the verdict on a rate.
 
-        A neighbour on the machine makes a run miss, hardly ever hold: one run is enough to hold, a miss takes two.
+        Other load on the machine can make a run miss, but hardly ever hold. So one run suffices to hold; a miss takes
+        two.
         """
         votes = [point.sure for point in self.at(rate)]
         return votes == [True] or len(votes) >= RUNS or max(map(votes.count, (True, False, None))) > 1
 
     @property
     def rates(self) -> list[float]:
-        """Those that were run, ascending."""
+        """The measured rates, ascending."""
         return sorted({point.rate for point in self.points})
 
     @property
     def highest(self) -> float | None:
-        """Capacity: the highest rate that held, below the lowest that did not; None where none held."""
+        """The capacity: the highest rate that held below the lowest that did not; None if none held."""
         least = min((rate for rate in self.rates if not self.held(rate)), default=math.inf)
         return max((rate for rate in self.rates if rate < least), default=None)
 
     @property
     def lowest_missed(self) -> float | None:
-        """The lowest rate that was surely missed; None where none was."""
+        """The lowest rate that surely missed; None if none did."""
         return min((rate for rate in self.rates if self.held(rate) is False), default=None)
 
     @property
     def doubtful(self) -> list[float]:
-        """The rates at which noise decides, by one run or from run to run."""
+        """The rates at which noise decides, within a run or between runs."""
         return [
             rate
             for rate in self.rates
@@ -132,13 +133,16 @@ class Capacity:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the rate decides the objective: noise does at near rates alone, and no rate holds above a miss."""
+        """Whether the rate decides the outcome.
+
+        It does if noise decides only at rates close to each other, and no rate above a miss holds.
+        """
         doubtful = self.doubtful
         above = max((rate for rate in self.rates if self.held(rate)), default=0.0)
         return (not doubtful or doubtful[-1] <= _BAND * doubtful[0]) and above <= (self.lowest_missed or math.inf)
 
     def confidence(self) -> str:
-        """How sure the edge is, in words."""
+        """The confidence in the edge, as text."""
         words = []
         edge = {self.highest: (True, "held"), self.lowest_missed: (False, "missed")}
         for rate, (vote, what) in edge.items():
@@ -150,7 +154,7 @@ class Capacity:
         return "; ".join(words)
 
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """The result in one or two sentences."""
         if self.is_decided:
             if self.highest is None:
                 return "none of the rates tried held: the lowest one misses it too"
@@ -165,7 +169,7 @@ class Capacity:
         return f"{words}; {held}, {missed}. Measure longer (--duration), or ask for another limit"
 
     def shape(self) -> str:
-        """How the p99 grows with the rate, in a sentence."""
+        """How the p99 grows with the rate, in one sentence."""
         curve = [(rate, statistics.median(point.p99_ms for point in self.at(rate))) for rate in self.rates]
         curve = [(rate, p99) for rate, p99 in curve if math.isfinite(p99)]
         if not curve:
@@ -178,7 +182,7 @@ class Capacity:
         return f"{start}, and more than twice that from {knee:.1f}/s on"
 
     def lines(self) -> list[str | Table]:
-        """What a terminal shows."""
+        """The terminal output."""
         known = {"texts": "requests", "engine": "engine"}
         columns = ("rate/s", "p50 ms", "p99 ms", "noise", "failed %", "", "objectives", "runs")
         return [
@@ -191,7 +195,7 @@ class Capacity:
         ]
 
     def _row(self, rate: float) -> tuple[str, ...]:
-        """A rate, with a bar as long as the logarithm of its p99."""
+        """The row of a rate; the length of its bar is the logarithm of its p99."""
         runs = self.at(rate)
         p50, p99, failed = (
             statistics.median(getattr(point, name) for point in runs) for name in ("p50_ms", "p99_ms", "failed_percent")
@@ -211,7 +215,7 @@ class Capacity:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """The result as plain JSON values."""
         return {
             "format": "bertserve-capacity-1",
             "facts": self.facts,
@@ -222,7 +226,7 @@ class Capacity:
             "verdict": self.verdict(),
             "shape": self.shape(),
             "confidence": self.confidence(),
-            # JSON knows neither NaN nor infinity: a run without answers has no percentiles.
+            # JSON has no NaN or infinity; a run without answers has no percentiles.
             "points": [
                 {
                     name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,11 +1,10 @@
-"""Two reports side by side, and whether what differs is more than noise.
+"""Compares two reports and tells whether differences exceed noise.
 
-Requests of one moment meet the same server, so they are no independent samples: counted one by one they would
-make every difference look certain. The slices of a run are drawn anew instead (a bootstrap over blocks of time,
-Künsch 1989): 2,000 times as many slices as there are, with replacement, of both runs; the middle 95% of the
-differences between the redrawn figures is the interval, and a difference whose interval leaves out 0 is more
-than noise. What changes between two whole runs, as another machine or another hour, no method sees in one run
-each: repeat them.
+Requests at the same moment meet the same server state, so they are not independent samples. A test on single requests
+would make every difference look certain. Instead, slices of time are resampled (a block bootstrap, Künsch 1989): 2,000
+times, each run is redrawn with replacement from its slices. The interval is the middle 95% of the differences between
+the redrawn figures. A difference exceeds noise if its interval excludes 0. Variation between whole runs, such as
+another machine or another hour, is not visible in one run each: repeat the runs.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 @dataclass(slots=True, frozen=True)
 class Difference:
-    """One figure of two runs.
+    """One figure in two runs.
 
     Attributes:
         what: The figure and its unit.
-        first: Of the first run.
-        second: Of the second.
-        low: The least difference (second minus first) that chance explains.
-        high: The greatest.
+        first: Value in the first run.
+        second: Value in the second run.
+        low: Lower end of the interval of the difference (second minus first).
+        high: Upper end of the interval.
     """
 
     what: str
@@ -47,12 +46,12 @@ class Difference:
 
     @property
     def is_more_than_noise(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 class _Run:
-    """The counts of a run's slices, and redrawn versions of them."""
+    """The counts of a run's slices, and resampled versions of them."""
 
     def __init__(self, result: Result, values: NDArray[np.float64]) -> None:
         self._values = values
@@ -61,8 +60,8 @@ class _Run:
         self._failed = np.array([part.failed for part in result.slices])
 
     def figures(self, drawn: NDArray[np.int64]) -> list[float]:
-        """Percentiles, throughput and failures of some slices."""
-        # How often each slice is drawn, instead of copies of it.
+        """Percentiles, throughput and failures of the drawn slices."""
+        # Counts how often each slice is drawn instead of copying slices.
         weights = np.bincount(drawn, minlength=len(self._counts))
         counts = np.cumsum(weights @ self._counts)
         answered, failed = int(counts[-1]), int(weights @ self._failed)
@@ -105,7 +104,7 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
 
 
 def lines(first: Result, second: Result) -> list[str | Table]:
-    """The comparison as a terminal shows it.
+    """The comparison for the terminal.
 
     Raises:
         BenchError: See `differences`.
@@ -115,7 +114,7 @@ def lines(first: Result, second: Result) -> list[str | Table]:
 
 
 def as_json(first: Result, second: Result) -> dict[str, Any]:
-    """The same for programs.
+    """The comparison as plain JSON values.
 
     Raises:
         BenchError: See `differences`.
@@ -152,7 +151,7 @@ def table_of(first: Result, second: Result) -> Table:
 
 
 def other_facts(first: Result, second: Result) -> list[str]:
-    """What was not the same in both runs, apart from the figures."""
+    """Differences between the conditions of both runs."""
     return [
         f"{name}: {first.facts.get(name)} / {second.facts.get(name)}"
         for name in ("target", "task", "protocol", "scenario", "rate", "phases", "requests")

@@ -1,4 +1,4 @@
-"""Latencies in an HdrHistogram: a thousandth of each value is resolved, from a microsecond to a hundred seconds."""
+"""Latency histograms (HdrHistogram) with three significant digits, from 1 us to 100 s."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DIGITS = 3
 _ALL = 100.0
 
 
-def _library() -> Any:  # noqa: ANN401  a class of a library without types
-    """The well-kept implementation, which the server itself does not need.
+def _library() -> Any:  # noqa: ANN401  the library has no types
+    """The HdrHistogram package, which the server itself does not need.
 
     Raises:
         BenchError: It is not installed.
@@ -33,15 +33,15 @@ def _library() -> Any:  # noqa: ANN401  a class of a library without types
 
 
 class Histogram:
-    """Counts of latencies; the encoded form is the standard one that every HdrHistogram tool reads."""
+    """Counts of latencies. The encoded form is HdrHistogram's standard, which every HdrHistogram tool reads."""
 
     def __init__(self, recorded: HdrHistogram | None = None) -> None:
-        """Starts empty, or from what was recorded elsewhere."""
+        """Starts empty, or from recorded latencies."""
         self._recorded = recorded or _library()(_MIN_US, _MAX_US, _DIGITS)
 
     @classmethod
     def decoded(cls, text: str) -> Self:
-        """The histogram in its standard encoded form, in microseconds."""
+        """Decodes the standard form, in microseconds."""
         return cls(_library().decode(text))
 
     def encoded(self) -> str:
@@ -53,41 +53,39 @@ class Histogram:
         return int(self._recorded.get_total_count())
 
     def record(self, seconds: Iterable[float]) -> None:
-        """Adds latencies; what the histogram cannot hold counts as the nearest that it can."""
+        """Adds latencies, clamped to the range of the histogram."""
         for value in seconds:
             self._recorded.record_value(min(_MAX_US, max(_MIN_US, round(value * 1e6))))
 
     def percentile_ms(self, percent: float) -> float:
-        """The latency that so many percent do not exceed; not a number where nothing was recorded."""
+        """The latency percentile; NaN if nothing was recorded."""
         return float(self._recorded.get_value_at_percentile(percent)) / 1e3 if len(self) else math.nan
 
     def resolves(self, percent: float) -> bool:
-        """Whether at least one latency lies above a percentile: with fewer it is the greatest under another name."""
+        """Whether at least one latency lies above the percentile. Otherwise the percentile is just the maximum."""
         return len(self) * (_ALL - percent) >= _ALL - 1e-9
 
     def max_ms(self) -> float:
-        """The greatest latency."""
         return float(self._recorded.get_max_value()) / 1e3 if len(self) else math.nan
 
     def mean_ms(self) -> float:
-        """The mean."""
         return float(self._recorded.get_mean_value()) / 1e3 if len(self) else math.nan
 
     def within(self, limit_ms: float) -> int:
-        """How many are at most so long."""
+        """Number of latencies up to the limit."""
         values, counts = self.distribution()
         return int(counts[values <= limit_ms].sum())
 
     def distribution(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The latencies that occur, in ms and ascending, and how often each does."""
-        # The library's own iterator spends 10 ms on this, in Python, for every histogram.
+        """The distinct latencies in ms, ascending, and the count of each."""
+        # The library's own iterator takes 10 ms per histogram, in Python.
         counts = np.frombuffer(self._recorded.counts, np.int64)
         indices = np.flatnonzero(counts)
         return _values_us(self._recorded.sub_bucket_half_count, indices) / 1e3, counts[indices]
 
 
 def _values_us(half: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The greatest value that counts at each index: from `2 * half` on, every `half` indices have twice the width."""
+    """The highest value of each index: from `2 * half` on, the bucket width doubles every `half` indexes."""
     bucket = np.maximum(indices // half - 1, 0)
     within = indices - bucket * half
     values: NDArray[np.float64] = ((within + 1) * 2.0**bucket) - 1

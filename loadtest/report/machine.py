@@ -1,4 +1,4 @@
-"""The machine that figures were measured on: figures without it say nothing."""
+"""Describes the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("bertserve", "onnxruntime", "onnxruntime-gpu", "grpcio", "httptools
 
 
 def facts() -> dict[str, str]:
-    """What a reader must know to judge figures from here."""
+    """The facts about the machine that are needed to judge its figures."""
     facts = {
         "CPU": cpu_model(),
         "cores": f"{available_cpus()} usable of {os.cpu_count()}",
@@ -30,7 +30,7 @@ def facts() -> dict[str, str]:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name for itself."""
+    """The processor's model name."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How far chance alone moves the figures of one run: a bootstrap over its slices of time, as in `compare`."""
+"""Noise of one run's figures: a bootstrap over its slices of time, as in `compare`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 DRAWS = 2000
 MIN_SLICES = 8
-"""A run of fewer says nothing of its own noise."""
+"""Minimum slices of a run for an estimate of its noise."""
 TAIL = 2.5
-"""Percent left out at each end of an interval."""
+"""Percentage left out at each end of an interval."""
 
 
 def counts_of(result: Result, values: NDArray[np.float64]) -> NDArray[np.int32]:
-    """How often each of some latencies occurs in each slice."""
+    """Count of each latency in each slice."""
     counts = np.zeros((len(result.slices), len(values)), np.int32)
     for row, part in zip(counts, result.slices, strict=True):
         own, found = part.latency.distribution()
@@ -30,14 +30,14 @@ def counts_of(result: Result, values: NDArray[np.float64]) -> NDArray[np.int32]:
 
 
 def interval(objective: Objective, result: Result, *, failed_are_late: bool = False) -> tuple[float, float] | None:
-    """The middle 95% of what an objective's figure is in redrawn runs; None where the run is too short.
+    """The middle 95% of an objective's figure in resampled runs; None if the run is too short.
 
-    A p99 of 4,000 simulated requests lay in it in 86 of 100 runs: a tail has few requests to draw from.
+    The interval contained the p99 of 4,000 simulated requests in 86 of 100 runs: a tail has few requests to draw from.
 
     Args:
-        objective: Whose figure: in ms, or in percent for `errors`.
+        objective: The objective; its figure is in ms, or in percent for `errors`.
         result: The run.
-        failed_are_late: Whether a failed request counts as one that never came back; see `judge`.
+        failed_are_late: Whether a failed request counts as infinitely late; see `judge`.
     """
     count = len(result.slices)
     if count < MIN_SLICES:
@@ -50,7 +50,7 @@ def interval(objective: Objective, result: Result, *, failed_are_late: bool = Fa
     if objective.is_latency:
         asked = answered + unsent + (failed if failed_are_late else 0)
         ranks = np.maximum(1, np.floor(asked * objective.percent / 100 + 0.5))
-        # What was never answered is later than everything.
+        # An unanswered request counts as later than any other.
         figures = np.append(values, np.inf)[np.minimum((passed < ranks[:, None]).sum(axis=1), len(values))]
     else:
         figures = 100 * failed / np.maximum(1, answered + failed)
@@ -59,7 +59,7 @@ def interval(objective: Objective, result: Result, *, failed_are_late: bool = Fa
 
 
 def surely(slo: tuple[Objective, ...], result: Result) -> bool | None:
-    """Whether a run held or missed its objectives by more than noise; None where noise decides."""
+    """Whether a run held or missed its objectives beyond noise; None if noise decides."""
     alone = all(objective.is_latency for objective in slo)
     found: list[bool | None] = []
     for objective, verdict in zip(slo, judge(slo, result), strict=True):

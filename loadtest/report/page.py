@@ -1,4 +1,4 @@
-"""The pages of a load test: each is one HTML file that needs no network."""
+"""HTML pages of a load test. Each is one file that needs no network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def report(result: Result, verdicts: Sequence[Verdict]) -> str:
 
 
 def capacity_report(found: Capacity) -> str:
-    """The page of a search for capacity."""
+    """The page of a capacity search."""
     points = sorted(found.points, key=lambda point: point.rate)
     rows = [
         (
@@ -86,7 +86,7 @@ def capacity_report(found: Capacity) -> str:
 
 
 def comparison(first: Result, second: Result) -> str:
-    """The page of two runs beside one another.
+    """The page that compares two runs.
 
     Raises:
         BenchError: They cannot be compared.
@@ -104,7 +104,7 @@ def comparison(first: Result, second: Result) -> str:
 
 
 def caution(result: Result) -> str:
-    """Why a run says less of the server than it seems to; empty where the generator kept up."""
+    """A warning if the generator limited the run; empty if it kept up."""
     if result.unsent:
         return (
             f"the generator was the limit: {result.unsent} of {result.offered} requests were never sent, as all of its "
@@ -119,7 +119,7 @@ def caution(result: Result) -> str:
 
 
 def _over_rate(name: str, colour: str, runs: Sequence[tuple[float, float]]) -> Series:
-    """Every run as a dot, and a line through the medians of each rate."""
+    """Every run as a dot, and a line through the median of each rate."""
     rates = sorted({rate for rate, _ in runs})
     medians = [(rate, statistics.median(value for other, value in runs if other == rate)) for rate in rates]
     return Series(name, colour, medians, runs)
@@ -139,13 +139,13 @@ def _over_percentiles(result: Result) -> str:
 
 
 def _percentile_curve(latency: Histogram) -> list[tuple[float, float]]:
-    """Points (minus the decimal logarithm of the share above, latency in ms) up to the last request."""
+    """Points (negative decimal logarithm of the share above, latency in ms) up to the last request."""
     values, counts = latency.distribution()
     whole, passed, points = len(latency), 0, []
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
         points.append((-math.log10(1 - passed / whole), value))
         passed += count
-    # Two decimals of a nine are as fine as the plot can show.
+    # The plot cannot show more than two decimals of a nine.
     thinned = {round(x * _MAX_POINTS / 4): (x, y) for x, y in points}
     return [*thinned.values(), (math.log10(whole) + 0.05, latency.max_ms())]
 
@@ -192,7 +192,7 @@ def _stages(result: Result) -> dict[str, object]:
     rows = [
         (
             name,
-            "client" if index < 2 else "server",  # noqa: PLR2004  the client sees the first two
+            "client" if index < 2 else "server",  # noqa: PLR2004  the client measures the first two
             _ms(own.mean_ms()),
             *(_percentile(own, p) for p in (50.0, 99.0, 99.9)),
         )
@@ -206,7 +206,7 @@ def _stages(result: Result) -> dict[str, object]:
 
 
 def _by_number(item: tuple[str, object]) -> tuple[str, int]:
-    """Kinds of a task together and short texts first; a kind that a file names has no length."""
+    """Sort key: groups the kinds of a task, short texts first. A kind that is named after a file has no length."""
     words = item[0].replace(",", "").split()
     return words[0] if not words[0].isdigit() else "", next((int(word) for word in words if word.isdigit()), 0)
 
@@ -216,7 +216,7 @@ def _percentile(latency: Histogram, percent: float) -> str:
 
 
 def _ms(value: float) -> str:
-    """A time with three digits that count, and never finer than a microsecond."""
+    """A time with about three significant digits and at most two decimals."""
     if math.isnan(value):
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"  # noqa: PLR2004

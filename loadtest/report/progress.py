@@ -1,4 +1,4 @@
-"""Where a run is, on standard error."""
+"""Progress of a load test on standard error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Progress(ProgressLine):
-    """Shows runs of so many seconds, or the words that it is given."""
+    """Shows the progress of runs of `seconds` seconds, or a given text."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__(sys.stderr)
@@ -20,7 +20,7 @@ class Progress(ProgressLine):
         self.prefix = ""
 
     def show(self, result: Result, passed_s: float) -> None:
-        """Shows what is known of a run after so many seconds."""
+        """Shows the figures of a run after `passed_s` seconds."""
         latency = result.latency
         figures = f"p50 {latency.percentile_ms(50):.2f} p99 {latency.percentile_ms(99):.2f} ms" if len(latency) else ""
         self.say(

@@ -1,4 +1,4 @@
-"""What a run found: counts and histograms, over all of it, over time and by kind of request."""
+"""The result of a run: counts and histograms, in total, over time and by kind of request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT = "bertserve-load-1"
 LATE_S = 0.001
-"""A request that the generator gets to later than this was held up by the generator, not by the server."""
+"""If the generator gets to a request later than this, the generator caused the delay, not the server."""
 
 _TAIL_PERCENT = 99.0
 
@@ -29,18 +29,18 @@ _MAX_SLICES = 120
 _MIN_SLICE_S = 0.25
 
 STAGES = ("waiting to be sent", "network and transport", "tokenize", "queue", "compute", "other work of the server")
-"""Where a request's time goes: the first two as the client sees them, the rest as the server says."""
+"""Stages of a request. The client measures the first two; the server reports the others."""
 
 
 @dataclass(slots=True)
 class Slice:
-    """A stretch of a run; a request belongs to the stretch in which it should have been sent.
+    """A slice of a run; a request belongs to the slice of its scheduled send time.
 
     Attributes:
-        offered: Requests that the schedule has there.
-        failed: Those that were sent and got no answer.
-        unsent: Those that were never sent, as the generator had no connection left.
-        latency: Of those that got one, from the intended time of sending.
+        offered: Scheduled requests.
+        failed: Requests that were sent and got no answer.
+        unsent: Requests that were never sent, because the generator had no free connection.
+        latency: Latencies of answered requests, from the scheduled send time.
     """
 
     offered: int = 0
@@ -51,16 +51,16 @@ class Slice:
 
 @dataclass(slots=True)
 class GeneratorFacts:
-    """How far the generator itself can be trusted.
+    """Measurements of the generator itself, which tell whether to trust a run.
 
     Attributes:
-        processes: How many there were.
-        late: Requests that it got to more than `LATE_S` after their time.
-        lateness: How late it got to them; waiting for a free connection is not in it.
-        prompt: Latencies of answers as they would be had it got to every request on time.
-        null: Latencies of the same generator against an empty server.
-        null_late: Requests of that measurement that were sent late.
-        cpu_us: CPU time that the generators spent on a request.
+        processes: Number of generator processes.
+        late: Requests that the generator got to more than `LATE_S` after their scheduled time.
+        lateness: Delay until the generator got to each request; excludes waiting for a free connection.
+        prompt: Latencies as they would be if the generator had got to every request on time.
+        null: Latencies of the same generator against a no-op server.
+        null_late: Late requests in that measurement.
+        cpu_us: CPU time of the generators per request.
     """
 
     processes: int = 1
@@ -77,14 +77,14 @@ class Result:
     """One run.
 
     Attributes:
-        facts: What was run against what, when and on which machine, in words.
-        seconds: How long the schedule lasts.
-        good_limit_ms: An answer that comes later is none of the good ones; None where every answer is good.
-        slices: The run over time, of equal length.
-        stages: By the names of `STAGES`, as far as the server tells.
+        facts: Target, load, date and machine, as text.
+        seconds: Length of the schedule.
+        good_limit_ms: Later answers do not count as goodput; None: every answer counts.
+        slices: The run over time, in slices of equal length.
+        stages: Histograms by the names of `STAGES`, as far as the server reports them.
         kinds: Latencies by kind of request.
         faults: Failed requests by reason.
-        generator: How far the generator can be trusted.
+        generator: Measurements of the generator itself.
     """
 
     facts: dict[str, str]
@@ -98,39 +98,34 @@ class Result:
     latency: Histogram = field(default_factory=Histogram)
 
     def __post_init__(self) -> None:
-        """Makes the slices of a run that is still to come."""
+        """Creates empty slices for a new run."""
         if not self.slices:
             count = max(1, min(_MAX_SLICES, int(self.seconds / _MIN_SLICE_S)))
             self.slices = [Slice() for _ in range(count)]
 
     @property
     def slice_s(self) -> float:
-        """Length of a slice."""
         return self.seconds / len(self.slices)
 
     @property
     def offered(self) -> int:
-        """Requests that the schedule had."""
         return sum(part.offered for part in self.slices)
 
     @property
     def failed(self) -> int:
-        """Requests that were sent and got no answer."""
         return sum(part.failed for part in self.slices)
 
     @property
     def unsent(self) -> int:
-        """Requests that were never sent."""
         return sum(part.unsent for part in self.slices)
 
     @property
     def failed_percent(self) -> float:
-        """Those without an answer among the requests that were sent."""
+        """Percentage of sent requests without an answer."""
         return 100 * self.failed / max(1, self.offered - self.unsent)
 
     @property
     def offered_per_s(self) -> float:
-        """Offered load."""
         return self.offered / self.seconds
 
     @property
@@ -145,14 +140,14 @@ class Result:
 
     @property
     def generator_was_the_limit(self) -> bool:
-        """Whether the tail is the generator's own, or it could not send everything."""
-        # Where nothing was answered there is no p99 that could excuse it.
+        """Whether the tail latency comes from the generator, or it could not send every request."""
+        # Written with `not ... <=` because the p99 is NaN if nothing was answered.
         added_ms, latency_ms = self.generator_added_ms, self.latency.percentile_ms(_TAIL_PERCENT)
         return self.unsent > 0 or (added_ms > 1e3 * LATE_S and not added_ms <= latency_ms / 10)
 
     @property
     def generator_added_ms(self) -> float:
-        """What the generator's lateness adds to the p99; where that is not known, the p99 of its lateness."""
+        """The generator's contribution to the p99; if unknown, the p99 of its lateness."""
         prompt = self.generator.prompt
         if not len(prompt):
             return self.generator.lateness.percentile_ms(_TAIL_PERCENT)
@@ -166,9 +161,9 @@ class Result:
         """Adds records of a generator.
 
         Args:
-            records: Of `records.RECORD`.
-            faults: What their faults mean.
-            kinds: What their kinds are called.
+            records: Array of type `records.RECORD`.
+            faults: Table of faults.
+            kinds: Names of the kinds.
         """
         indices = np.minimum((records["intended"] / self.slice_s).astype(int), len(self.slices) - 1)
         never = np.array([fault.startswith(NEVER_SENT) for fault in faults])[records["fault"]]
@@ -209,7 +204,7 @@ class Result:
             self.stages.setdefault(name, Histogram()).record(np.maximum(seen[name], 0).tolist())
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain values; histograms in their standard encoded form, in microseconds."""
+        """The run as plain JSON values; histograms in their standard encoded form, in microseconds."""
         return {
             "format": FORMAT,
             "facts": self.facts,
@@ -244,10 +239,10 @@ class Result:
 
     @classmethod
     def read(cls, file: Path) -> Result:
-        """A run from the JSON that was written of it.
+        """Reads a run from its JSON file.
 
         Raises:
-            BenchError: The file is none, in one line.
+            BenchError: The file is not a report; the message is one line.
         """
         try:
             values = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What one measurement gives, and how several become one figure."""
+"""Samples of measurements, and how several become one figure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DISTURBED_PERCENT = 10.0
-"""Others may take less than this of the machine while something is measured."""
+"""A measurement is undisturbed if other processes take less than this share of the machine."""
 
 Exchange = tuple[float, float]
-"""When a request was sent and when its reply was whole, in seconds on the clock `time.perf_counter`."""
+"""When a request was sent and when its reply was complete, in seconds on the clock `time.perf_counter`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,14 +38,14 @@ class Sample:
 
     Attributes:
         requests: Replies counted.
-        exchanges: All replies, those of the warm-up and those still under way at the end included.
-        per_s: Replies a second.
-        p50_ms: Median time from sending a request to having its reply.
+        exchanges: All replies, including those of the warm-up and those still in flight at the end.
+        per_s: Replies per second.
+        p50_ms: Median time from sending a request to receiving the complete reply.
         p99_ms: 99th percentile of the same.
-        client_cpu_us: CPU time that the measuring process spent on a request, in all of its threads.
-        server_cpu_us: CPU time that the server process spent on a request; 0 for the raw engine.
-        engine_cpu_us: CPU time that the engine process spent on a request; 0 for the raw engine.
-        others_percent: Share of the machine's cores that processes outside of the benchmark took meanwhile.
+        client_cpu_us: CPU time of the measuring process per request, in all of its threads.
+        server_cpu_us: CPU time of the server process per request; 0 for the raw engine.
+        engine_cpu_us: CPU time of the engine process per request; 0 for the raw engine.
+        others_percent: Share of the machine's cores that processes outside of the benchmark used meanwhile.
     """
 
     requests: int
@@ -60,13 +60,13 @@ class Sample:
 
     @property
     def quiet(self) -> bool:
-        """Whether the machine was the benchmark's own meanwhile."""
+        """Whether other processes left the machine undisturbed."""
         return self.others_percent < DISTURBED_PERCENT
 
 
 @dataclass(slots=True, frozen=True)
 class Spread:
-    """A figure over several rounds: its median, its least and greatest value, and how many rounds count."""
+    """A figure over several rounds: median, minimum, maximum, and number of rounds."""
 
     median: float
     low: float
@@ -79,30 +79,30 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def times(self, factor: float) -> Spread:
-        """The same in another unit."""
+        """The spread in another unit."""
         return Spread(factor * self.median, factor * self.low, factor * self.high, self.rounds)
 
     def text(self, decimals: int, sign: str = "") -> str:
-        """The median, with the least and the greatest value in brackets where they differ."""
+        """The median, with minimum and maximum in parentheses if they differ."""
         median = f"{self.median:{sign}.{decimals}f}"
         return median if self.low == self.high else f"{median} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: the least value that at least `percent` of all values do not exceed.
+    """The nearest-rank percentile: the smallest value that at least `percent` of all values do not exceed.
 
     Args:
         ordered: At least one value, ascending.
-        percent: Above 0, 100 at most.
+        percent: Above 0, at most 100.
     """
     return ordered[max(1, math.ceil(len(ordered) * percent / 100)) - 1]
 
 
 def sample_of(exchanges: Sequence[Exchange], window: Window, cpu_s: float) -> Sample:
-    """The sample of what was exchanged.
+    """Summarizes exchanges.
 
     Args:
-        exchanges: Everything that was exchanged, the warm-up included.
+        exchanges: All exchanges, including the warm-up.
         window: Which replies count.
         cpu_s: CPU time of all of `exchanges`, in seconds.
 

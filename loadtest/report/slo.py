@@ -1,4 +1,4 @@
-"""Service level objectives: `p99=2ms,errors=0.1%`, and whether a run kept them."""
+"""Service level objectives such as `p99=2ms,errors=0.1%`, and whether a run met them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Objective:
     """One limit.
 
     Attributes:
-        what: As the command line has it: `p99`, `max` or `errors`.
-        percent: The percentile; 100 for `max`, and not used for `errors`.
+        what: Name on the command line: `p99`, `max` or `errors`.
+        percent: The percentile; 100 for `max`, unused for `errors`.
         limit: In ms, or in percent for `errors`.
     """
 
@@ -43,12 +43,12 @@ class Objective:
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """What became of an objective.
+    """The verdict on an objective.
 
     Attributes:
-        objective: As it was given.
-        found: What was measured, in words.
-        held: Whether it was kept.
+        objective: The objective, as text.
+        found: The measured value, as text.
+        held: Whether the objective was met.
     """
 
     objective: str
@@ -57,10 +57,10 @@ class Verdict:
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
-    """The objectives in `p99=2ms,errors=0.1%`.
+    """Parses objectives such as `p99=2ms,errors=0.1%`.
 
     Raises:
-        BenchError: What is wrong, in one line.
+        BenchError: An objective is invalid; the message is one line.
     """
     found = tuple(_objective(word.strip()) for word in text.split(",") if word.strip())
     if not found:
@@ -87,16 +87,15 @@ def _objective(word: str) -> Objective:
 
 
 def good_limit_ms(objectives: tuple[Objective, ...]) -> float | None:
-    """How late an answer may be and still count as good: the widest limit; None where no latency has one."""
+    """The latency limit of goodput: the highest latency objective; None without one."""
     return max((objective.limit for objective in objectives if objective.is_latency), default=None)
 
 
 def judge(objectives: tuple[Objective, ...], result: Result) -> list[Verdict]:
-    """Whether a run kept the objectives.
+    """Whether a run met the objectives.
 
-    Where no objective speaks of errors, a request that failed counts as one that never came back: otherwise a
-    server could keep its latency by refusing everything. A request that was never sent counts so in any case, and as
-    no error.
+    If no objective limits errors, a failed request counts as infinitely late. Otherwise a server could keep its latency
+    low by rejecting everything. A request that was never sent always counts as infinitely late, and never as an error.
     """
     alone = all(objective.is_latency for objective in objectives)
     return [_verdict(objective, result, failed_are_late=alone) for objective in objectives]
@@ -110,9 +109,9 @@ def _verdict(objective: Objective, result: Result, *, failed_are_late: bool) -> 
     answered = len(result.latency)
     if not answered:
         return Verdict(str(objective), "nothing was answered", held=False)
-    # A request that was never sent is no error of the server, and yet its user has waited in vain.
+    # A request that was never sent is not a server error, but its user waited in vain.
     lost = result.unsent + (result.failed if failed_are_late else 0)
-    # The rank that the percentile has among these too, as a percentile of those that were answered.
+    # Converts the percentile over all of these requests to a percentile of the answered ones.
     percent = objective.percent * (answered + lost) / answered
     if percent > _ALL and lost:
         what = "failed or were never sent" if result.unsent else "failed"

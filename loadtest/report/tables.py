@@ -1,4 +1,4 @@
-"""Tables of benchmarks: a terminal shows them, and pages in Markdown."""
+"""Tables of benchmarks, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from export.pages.tables import Table, as_text
 __all__ = ["MET", "Table", "as_markdown", "as_text"]
 
 MET = {True: "yes", False: "**no**", None: "-"}
-"""Whether a figure is as asked; None where it was not measured."""
+"""Whether a figure meets its requirement; None: not measured."""
 
 
 def as_markdown(table: Table) -> str:
-    """The table in Markdown, under a heading where it has a title."""
+    """The table in Markdown, with a heading if it has a title."""
     aligned = [":---" if index < table.words else "---:" for index in range(len(table.columns))]
     lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, aligned, *table.rows)]
     title = f"## {table.title}" if table.title else ""
