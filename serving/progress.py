@@ -50,8 +50,8 @@ class ProgressLine:
             self._live = None
 
 
-def _live(stream: TextIO, words: str) -> Any:  # noqa: ANN401  of a library that may be missing
-    from rich.console import Console  # noqa: PLC0415  only the extras of commands bring it
+def _live(stream: TextIO, words: str) -> Any:  # noqa: ANN401  the type of an optional library
+    from rich.console import Console  # noqa: PLC0415  optional: an extra installs it
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))

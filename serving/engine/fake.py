@@ -50,7 +50,7 @@ def fake_vector(text: EncodedText, size: int) -> NDArray[np.float32]:
     return _sines(zlib.crc32(types, zlib.crc32(text.ids)), size)
 
 
-@lru_cache(maxsize=256)  # a warm-up asks for one text again and again, and a benchmark for a few
+@lru_cache(maxsize=256)  # warm-up and benchmarks repeat a few texts
 def _sines(key: int, size: int) -> NDArray[np.float32]:
     # The sine of small numbers is much faster. The phase keeps a key near 0 from giving zeros.
     vector: NDArray[np.float32] = np.sin(key % math.tau * np.arange(1, size + 1) + 1.0).astype(np.float32)

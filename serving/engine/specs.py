@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import TensorSpec  # noqa: TC001  msgspec reads the annotations
+from serving.records import TensorSpec  # noqa: TC001  read at run time by msgspec
 
 DATA_SUFFIX = ".data"
 """Suffix of the external weights file, after the graph's file name. Used if the weights are too large for the graph."""
@@ -151,7 +151,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
 
     Attributes:
         engine: Name, as in `--engine`.
-        degraded: Whether the engine is worse than the intended one.
+        degraded: Whether the engine or its GPUs fall short of the intended ones.
         gpus: GPUs in use; empty for a CPU.
         rejected: Engines that were tried before, the best first.
         left_out: GPUs of the same kind that cannot be used, each with its reason.

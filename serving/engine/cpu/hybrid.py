@@ -213,7 +213,7 @@ def _gain(
         for load, (group, batches) in enumerate(loads):
             for library, models in lanes.items():
                 times = _times(pool, models[group], batches)
-                if turn:  # the first is a cold one
+                if turn:  # the first turn is cold
                     before = least.get((load, library), times)
                     least[load, library] = [min(pair) for pair in zip(before, times, strict=True)]
         if turn < _MIN_TURNS:

@@ -135,7 +135,7 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
                 "the cached kernels of %s are of another artifact, processor or library: compiling anew", model.name
             )
             return []
-        # One tensor, which all graphs hold and read their weights from; of bytes each would make a copy.
+        # One tensor, which all graphs hold and read their weights from; from bytes, each would make a copy.
         blob = ov.Tensor(np.frombuffer(content, np.uint8, offset=_FINGERPRINT_BYTES))
         return _lanes(model, threads, partial(ov.Core().import_model, blob), {})
     except (OSError, BundleError, RuntimeError) as error:

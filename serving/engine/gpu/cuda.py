@@ -116,7 +116,7 @@ class Device:
         except BaseException:
             try:
                 self.driver.destroy_graph(self.driver.end_capture(self.stream))
-            except CudaError as error:  # the capture broke: there is nothing to give back
+            except CudaError as error:  # the capture failed: there is no graph to destroy
                 log.info("a graph was not captured: %s", error)
             raise
         return self.driver.end_capture(self.stream)

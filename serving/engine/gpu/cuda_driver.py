@@ -32,7 +32,7 @@ _MAJOR, _MINOR = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
 
 _GPU_IS_LOST = frozenset(
     {
-        *(214, 220, 221),  # memory that could not be corrected, NVLink
+        *(214, 220, 221),  # uncorrectable memory error, NVLink
         *(700, 702, 709, 710),  # illegal address, launch timed out, context destroyed, device-side assert
         *(714, 715, 716, 717, 718, 719),  # stack, instruction, alignment, address space, program counter, launch failed
         *(721, 999),  # contained memory error, unknown
@@ -66,7 +66,7 @@ class Driver:
         self._cuda = bindings
         try:
             self._call("cuInit", 0)
-        except RuntimeError as error:  # the bindings' word for a library that is not there
+        except RuntimeError as error:  # the bindings raise it if the driver's library is missing
             raise CudaError("cuInit", NO_DRIVER, f"no NVIDIA driver is in use here ({error})") from None
 
     # Driver and GPUs.
@@ -185,7 +185,7 @@ def explained(error: CudaError) -> str:
 def load() -> Driver:
     """Loads the driver of this machine; raises CudaError, which names what is missing."""
     try:
-        from cuda.bindings import driver  # noqa: PLC0415  a machine without them runs everything else
+        from cuda.bindings import driver  # noqa: PLC0415  optional: only GPUs need it
     except ImportError as error:
         raise CudaError("import", NO_DRIVER, f"NVIDIA's bindings are not installed ({error})") from error
     return Driver(driver)

@@ -17,7 +17,7 @@ import msgspec
 
 from serving.children import module_command
 from serving.engine.gpu import cuda_driver, tensorrt_library
-from serving.engine.specs import Gpu  # noqa: TC001  read when an answer is decoded
+from serving.engine.specs import Gpu  # noqa: TC001  read at run time by msgspec
 from serving.host import installing
 
 if TYPE_CHECKING:

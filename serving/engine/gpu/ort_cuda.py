@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: its CUDA provider on our stream and buffers, with a CUDA graph for each shape.
+"""ONNX Runtime on a GPU: its CUDA provider on the device's stream, with fixed buffers and a graph per shape.
 
 ONNX Runtime falls back to the CPU silently, so the provider is checked. With graphs enabled, it refuses a model of
 which a part would run elsewhere.
@@ -74,7 +74,7 @@ def preload() -> None:
     if PROVIDER not in ort.get_available_providers():
         raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: {installing('gpu')}")
     ort.preload_dlls()
-    ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session warns of a plugin that this provider is not
+    ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session logs an irrelevant warning about plugins
 
 
 def shapes_of(spec: ModelSpec, max_batch_tokens: int) -> list[Shape]:

@@ -1,4 +1,4 @@
-"""TensorRT: an engine's contexts on our stream and buffers, with one scratch memory.
+"""TensorRT: an engine's contexts on the device's stream, with fixed buffers and one scratch memory.
 
 Each optimization profile, which is a sequence bucket, has a context of its own that never changes its profile. The
 enterprise library's work is captured into graphs here. TensorRT for RTX compiles its kernels when it loads an engine.
@@ -272,7 +272,7 @@ class _TrtProgram:
     def enqueue(self, shape: Shape) -> None:
         context = self._contexts[shape.length]
         if self._set.get(shape.length) != shape:
-            self._set.pop(shape.length, None)  # if one of them fails, the context is between two shapes
+            self._set.pop(shape.length, None)  # after a failure below, the context has no valid shape
             for name, extent in self._inputs.items():
                 if not context.set_input_shape(name, extent(shape)):
                     raise ProgramError(f"TensorRT: {self._library.reason()}")

@@ -108,7 +108,7 @@ class EngineKind:
     def installed(self) -> bool:
         return not self.module or find_spec(self.module) is not None
 
-    def obstacle(self, targets: Collection[str], *, asked: bool) -> str:  # noqa: ARG002  of some
+    def obstacle(self, targets: Collection[str], *, asked: bool) -> str:  # noqa: ARG002  some engines read it
         """Returns why it cannot run here, as a sentence; empty if it may. Loads and imports nothing.
 
         Args:

@@ -59,7 +59,7 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
                 graphs.insert(0, devices.open_part(order.graphs[0], order.place))
         except BundleError as error:
             send(control, Loaded([], str(error)))
-            receive(control, Order)  # until the engine process, which tells why, has ended
+            receive(control, Order)  # waits for the end of the engine process, which reports the reason
             return
         send(control, Loaded([interface(graph) for graph in graphs]))
         if kind == "rank":

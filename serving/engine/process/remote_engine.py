@@ -34,8 +34,7 @@ _WATCH_S = 0.25
 
 _HANG_FACTOR = 10.0
 _STARVED_FACTOR = 10.0
-"""Maximum factor on the patience with a lane whose process lacks CPU time: the waiting thread may be an unrelated one.
-"""
+"""Maximum factor on the patience with a lane whose process lacks CPU time: the waiting thread may be unrelated."""
 
 _KILL_S = 5.0
 """Seconds in which a killed process must end; one that is blocked in a driver or a file system may remain."""
@@ -148,10 +147,10 @@ class RemoteEngine:
                 theirs.append(other.fileno())
             # That module knows bundles, which this package must not import.
             command = module_command("serving.rollout.engine_process", *map(str, theirs))
-            process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+            process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
-            if LaneKind.NARROW not in lanes:  # else those alone are less urgent; see the worker
+            if LaneKind.NARROW not in lanes:  # otherwise the worker sets it on those alone
                 # While the process has one thread, whose nice value all later threads inherit.
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
@@ -164,7 +163,7 @@ class RemoteEngine:
             await engine._connect(ends, load, started, on_verified)
         except BaseException as error:
             if not isinstance(error, EngineFailed):
-                process.kill()  # it may be paused, and then it would not see that its sockets close
+                process.kill()  # a paused process would not notice that its sockets close
             await engine.close()
             for end in ends[len(engine._transports) :]:
                 end.close()
@@ -205,7 +204,7 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._watch_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
-        if ENGINES[self.ready.engine].spares_cpu:  # else the loop would take the engine's own cores
+        if ENGINES[self.ready.engine].spares_cpu:  # otherwise spinning would take the engine's cores
             for lane in self._lanes:
                 lane.expected_s = self._expected_s
 
@@ -315,7 +314,8 @@ class _Lane(asyncio.Protocol):
     """One lane's socket: batches go out one after another, and results return in that order.
 
     `patience_s` returns how long the lane may work on a batch before it is suspected to hang, in seconds. `ended` is
-    called when the socket has closed, before the lane's requests fail. `starved_s` returns that of the process.
+    called when the socket has closed, before the lane's requests fail. `starved_s` returns the CPU waits of the
+    process's threads.
 
     Attributes:
         expected_s: Returns the seconds that an idle lane takes for a batch of one text; None to await results asleep.
@@ -372,7 +372,7 @@ class _Lane(asyncio.Protocol):
             number, batch, _ = self._pending[0]
             if number != self._seen:
                 self._seen, self._before = number, None
-            elif self._before is None:  # not before the second look: most batches are gone by then
+            elif self._before is None:  # at the second check, since most batches are done by then
                 self._before = self._starved_s()
             age_s, patience_s = self._loop.time() - self._since, self._patience_s(batch)
             if age_s >= patience_s and age_s >= min(patience_s + self._starved(), _STARVED_FACTOR * patience_s):
@@ -401,7 +401,7 @@ class _Lane(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._ended()
-        begun = True  # of the first alone: the lane takes one batch after another
+        begun = True  # only for the first: the lane runs one batch at a time
         while self._pending:
             lost = "the engine ended while it worked on this request; try again"
             self._finish(EngineLost(lost, retry_after_s=1, begun=begun))

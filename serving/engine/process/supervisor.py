@@ -130,7 +130,7 @@ class Supervisor:
             self.restarts += 1
 
     async def _start_within(self, deadline: float) -> EngineLife:
-        """Starts an engine, with retries while the machine is short of a resource; raises TimeoutError at the deadline."""
+        """Starts an engine; retries while the machine is short of a resource. Raises TimeoutError at the deadline."""
         async with asyncio.timeout_at(deadline):
             while True:
                 self._lacks = ""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 LIMIT_S = 2.5
-"""Time limit per model in seconds. A cell (one length and batch size) that has begun is finished, within about 0.1 s.
-"""
+"""Time limit per model in seconds. A cell (one length and batch size) that has begun is finished within about 0.1 s."""
 
 _SHORTEST = 8
 """Tokens of the shortest realistic texts; the other lengths are the buckets."""
@@ -42,7 +41,7 @@ texts are measured often, since disturbances last as long as they do; long texts
 
 _WORTH, _SMALL_TOKENS = 0.95, 128
 """A doubling beyond `_SMALL_TOKENS` that does not cut the cost per text to `_WORTH` of the last is the final one: from
-there on, cost is proportional to size. Smaller batches are always measured, because busy narrow lanes get them."""
+there on, cost is proportional to size. Smaller batches never end the doubling, because busy narrow lanes get them."""
 
 
 def warm_up(
@@ -136,7 +135,7 @@ def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) 
                     break
         except EngineFault as fault:
             faults.append(fault)
-        times.extend(own[1:] or own)  # the first is a cold one
+        times.extend(own[1:] or own)  # the first run is cold
 
     threads = [threading.Thread(target=work, args=(runner,)) for runner in runners[1:]]
     for thread in threads:

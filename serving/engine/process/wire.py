@@ -95,7 +95,7 @@ def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes
 
 def pack_run(number: int, batch: Batch) -> bytes:
     texts = batch.texts
-    if len(texts) == 1 and texts[0].type_ids is None:  # as short texts mostly come: the same bytes in two steps
+    if len(texts) == 1 and texts[0].type_ids is None:  # most short texts: the same bytes in two steps
         ids = texts[0].ids
         size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
         return _RUN_ONE.pack(size, Kind.RUN, batch.model, number, 1, 0, len(ids)) + ids

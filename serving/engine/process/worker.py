@@ -43,8 +43,7 @@ _NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.
 """Out-of-memory messages of the C++ library, ONNX Runtime and CUDA, which have no error class for it."""
 
 _SPIN_S = 0.0005
-"""Seconds that the wide lane polls for a single client's next request: the client must read its result and send again.
-"""
+"""Seconds that the wide lane polls for a single client's next request: the client reads its result and sends again."""
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
     except BundleError as error:
         refused = Refused(str(error))
         if _lacked_memory(error):
-            log.error("%s", error)  # noqa: TRY400  says it all
+            log.error("%s", error)  # noqa: TRY400  the message is enough
             refused = Refused("there was not enough memory for it", passing=True)
         answer = pack(Kind.REFUSED, msgspec.json.encode(refused))
         _until_the_end(lambda: control.send(answer))
@@ -129,7 +128,7 @@ def prepare(load: EngineLoad) -> tuple[Backend, Ready]:
 
 def _trim() -> None:
     """Releases memory that was freed after loading, as far as the C library can: 110 MB of 550 at a first start."""
-    with suppress(AttributeError):  # of glibc alone
+    with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -163,10 +162,10 @@ def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
     except EngineFault as fault:
         message = fault.message
     except DeviceLost as lost:
-        # A retry here would fail too. The end of the process fails all batches in flight, and a new process finds a
-        # working GPU.
+        # A retry here would fail too. The end of the process fails all batches in flight, and a new process starts
+        # with a clean GPU.
         _end_without(lost)
-    except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
+    except Exception:  # the worker loop: an error fails only its own batch
         log.exception("a batch failed")
         message = "unexpected error in the engine process; its log has the details"
     return pack(Kind.FAULT, message.encode(), batch=number)
