@@ -1,6 +1,6 @@
-"""How a module of ours is run in a process of its own, and how that ends with this one.
+"""Runs project modules in child processes that end with this process.
 
-Imports next to nothing: an engine process asks for its end before it does anything that takes time.
+Imports almost nothing: an engine process calls `end_with_parent` before any slow work.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-"""Of `prctl`: which signal this process gets when its parent ends (linux/prctl.h)."""
+"""Option of `prctl`: the signal to send to this process when its parent ends (linux/prctl.h)."""
 
 
 def module_command(name: str, *words: str) -> list[str]:
-    """`-P` keeps the working directory off the module path: a folder named `serving` or `export` must not be run."""
+    """Returns the command that runs a module.
+
+    `-P` keeps the working directory off the module path, so a folder named `serving` or `export` is never run.
+    """
     return [sys.executable, "-P", "-m", name, *words]
 
 
 def end_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Has the kernel send this process a signal when its parent ends.
+    """Asks the kernel to signal this process when its parent ends.
 
-    Ends it now if it is not the child of `parent`, which has then ended before.
+    Exits at once if the process is not a child of `parent`, which has then ended already.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent not in {None, os.getppid()}:

@@ -1,4 +1,4 @@
-"""How far a command is: one line that changes on a terminal, a new line now and then elsewhere."""
+"""Progress of a command: one line, updated in place on a terminal, printed at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class ProgressLine:
-    """Use it in a `with` block, at whose end the line is cleared. Where rich is not installed no line changes."""
+    """A progress line for a `with` block, which clears it at the end. Updates in place need rich."""
 
     _every_s = 10.0
-    """Between lines that do not change."""
+    """Seconds between printed lines."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Nothing is shown yet; `stream` is where."""
+        """Prepares a line on `stream`, without output."""
         self.stream = stream
         self._changes = stream.isatty() and find_spec("rich") is not None
         self._live: Any = None
@@ -32,7 +32,7 @@ class ProgressLine:
         self.clear()
 
     def say(self, words: str, share: float | None = None) -> None:
-        """Shows words; on a terminal with a bar, where the share of the work that is done is known (0 to 1)."""
+        """Shows a message; on a terminal with a bar, filled if `share` of the work (0 to 1) is known."""
         if self._changes:
             if self._live is None:
                 self._live = _live(self.stream, words)
@@ -44,14 +44,14 @@ class ProgressLine:
             self.stream.flush()
 
     def clear(self) -> None:
-        """Takes the line from the terminal, before something else is written."""
+        """Clears the line from the terminal, before other output."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
-def _live(stream: TextIO, words: str) -> Any:  # noqa: ANN401  of a library that may be missing
-    from rich.console import Console  # noqa: PLC0415  only the extras of commands bring it
+def _live(stream: TextIO, words: str) -> Any:  # noqa: ANN401  the type of an optional library
+    from rich.console import Console  # noqa: PLC0415  optional: an extra installs it
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))

@@ -1,7 +1,7 @@
-"""The inputs, tokens and rows that all rooms hand on: plain data, without imports from the project.
+"""Inputs, tokens and output rows: plain data shared by all packages, without imports from the project.
 
-Records are `msgspec.Struct`s, made in C: a request makes a dozen, and a dataclass would cost 4 us more for each while
-a model's weights sweep the caches.
+Records are `msgspec.Struct`s, which are created in C. A request creates about a dozen. A dataclass would take 4 us
+longer for each while a model's weights sweep the caches.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ Array: TypeAlias = NDArray[np.float32] | NDArray[np.int32]
 """One output of a graph."""
 
 Row: TypeAlias = tuple[Array, ...]
-"""One text's part of every output; outputs of a token each are as long as the batch was padded."""
+"""One text's row of every output; per-token outputs have the batch's padded length."""
 
 Side = Literal["left", "right"]
-"""The end of a text that is cut off."""
+"""The end of a text that truncation cuts off."""
 
 Truncate = bool | Side
-"""Whether inputs that are too long are cut: at the end that is named, or at the model's own (true)."""
+"""Whether to truncate inputs that are too long: at the named end, or at the model's default end (true)."""
 
 TokenIds = array
-"""Token ids as an `array('i')`: four bytes each in the machine's order, the wire's own layout."""
+"""Token ids as an `array('i')`: four bytes each in native byte order, as on the wire."""
 
 ModelIndex = NewType("ModelIndex", int)
-"""Position of a model in the list that the engine process was started with."""
+"""Index of a model in the list that the engine process was started with."""
 
 BULK = 4
-"""The class of work that nobody waits for: it has what the others leave, and a share of the device besides."""
+"""Priority of bulk work: it gets the spare capacity, plus a reserved share of the device."""
 
 PRIORITIES = (1, 2, 3, BULK)
-"""Classes of requests; of the first three a smaller number goes first, always, as Triton counts them."""
+"""Request priorities. Among the first three the smaller number always goes first, as in Triton."""
 
 DEFAULT_PRIORITY = 2
 
@@ -44,7 +44,7 @@ IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor of a graph; -1 stands for a dimension that varies."""
+    """A tensor of a graph; -1 is a dynamic dimension."""
 
     name: str
     dtype: Literal["int32", "float32"]
@@ -52,11 +52,11 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EncodedText(msgspec.Struct, frozen=True):
-    """One input as token ids, special tokens included.
+    """One input as token ids, including special tokens.
 
     Attributes:
-        type_ids: Segment of each token; None when all are 0.
-        truncated: Tokens that were cut off.
+        type_ids: Token type of each token; None if all are 0.
+        truncated: Number of tokens that were cut off.
     """
 
     ids: TokenIds[int]
@@ -65,15 +65,15 @@ class EncodedText(msgspec.Struct, frozen=True):
 
 
 class AlignedText(EncodedText, frozen=True, eq=False, kw_only=True):
-    """An input, or a window of one, whose tokens point back into its text (of a pair: into the second part).
+    """An input, or a window of it, whose tokens are aligned with its text (of a pair, with the second text).
 
     Attributes:
-        source: Position of the input in the request.
-        spans: int32 [tokens, 2], the characters [start, end) that each token stands for.
-        words: int32 [tokens], the number of each token's word; -1 for tokens that are not of the text.
-        start: Of a window: how many tokens of the text lie before it.
-        head: Of a window: how many tokens stand before those of the text, in every window of it.
-        tail: Likewise behind them.
+        source: Index of the input in the request.
+        spans: int32 [tokens, 2], the character range [start, end) of each token.
+        words: int32 [tokens], the word number of each token; -1 for tokens outside the text.
+        start: For a window, number of the text's tokens before it.
+        head: For a window, number of tokens before the text's, the same in every window.
+        tail: For a window, number of tokens after the text's, the same in every window.
     """
 
     source: int
@@ -88,9 +88,9 @@ class EncodedChunk(EncodedText, frozen=True, kw_only=True):
     """A chunk of an input.
 
     Attributes:
-        source: Position of the input in the request.
-        start: Its first character in the input.
-        end: The character behind its last.
+        source: Index of the input in the request.
+        start: Index of its first character in the input.
+        end: Index after its last character.
     """
 
     source: int
@@ -99,4 +99,4 @@ class EncodedChunk(EncodedText, frozen=True, kw_only=True):
 
 
 TextInput = str | tuple[str, str] | list[int] | EncodedText
-"""One input: a text, a pair of texts, or token ids with their special tokens, with or without segments."""
+"""One input: a text, a pair of texts, or token ids with special tokens, with or without token types."""

@@ -1,1 +1,1 @@
-"""What runs a batch: the interface, its implementations and the process around them."""
+"""Engines that run batches: the interface, its implementations and the processes around them."""

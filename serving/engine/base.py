@@ -1,9 +1,9 @@
-"""The engine interface: everything the rest of the server knows of what runs a batch.
+"""The engine interface between the scheduler and the code that runs batches.
 
-An engine owns one device slot. It offers *lanes*: what runs on one lane runs one batch after another, and
-batches on different lanes run side by side. A WIDE lane uses the whole device and runs alone; NARROW lanes
-share it, one core each. `submit` never blocks on a remote engine and completes before it returns on an
-inline one; either way `done` is called exactly once, so schedulers, tests and tools use both alike.
+An engine owns one device slot and offers *lanes*. A lane runs one batch after another; batches on different lanes run
+in parallel. A WIDE lane uses the whole device and runs alone. NARROW lanes share the device, one core each. `submit`
+never blocks on a remote engine, and completes before it returns on an inline one. Either way `done` is called exactly
+once, so schedulers, tests and tools use both alike.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What an engine runs at once: one or more texts for one of the engine's models."""
+    """A batch: one or more texts for one of the engine's models."""
 
     model: ModelIndex
     texts: Sequence[EncodedText]
 
     @property
     def padded_length(self) -> int:
-        """Tokens of the longest input: the sequence length of the tensors."""
+        """Tokens of the longest input, which is the sequence length of the tensors."""
         return max(len(text.ids) for text in self.texts)
 
 
 class BatchOutput(msgspec.Struct, frozen=True):
-    """What an engine answers.
+    """The result of a batch.
 
     Attributes:
         arrays: The graph's outputs in the manifest's order, each [len(texts), ...].
-        finite: For each input, whether all of its numbers are finite.
-        compute_us: Time the engine spent, in microseconds.
+        finite: For each input, whether all numbers of its outputs are finite.
+        compute_us: Compute time in microseconds.
     """
 
     arrays: Sequence[Array]
@@ -57,18 +57,19 @@ Done = Callable[[BatchOutput | BertserveError], None]
 """Receives a batch's output, or the error that all of its inputs share."""
 
 ANY_BATCH = 1 << 16
-"""The largest batch of an engine that computes any at once."""
+"""Batch size limit of an engine that runs batches of any size."""
 
 MAX_LANES = 64
-"""Each lane is a thread and a socket; beyond this many cores, narrow lanes gain nothing on one machine."""
+"""Maximum number of lanes. Each lane is a thread and a socket; beyond this many cores, narrow lanes gain nothing on one
+machine."""
 
 
 class DeviceLost(Exception):
-    """Nothing works on the device any more, or its memory is full: the process must end, and another one begin."""
+    """The device no longer works or its memory is full: the process must end, and another one must start."""
 
 
 def read_artifact(path: Path, sha256: str) -> bytes:
-    """Reads an artifact and verifies the very bytes that will be loaded; raises BundleError where they have changed."""
+    """Reads an artifact and verifies the bytes that will be loaded; raises BundleError on a digest mismatch."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise BundleError(f"bundle {path.parent}: {path.name} does not match its SHA-256 in the manifest")
@@ -76,10 +77,10 @@ def read_artifact(path: Path, sha256: str) -> bytes:
 
 
 def write_kernels(path: str, data: bytes) -> None:
-    """Writes what an engine has compiled, or nothing: a part of it helps nobody, and the disk may be full.
+    """Writes compiled kernels; deletes the file on failure, since a partial file is useless.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The file could not be written, for example because the disk is full.
     """
     try:
         Path(path).write_bytes(data)
@@ -90,12 +91,13 @@ def write_kernels(path: str, data: bytes) -> None:
 
 @contextmanager
 def verified_bytes(model: ModelSpec) -> Iterator[bytes]:
-    """An artifact's bytes; in the block a library may map the weights that lie beside a graph.
+    """Yields an artifact's verified bytes; inside the block a library may map the external weights.
 
-    They are too large to be read into memory, so it is their file that is verified, and that must stay as it is.
+    External weights are too large to read into memory. Their file is verified instead, and must not change inside the
+    block.
 
     Raises:
-        BundleError: One of the two files is not what the manifest says, or the weights changed in the block.
+        BundleError: A file does not match the manifest, or the weights changed inside the block.
     """
     path = Path(model.path)
     data = read_artifact(path, model.sha256)
@@ -124,13 +126,13 @@ def check_interface(
     outputs: Iterable[tuple[str, str | None, tuple[int, ...]]],
     what: str = "graph",
 ) -> None:
-    """Compares what a loaded model takes and answers with the manifest; raises BundleError where they differ.
+    """Compares the inputs and outputs of a loaded model with the manifest; raises BundleError if they differ.
 
     Args:
-        model: What the manifest says.
-        inputs: Name and type of each input, as `TensorSpec` names types.
-        outputs: Name, type and shape of each output; -1 stands for a dimension that varies.
-        what: What was loaded, for the message.
+        model: The model's specification, from the manifest.
+        inputs: Name and type of each input; types are named as in `TensorSpec`.
+        outputs: Name, type and shape of each output; -1 is a dynamic dimension.
+        what: Name of the loaded object, for the error message.
     """
     if set(inputs) != {(name, "int32") for name in model.inputs}:
         raise BundleError(f"{model.path}: the {what}'s inputs are not those of the manifest")
@@ -144,9 +146,9 @@ class LaneKind(StrEnum):
 
 
 def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
-    """The lanes that a CPU offers: one wide lane, and narrow ones where a model is run on them.
+    """Returns the lanes of a device: one wide lane, plus narrow lanes if a model uses them.
 
-    They are one per core, or one for each of the batches that a model in stages works on at once.
+    There is one narrow lane per core, or one per pipeline stage, whichever is more.
     """
     side_by_side = threads > 1 and any(model.narrow for model in models if model.split_by is None)
     stages = max((model.stages for model in models if model.stages > 1), default=0)
@@ -155,16 +157,16 @@ def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """The order to an engine process: what to load and how.
+    """The load command for an engine process.
 
     Attributes:
-        nice: How much less urgent than the server its narrow lanes are, as `nice` counts; all of it where it has none.
-        options: The settings of the engine's own, by name.
-        costs: For each model what this node measured before; empty where that must be done.
+        nice: Nice value added to the narrow lanes, or to the whole process if it has no narrow lanes.
+        options: Values of the engine's own settings, by name.
+        costs: Earlier measurements of each model on this node; empty to measure again.
         max_batch_tokens: Padded tokens of the largest batch to measure.
-        gpus: GPUs, by their indices among those that a process may use; none for a CPU.
-        kernels: For each model the files of its compiled kernels; empty for none.
-        bundles: Bundles to be verified first, each with the SHA-256 of its manifest.
+        gpus: Indices of GPUs among those that a process may use; empty for a CPU.
+        kernels: Files of each model's compiled kernels; empty for none.
+        bundles: Bundles to verify first, each with the SHA-256 of its manifest.
     """
 
     engine: str
@@ -185,38 +187,38 @@ class Runner(Protocol):
         """Runs a batch.
 
         Raises:
-            EngineFault: This batch failed; the runner lives on.
-            DeviceLost: All others will fail too; the process must end.
+            EngineFault: This batch failed; the runner still works.
+            DeviceLost: All further batches would fail; the process must end.
         """
 
 
 class Backend(Protocol):
-    """What a kind of engine (ONNX Runtime, fake, ...) has to provide, in the process that owns the device."""
+    """The interface of an engine kind (ONNX Runtime, fake, ...) in the process that owns the device."""
 
     largest_batch: int
-    """Texts that it computes at once; more of them cost what several batches do."""
+    """Maximum texts per execution; a larger batch costs as much as several."""
 
     padded_to: Sequence[int]
-    """Texts that a batch is padded up to, ascending; empty where it is computed as it is."""
+    """Batch sizes in texts that batches are padded to, ascending; empty if batches are not padded."""
 
     def lanes(self) -> Sequence[LaneKind]:
-        """The lanes that the loaded models need, WIDE first."""
+        """Returns the lanes that the loaded models need, WIDE first."""
 
     def runner(self, lane: int) -> Runner:
-        """The runner of one lane; it is used by one thread at a time."""
+        """Returns a lane's runner, which one thread may use at a time."""
 
 
 class Engine(Protocol):
-    """What the scheduler drives: a device slot's lanes, in this process or behind a socket."""
+    """The interface that the scheduler uses: a device slot's lanes, in this process or behind a socket."""
 
     lanes: Sequence[LaneKind]
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Runs a batch on a lane, after those it was given before; `done` is called once, on the caller's thread."""
+        """Runs a batch on a lane, in FIFO order; `done` is called once, on the caller's thread."""
 
 
 class InlineEngine:
-    """An engine in the caller's own process, which runs each batch at once: for tests, tools and `export`."""
+    """An in-process engine that runs each batch synchronously, for tests, tools and `export`."""
 
     def __init__(self, backend: Backend) -> None:
         self.lanes = backend.lanes()

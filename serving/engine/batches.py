@@ -1,4 +1,4 @@
-"""Batches to the rectangular tensors that a graph takes, the check of its answers, and batches run text by text."""
+"""Tensors of a batch, the check for finite outputs, and batches that run text by text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Tensors = dict[str, "NDArray[np.int32]"]
 
 
 class Padder:
-    """Makes a graph's inputs.
+    """Builds a graph's input tensors.
 
-    `input_ids`, `attention_mask` and `token_type_ids` are int32 [texts, longest]; `mask_positions` is int32
-    [texts, masks], the positions of each text's mask tokens, then zeros. A single text, which is the common
-    case, costs no copy: its ids are used where they lie, and the mask and segments are slices of constants.
+    `input_ids`, `attention_mask` and `token_type_ids` are int32 [texts, longest]. `mask_positions` is int32 [texts,
+    masks]: the positions of each text's mask tokens, padded with zeros. A single text, the common case, needs no copy:
+    its ids are used in place, and the mask and token types are slices of constants.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -39,7 +39,7 @@ class Padder:
         self._mask_id = model.special_ids.get("mask", -1)
 
     def tensors(self, batch: Batch) -> Tensors:
-        """The batch's tensors, valid until the batch is gone."""
+        """Returns the batch's tensors, which are valid while the batch exists."""
         tensors = self._rectangles(batch)
         if TYPES not in self._inputs:
             del tensors[TYPES]
@@ -69,20 +69,20 @@ class Padder:
 
 
 def _positions(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
-    """The positions of a token in each row; at least one column, since no graph takes an empty tensor."""
+    """Returns the positions of a token in each row; at least one column, since graphs reject empty tensors."""
     matches = ids == token
     most = max(1, int(matches.sum(axis=1).max()))
-    # A stable sort of "is not the token" brings its positions to the front, in order.
+    # A stable sort by "is not the token" moves the token's positions to the front, in order.
     positions = np.argsort(~matches, axis=1, kind="stable")[:, :most].astype(np.int32)
     positions[~np.take_along_axis(matches, positions, axis=1)] = 0
     return positions
 
 
 def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
-    """For each text, whether all its numbers in all outputs are finite.
+    """Returns for each text whether all numbers of all outputs are finite.
 
-    A sum of squares is finite only if every number is, so one product settles the common case (`vdot`, which
-    unlike `dot` does not warn of what overflows); a sum that does is looked at number by number.
+    A sum of squares is finite only if every number is, so one product settles the common case. `vdot`, unlike `dot`,
+    does not warn about overflow. If the sum overflows, each number is checked.
     """
     if all(math.isfinite(np.vdot(array, array)) for array in arrays if array.dtype == np.float32):
         return [True] * texts
@@ -91,17 +91,17 @@ def finite_rows(arrays: Sequence[Array], texts: int) -> list[bool]:
 
 
 def sample_text(model: ModelSpec, tokens: int) -> EncodedText:
-    """A text of so many tokens, for measurements."""
+    """Returns a text of the given number of tokens, for measurements."""
     middle = [(7919 * position) % model.vocab_size for position in range(1, tokens - 1)]
     ids = [model.special_ids.get("cls", 0), *middle, model.special_ids.get("sep", 0)]
     return EncodedText(array("i", ids[:tokens]))
 
 
 class OneByOne:
-    """A runner that computes each text alone where its model is not batch-invariant.
+    """A runner that runs each text alone if its model is not batch-invariant.
 
-    A busy lane still gets several short texts at once: one frame, one wake-up and one answer for all of them cost the
-    server and the lane's thread little more than for a single text.
+    A busy lane still receives several short texts at once. One frame, one wake-up and one reply for all of them cost
+    the server and the lane's thread little more than for a single text.
     """
 
     def __init__(self, runner: Runner, models: Sequence[ModelSpec]) -> None:
@@ -120,7 +120,7 @@ class OneByOne:
 
 
 def _stacked(arrays: Sequence[Array]) -> Array:
-    """Arrays of one text each as one array; an output of a token each is padded to the longest text."""
+    """Concatenates the arrays of single texts; per-token outputs are padded to the longest text."""
     if len({array.shape[1:] for array in arrays}) == 1:
         return cast("Array", np.concatenate(arrays))
     longest = max(array.shape[1] for array in arrays)

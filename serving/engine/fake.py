@@ -1,7 +1,7 @@
-"""An engine without a model: deterministic answers, a chosen delay, faults on demand.
+"""The fake engine, without a model: deterministic outputs, configurable latency, fault injection.
 
-Scheduling, fault and overload tests run against it, in process or behind the real socket. Its answer
-depends on every token and its position, so a swapped or truncated answer is seen.
+Scheduling, fault and overload tests run against it, in process or behind the real socket. Its output depends on every
+token and its position, so a swapped or truncated output is detected.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """What a token id can provoke."""
+    """Faults that a token id can trigger."""
 
     NAN = "nan"
-    """The text's answer holds a NaN."""
+    """The text's output contains a NaN."""
     RAISE = "raise"
-    """The whole batch fails and the engine lives on."""
+    """The whole batch fails; the engine continues."""
     EXIT = "exit"
-    """The process dies at once, as by a segfault."""
+    """The process exits at once, as after a segfault."""
     HANG = "hang"
-    """The batch never ends."""
+    """The batch hangs."""
 
 
 def fake_vector(text: EncodedText, size: int) -> NDArray[np.float32]:
-    """The fake engine's answer to a text, float32 [size]: depends on each id, its position and its segment."""
+    """Returns the fake output for a text, float32 [size]; it depends on each id, its position and its token type."""
     types = text.type_ids or array("i", bytes(4 * len(text.ids)))
     return _sines(zlib.crc32(types, zlib.crc32(text.ids)), size)
 
 
-@lru_cache(maxsize=256)  # a warm-up asks for one text again and again, and a benchmark for a few
+@lru_cache(maxsize=256)  # warm-up and benchmarks repeat a few texts
 def _sines(key: int, size: int) -> NDArray[np.float32]:
-    # The sine of small numbers takes a fraction of the time; the phase keeps a key near 0 from an answer of zeros.
+    # The sine of small numbers is much faster. The phase keeps a key near 0 from giving zeros.
     vector: NDArray[np.float32] = np.sin(key % math.tau * np.arange(1, size + 1) + 1.0).astype(np.float32)
     vector.flags.writeable = False
     return vector
@@ -71,15 +71,15 @@ class FakeBackend:
         batch_ms: Mapping[int, float] | None = None,
         token_us: float = 0.0,
     ) -> None:
-        """Takes what it pretends.
+        """Configures the simulated latency and faults.
 
         Args:
-            models: What to answer for.
-            threads: As an engine on a CPU takes them.
-            delay_ms: How long a batch takes.
-            faults: By the token that provokes them.
-            batch_ms: How long batches of more texts take; between two sizes linear, above the largest in proportion.
-            token_us: How long each token of a batch takes beside that, padding included.
+            models: Models to simulate.
+            threads: Number of cores, as for a CPU engine.
+            delay_ms: Duration of a batch; with `batch_ms`, of a batch of one text.
+            faults: Faults by the token id that triggers them.
+            batch_ms: Durations by number of texts: linear between two sizes, proportional above the largest.
+            token_us: Additional duration per padded token of a batch.
         """
         self._models = models
         self._lanes = lanes_for(models, threads)
@@ -120,12 +120,12 @@ class FakeBackend:
 
 
 def _shape(spec: TensorSpec, batch: Batch) -> list[int]:
-    """An output's shape for one text: a dimension that varies is the batch's padded length."""
+    """Returns an output's shape for one text; a dynamic dimension is the batch's padded length."""
     return [batch.padded_length if size < 0 else size for size in spec.shape[1:]]
 
 
 def _split(rows: NDArray[np.float32], outputs: Sequence[TensorSpec], shapes: Sequence[list[int]]) -> list[Array]:
-    """The outputs in their shapes, cut one after another from each row."""
+    """Splits each row into the outputs, in their shapes."""
     arrays: list[Array] = []
     at = 0
     for spec, shape in zip(outputs, shapes, strict=True):

@@ -1,4 +1,4 @@
-"""Which model an engine loads, what it is tied to, and which engine was chosen."""
+"""The model that an engine loads, the platform of a TensorRT engine, and the selected engine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import TensorSpec  # noqa: TC001  msgspec reads the annotations
+from serving.records import TensorSpec  # noqa: TC001  read at run time by msgspec
 
 DATA_SUFFIX = ".data"
-"""What follows a graph's name in that of the file with its weights, where they are too large to lie in it."""
+"""Suffix of the external weights file, after the graph's file name. Used if the weights are too large for the graph."""
 
 
 class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One optimization profile of a TensorRT engine: (batch, sequence) at least, usually, at most."""
+    """An optimization profile of a TensorRT engine: minimum, optimum and maximum (batch, sequence)."""
 
     min: tuple[int, int]
     opt: tuple[int, int]
@@ -21,7 +21,7 @@ class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a TensorRT engine is tied to."""
+    """The platform and shapes that a TensorRT engine is built for."""
 
     flavour: Literal["rtx", "enterprise"]
     version: str
@@ -30,11 +30,11 @@ class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 PARTIAL = ".partial"
-"""What follows the name of a tensor in that of a rank's share of it, which the ranks add up."""
+"""Name suffix of a rank's partial tensor; the ranks sum these."""
 
 
 class PartFile(msgspec.Struct, frozen=True):
-    """One of the files of a model that was cut into parts; `data_sha256` as in `ModelSpec`."""
+    """A further file of a split model; `data_sha256` as in `ModelSpec`."""
 
     path: str
     sha256: str
@@ -42,11 +42,11 @@ class PartFile(msgspec.Struct, frozen=True):
 
 
 SplitBy = Literal["layers", "tensors"]
-"""How a model is cut into parts: each has some of the layers, or a share of every layer."""
+"""How a model is split: each part has some of the layers, or a share of every layer."""
 
 
 def stages(files: int, *, lookups: bool) -> int:
-    """How many parts by layers so many files are, where with `lookups` each but the first has two of them."""
+    """Returns the number of pipeline stages; with `lookups`, each stage but the first has two files."""
     return (files + 1) // 2 if lookups else files
 
 
@@ -55,18 +55,19 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Artifact file; empty for the fake engine.
-        data_sha256: Of the file beside a graph that holds its weights; empty where they lie in the graph.
+        data_sha256: SHA-256 of the graph's external weights file; empty if the weights are in the graph.
         second: The same model for OpenVINO, with the engine `cpu`.
-        batch_invariant: Whether batches and padding leave answers unchanged.
-        vocab_size: Token ids are below this.
-        max_length: Longest input in tokens.
-        special_ids: Ids of the special tokens by role.
-        copied: Whether each lane may hold a copy, because it is small.
-        build: None for a graph.
-        parts: What follows the file in `path` where that is only the first part of the model.
-        split_by: How it was cut; None for a whole model.
-        ranks: In how many shares its layers are split; each has as many of the files, in order. 1 for whole layers.
-        lookups: Whether the parts share a table: each but the first then has a second file, behind those of the parts.
+        batch_invariant: Whether outputs are independent of batching and padding.
+        vocab_size: Exclusive upper bound of token ids.
+        max_length: Maximum input length in tokens.
+        special_ids: Special token ids by role.
+        copied: Whether each lane may hold a copy, because the model is small.
+        build: Platform of a TensorRT engine; None for a graph.
+        parts: Files of a split model after the first one, which is `path`.
+        split_by: How the model is split; None for a whole model.
+        ranks: Number of tensor-parallel ranks, each with an equal number of files, in order. 1 if layers are whole.
+        lookups: Whether the parts share an embedding table. Each part but the first then has a second file; these come
+            after the files of the parts.
     """
 
     name: str
@@ -89,24 +90,27 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def narrow(self) -> bool:
-        """Whether narrow lanes run it too: where it is not batched or in stages, nothing else fills the device."""
+        """Whether narrow lanes run the model too.
+
+        A model that is pipelined or not batched needs them to fill the device.
+        """
         if self.split_by is not None:
             return self.stages > 1
         return self.copied or not self.batch_invariant
 
     @property
     def stages(self) -> int:
-        """How many batches it works on at once: one in each part that has layers of its own."""
+        """Number of batches in flight: one for each part that has layers of its own."""
         return stages(1 + len(self.parts), lookups=self.lookups) if self.split_by == "layers" else 1
 
 
 class KernelFiles(msgspec.Struct, frozen=True):
-    """Where an engine reads and writes the kernels that its library compiles while it loads a model.
+    """Files of the kernels that a library compiles while it loads a model.
 
     Attributes:
-        read: What an earlier start compiled; empty for nothing.
-        sha256: Of that file.
-        write: Where to put what this start compiles; empty for nowhere.
+        read: Kernels that an earlier start compiled; empty for none.
+        sha256: SHA-256 of `read`.
+        write: Destination of the kernels that this start compiles; empty for none.
     """
 
     read: str = ""
@@ -118,9 +122,9 @@ class Gpu(msgspec.Struct, frozen=True):
     """A GPU that this process may use.
 
     Attributes:
-        ordinal: Its index in CUDA's order.
-        uuid: As NVML has it: `GPU-` and 32 digits in groups.
-        compute_capability: Major and minor, as `7.5`.
+        ordinal: Index in CUDA's order.
+        uuid: UUID as NVML reports it: `GPU-` and 32 digits in groups.
+        compute_capability: Major and minor version, such as `7.5`.
     """
 
     ordinal: int
@@ -131,26 +135,26 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """The target of artifacts for this GPU, such as `sm75`."""
+        """The artifact target of this GPU, such as `sm75`."""
         return f"sm{self.compute_capability.replace('.', '')}"
 
 
 class RejectedEngine(msgspec.Struct, frozen=True):
-    """An engine that was not taken, and why; behind a semicolon `reason` says what to do, where something can be."""
+    """An engine that was not selected; `reason` may end with a remedy after a semicolon."""
 
     engine: str
     reason: str
 
 
 class EngineChoice(msgspec.Struct, frozen=True):
-    """What runs the models, and why nothing faster does.
+    """The selected engine, and why no faster one was selected.
 
     Attributes:
-        engine: As `--engine` calls it.
-        degraded: Whether it is less than was meant.
-        gpus: The GPUs that it runs on; none for a CPU.
-        rejected: What was tried before it, the best first.
-        left_out: GPUs like those that cannot take part, each with its reason.
+        engine: Name, as in `--engine`.
+        degraded: Whether the engine or its GPUs fall short of the intended ones.
+        gpus: GPUs in use; empty for a CPU.
+        rejected: Engines that were tried before, the best first.
+        left_out: GPUs of the same kind that cannot be used, each with its reason.
         lost: GPUs that were given up while serving, each with its reason.
     """
 
@@ -162,5 +166,5 @@ class EngineChoice(msgspec.Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
     def where(self, threads: int) -> str:
-        """The hardware that it computes on, for the log."""
+        """The hardware in use, for the log."""
         return f"{len(self.gpus)} x {self.gpus[0].name}" if self.gpus else f"{threads} threads"

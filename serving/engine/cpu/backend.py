@@ -1,4 +1,4 @@
-"""What the engines for CPUs share: models on lanes, and a runner over one lane's models."""
+"""The base of the CPU engines: models on lanes, and a runner over one lane's models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 class LaneModel(Protocol):
     def run(self, batch: Batch) -> Sequence[Array]:
-        """The graph's outputs; raises EngineFault where the library cannot compute them."""
+        """Returns the graph's outputs; raises EngineFault if the library fails."""
 
 
 class CpuBackend:
-    """Models on one wide lane, and where they are small or not batched on narrow ones too."""
+    """Models on one wide lane, and on narrow lanes too if they use them (`ModelSpec.narrow`)."""
 
     largest_batch = ANY_BATCH
     padded_to: Sequence[int] = ()
@@ -35,7 +35,7 @@ class CpuBackend:
         threads: int,
         load: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]],
     ) -> None:
-        """Loads every model; raises BundleError where one cannot be served."""
+        """Loads every model; raises BundleError if one cannot be served."""
         self._lanes = lanes_for(models, threads)
         self._models: list[list[LaneModel | None]] = []
         for model in models:
@@ -44,7 +44,7 @@ class CpuBackend:
             self._models.append([*loaded, *[None] * (len(self._lanes) - len(loaded))])
 
     def labelled(self, costs: list[list[CostPoint]]) -> list[list[CostPoint]]:
-        """The models' costs, each with the library that computes it where scheduling or a later start must know."""
+        """Returns the costs, with the library that computes each if scheduling or a later start needs it."""
         return costs
 
     def lanes(self) -> Sequence[LaneKind]:

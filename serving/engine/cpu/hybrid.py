@@ -1,9 +1,9 @@
-"""ONNX Runtime and OpenVINO side by side: the one computes short texts, the other long ones, as is faster here.
+"""ONNX Runtime and OpenVINO combined: ONNX Runtime computes short texts, OpenVINO long ones.
 
-From which length on that is OpenVINO depends on the processor. It is measured when a model is first loaded on a node,
-and kept with its costs. A text's answer must not depend on what else is in flight, so all lanes use the same library
-for a bucket of lengths, as long as the version is served; nor on which replica gives it, so another border than the
-usual one needs a clear gain.
+The border between them depends on the processor. It is measured when a model is first loaded on a node, and cached with
+its costs. A text's output must not depend on other requests in flight. So all lanes use the same library for a length
+bucket while the version is served. The output should not depend on the replica either, so a border other than the usual
+one needs a clear gain.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ _NAMES: Mapping[str, Library] = {"onnxruntime": "onnxruntime", "openvino": "open
 VERSION = f"onnxruntime {ort.VERSION}, openvino {openvino.VERSION}"
 
 _USUAL = 1
-"""Buckets that ONNX Runtime computes unless another border gains: up to 16 tokens, which is best where it was measured
+"""Buckets that ONNX Runtime computes unless another border gains: up to 16 tokens, the best border in measurements
 (docs/benchmarks/decisions.md)."""
 
 _MARGIN = 0.4
-"""What each bucket beyond the usual border must gain, as a natural logarithm: about half as much time again. Replicas
-on like machines must choose alike, and a disturbed measurement is hardly ever off by as much."""
+"""Minimum gain of each bucket between the usual border and another one, as a natural logarithm: about half as much time
+again. Replicas on equal machines must choose alike, and noise rarely shifts a measurement by as much."""
 
 _LIMIT_S, _BUCKET_S = 3.5, 0.7
-"""For the choice of a model and of one of its buckets. Buckets that there is no time for count as the one before."""
+"""Time limits in seconds for a model and for one of its buckets. Buckets beyond the limit take the gain of the one
+before."""
 
 _MIN_TURNS, _TURNS = 4, 12
 _CLEAR = 0.3
-"""Between what a bucket gains and the margin: then more turns would change nothing."""
+"""Distance between a bucket's gain and the margin at which more turns would change nothing."""
 
 _IN_A_ROW = 3
-"""Texts of one length before one of another. OpenVINO takes longer whenever the length changes: of equal lengths alone
-it would win where it loses in traffic."""
+"""Texts of one length before one of another. OpenVINO is slower after each change of length. With equal lengths alone
+it would win buckets that it loses in real traffic."""
 
 _LONG_TOKENS = 32
-"""Longer buckets are measured at two of their lengths instead of four."""
+"""Longer buckets are measured at two lengths instead of four."""
 
 
 class HybridCpuBackend(CpuBackend):
@@ -75,13 +76,13 @@ class HybridCpuBackend(CpuBackend):
         kernels: Sequence[KernelFiles] = (),
         load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] = ort.load,
     ) -> None:
-        """Loads every model in both forms, and keeps what is used.
+        """Loads every model in both forms, and keeps those in use.
 
         Args:
-            models: What to load; one without a `second` form is left to ONNX Runtime.
+            models: Models to load; one without a `second` form runs on ONNX Runtime.
             threads: Cores to use.
-            measured: For each model its costs on this node, which name the libraries; empty where they are not known.
-            kernels: For each model the file of what OpenVINO compiles; empty for none.
+            measured: Each model's costs on this node, which name the libraries; empty if unknown.
+            kernels: Files of each model's kernels that OpenVINO compiles; empty for none.
             load_model: Loads a model for ONNX Runtime.
         """
         known = [_known(model, points) for model, points in zip(models, measured, strict=False)]
@@ -115,7 +116,7 @@ class HybridCpuBackend(CpuBackend):
                 lanes["openvino"] = loaded
                 libraries = known or _fastest(model, lanes)
                 lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
-                # What a larger model compiles would fill the node's cache, and saves it little.
+                # Kernels of a larger model would fill the node's cache and save little time.
                 if lengths and files.write and model.copied and not is_recalled:
                     openvino.keep(second, loaded[0], files.write)
                 openvino.warm_up(loaded, lengths)
@@ -127,13 +128,13 @@ class HybridCpuBackend(CpuBackend):
 def _compiled(
     model: ModelSpec, threads: Sequence[int], files: KernelFiles
 ) -> tuple[Sequence[openvino.OpenVinoModel], bool]:
-    """OpenVINO's lanes, and whether they come from the node's cache."""
+    """Returns OpenVINO's lanes, and whether they come from the node's cache."""
     recalled = openvino.recall(model, threads, files)
     return recalled or openvino.load(model, threads, alone=False), bool(recalled)
 
 
 class _Model:
-    """One model on one lane, by bucket."""
+    """One model on one lane, with a library for each bucket."""
 
     def __init__(self, buckets: Sequence[LaneModel]) -> None:
         self._buckets = buckets
@@ -142,13 +143,13 @@ class _Model:
         texts = batch.texts
         model = self._buckets[bucket_index(len(texts[0].ids))]
         if len(texts) > 1 and any(self._buckets[bucket_index(len(text.ids))] is not model for text in texts):
-            # The scheduler batches within a bucket; if it did not, an answer would depend on its company.
+            # The scheduler batches within a bucket; otherwise an output would depend on the rest of the batch.
             raise EngineFault("a batch of texts that are computed by different libraries")
         return model.run(batch)
 
 
 def summary(libraries: Sequence[str]) -> str:
-    """Which library computes which lengths, for a log.
+    """Describes which library computes which lengths, for the log.
 
     >>> summary(["onnxruntime", "openvino", "openvino"])
     'onnxruntime up to 16 tokens, then openvino'
@@ -161,7 +162,7 @@ def summary(libraries: Sequence[str]) -> str:
 
 
 def _known(model: ModelSpec, points: Sequence[CostPoint]) -> list[Library] | None:
-    """The library of each bucket, where costs name one for all of them."""
+    """Returns the library of each bucket if the costs name one for all of them, else None."""
     named = {bucket_index(point.tokens): _NAMES.get(point.library) for point in points}
     found = [named.get(bucket) for bucket in range(bucket_index(model.max_length) + 1)]
     libraries = [library for library in found if library is not None]
@@ -173,7 +174,7 @@ def _with_library(point: CostPoint, libraries: Sequence[Library]) -> CostPoint:
 
 
 def _fastest(model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]]) -> list[Library]:
-    """The library for each bucket: ONNX Runtime's come first."""
+    """Returns the library for each bucket; ONNX Runtime's buckets come first."""
     started = time.perf_counter()
     gains: list[float] = []
     with ThreadPoolExecutor(len(lanes["openvino"])) as pool:
@@ -185,7 +186,7 @@ def _fastest(model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]]) -> 
 
 
 def _border(gains: Sequence[float]) -> int:
-    """How many buckets ONNX Runtime computes, by what each of them gains with it.
+    """Returns how many buckets ONNX Runtime computes, from each bucket's gain with it.
 
     >>> _border([0.3, -0.1, -0.3]), _border([0.3, 0.3, -0.3]), _border([0.3, 0.5, -0.3]), _border([-0.5, -0.3, -0.3])
     (1, 1, 2, 0)
@@ -197,10 +198,11 @@ def _border(gains: Sequence[float]) -> int:
 def _gain(
     model: ModelSpec, lanes: Mapping[Library, Sequence[LaneModel]], pool: ThreadPoolExecutor, bucket: int
 ) -> float:
-    """How much longer OpenVINO takes for a bucket, as a natural logarithm: the mean of wide lane and busy narrow ones.
+    """Returns how much longer OpenVINO takes for a bucket, as a natural logarithm.
 
-    Both libraries are measured in turns, for longer where they are close. The least time of each batch counts: what
-    disturbs a measurement makes it longer, and ONNX Runtime's threads, which wait for each other, most of all.
+    The result is the mean of the wide lane and of busy narrow lanes. Both libraries are measured in turns, longer if
+    they are close. The minimum time of each batch counts, because disturbances only add time. They add most to ONNX
+    Runtime, whose threads wait for each other.
     """
     loads = [(slice(1), _lone(model, bucket)), (slice(1, None), _groups(model, bucket))]
     loads = loads[: min(len(lanes["openvino"]), 2)]
@@ -211,7 +213,7 @@ def _gain(
         for load, (group, batches) in enumerate(loads):
             for library, models in lanes.items():
                 times = _times(pool, models[group], batches)
-                if turn:  # the first is a cold one
+                if turn:  # the first turn is cold
                     before = least.get((load, library), times)
                     least[load, library] = [min(pair) for pair in zip(before, times, strict=True)]
         if turn < _MIN_TURNS:
@@ -226,7 +228,7 @@ def _gain(
 
 
 def _lone(model: ModelSpec, bucket: int) -> list[Batch]:
-    """Lone texts of a bucket, some of each length in a row."""
+    """Returns single-text batches of a bucket, several of each length in a row."""
     return [
         Batch(ModelIndex(0), [sample_text(model, length)])
         for length in _lengths(model, bucket)
@@ -235,10 +237,10 @@ def _lone(model: ModelSpec, bucket: int) -> list[Batch]:
 
 
 def _groups(model: ModelSpec, bucket: int) -> list[Batch]:
-    """Batches of texts of a bucket, each of another length than the one before.
+    """Returns batches of a bucket's texts, each of another length than the one before.
 
-    They are as large as busy narrow lanes get them for OpenVINO. By lone texts it would lose where it wins: it gains
-    more by batches.
+    They are as large as busy narrow lanes get them for OpenVINO, which gains more from batching. With single texts it
+    would lose buckets that it wins.
     """
     lengths = _lengths(model, bucket)
     size = max(1, GROUP_TOKENS["openvino"] // lengths[-1]) if model.batch_invariant else 1
@@ -246,7 +248,7 @@ def _groups(model: ModelSpec, bucket: int) -> list[Batch]:
 
 
 def _lengths(model: ModelSpec, bucket: int) -> list[int]:
-    """Evenly spread lengths of a bucket in tokens, ascending."""
+    """Returns evenly spaced lengths of a bucket in tokens, ascending."""
     top = min(BUCKETS[bucket] if bucket < len(BUCKETS) else model.max_length, model.max_length)
     low = BUCKETS[bucket - 1] if bucket else 0
     count = 4 if top <= _LONG_TOKENS else 2
@@ -254,10 +256,10 @@ def _lengths(model: ModelSpec, bucket: int) -> list[int]:
 
 
 def _times(pool: ThreadPoolExecutor, lanes: Sequence[LaneModel], batches: Sequence[Batch]) -> list[float]:
-    """Seconds for each batch, of all lanes together, which compute them side by side.
+    """Returns the seconds of each batch, summed over all lanes, which run in parallel.
 
     Raises:
-        BundleError: The graph cannot compute them.
+        BundleError: The graph cannot compute a batch.
     """
 
     def work(lane: LaneModel) -> list[float]:

@@ -1,9 +1,9 @@
 """OpenVINO on the CPU.
 
-OpenVINO prepares its kernels for each number of tokens in a batch, padding included: a new one costs some milliseconds
-and 3 to 5 MB, which it keeps, and a change of shape about a millisecond more than the computation. So batches are
-padded to few such numbers, the small ones of which are warmed up; and a lone short text, which would feel the change
-most, has graphs of its own whose shape never changes, where the model is small enough to be held several times.
+OpenVINO prepares kernels for each number of tokens in a batch, padding included. A new number takes some milliseconds
+and 3 to 5 MB, which it keeps. A change of shape takes about a millisecond on top of the computation. So batches are
+padded to a small set of token counts, the small ones of which are warmed up. A single short text would suffer most from
+the change. So the most common lengths have static-shape graphs, if the model is small enough to be held several times.
 """
 
 from __future__ import annotations
@@ -40,42 +40,43 @@ log = logging.getLogger("bertserve.engine")
 VERSION = str(ov.__version__)
 
 ACTIVATION_GROUP = 64
-"""Activations that share a scale where weights have 8 bits.
+"""Activations that share a scale if weights have 8 bits.
 
-Measured on the demo model: 32 costs 10% more time for nothing, 128 gains 8% and loses a batch's invariance.
+Measured on the demo model: 32 takes 10% longer for no benefit; 128 gains 8% but breaks batch invariance.
 """
 
 _OPTIONS: Mapping[str, object] = {
-    # Containers share cores: two servers that pin their threads would pin them to the same ones.
+    # Containers share cores: two servers that pin their threads would pin them to the same cores.
     "ENABLE_CPU_PINNING": False,
-    # bf16, where a CPU has it, gains at most 8%; the answers would depend on the node that gives them.
+    # bf16, on a CPU that has it, gains at most 8% and makes outputs depend on the node.
     "INFERENCE_PRECISION_HINT": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP,
 }
-"""Of every compiled graph."""
+"""Options of every compiled graph."""
 
 _IN_FLOATS: Mapping[str, object] = {"LP_TRANSFORMS_MODE": False, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""Beside them where 8-bit products lose some of a sum: what is rounded to 8 bits is multiplied in fp32."""
+"""Additional options for CPUs whose 8-bit products saturate: 8-bit values are multiplied in fp32."""
 
 _TYPES = {"f32": "float32", "i32": "int32"}
 
 _UNWRITTEN = np.finfo(np.float32).min
-"""Put where an answer goes. With one thread OpenVINO reports no error: the last answer would pass for the next."""
+"""Sentinel in the output before inference. With one thread OpenVINO reports no error, and the last output would pass
+for the next."""
 
 _FINGERPRINT_BYTES = 64
 
 _SHORT_STEP, _SHORT_TOKENS, _STEP = 8, 32, 16
-"""Tokens: numbers up to `_SHORT_TOKENS` are rounded up by the one, others by the other. Beyond them 16 are as fast as
-the 8 below; 32 are a tenth slower."""
+"""Steps in tokens: counts up to `_SHORT_TOKENS` are rounded up by `_SHORT_STEP`, others by `_STEP`. Above
+`_SHORT_TOKENS`, 16 is as fast as 8, and 32 is a tenth slower."""
 _SIGNIFICANT_BITS = 4
 
 _MAX_TOKENS = 512
-"""Padded tokens that are computed at once. More of them are no faster, and memory grows with the largest batch."""
+"""Maximum padded tokens per inference. More are no faster, and memory grows with the largest batch."""
 _ALONE = (8, 16, 24, 32)
-"""Lengths in tokens that have a graph of their own."""
+"""Lengths in tokens with a static-shape graph."""
 _WARM_TOKENS = 128
-"""Padded tokens of the largest batch that is warmed up; beyond it the first sight of a shape is cheap in comparison.
-The wide lane gets few batches: only lone texts are warmed up there."""
+"""Padded tokens of the largest batch to warm up; above, the first use of a shape is cheap in comparison. The wide lane
+gets few batches, so only single texts are warmed up there."""
 
 
 class OpenVinoBackend(CpuBackend):
@@ -93,25 +94,25 @@ def _warm(model: ModelSpec, threads: Sequence[int]) -> list[OpenVinoModel]:
 
 
 def warm_up(lanes: Sequence[OpenVinoModel], lengths: Sequence[int]) -> None:
-    """Prepares the small shapes of texts of these lengths on all lanes at once."""
-    # The binding sets up data of its own at the first inference of a process, and gives up the GIL meanwhile: two first
-    # ones at once may wait for each other for ever.
+    """Prepares the small shapes of texts of these lengths on all lanes in parallel."""
+    # The binding initializes its own data at the first inference of a process, and releases the GIL meanwhile. Two
+    # concurrent first inferences may deadlock.
     lanes[0].warm_up(lengths[:1], lone=True)
     with ThreadPoolExecutor(len(lanes)) as pool:
         list(pool.map(lambda lane: lane.warm_up(lengths, lone=len(lanes) > 1 and lane is lanes[0]), lanes))
 
 
 def load(model: ModelSpec, threads: Sequence[int], *, alone: bool = True) -> list[OpenVinoModel]:
-    """The model once for each number of threads, from one reading of the file; none of them is warm.
+    """Loads the model once for each number of threads, from one read of the file, without warm-up.
 
     Args:
-        model: What to load.
-        threads: Of each lane, the wide one's first.
-        alone: Whether the commonest lengths have graphs of their own, where that is of use.
+        model: Model to load.
+        threads: Threads of each lane, the wide one's first.
+        alone: Whether to build static-shape graphs for the most common lengths, if they help.
     """
     try:
         with verified_bytes(model) as data:
-            # Only by its path does it find weights that are not in the graph; it maps them.
+            # OpenVINO finds external weights only by the graph's path; it maps them.
             graph = ov.Core().read_model(model.path if model.data_sha256 else data)
             _check_tensors(model, graph)
             graphs = _alone(model, graph, threads[0]) if alone else {}
@@ -121,9 +122,9 @@ def load(model: ModelSpec, threads: Sequence[int], *, alone: bool = True) -> lis
 
 
 def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> list[OpenVinoModel]:
-    """What `load` makes without graphs for lone texts, from what `keep` has written: it takes a third of the time.
+    """Restores what `load` makes without static-shape graphs from a file of `keep`, in a third of the time.
 
-    Empty where there is nothing, or what there is was made of another artifact, by another library or elsewhere.
+    Returns an empty list if there is no file, or if it is from another artifact, library version or processor.
     """
     if not kernels.read:
         return []
@@ -134,7 +135,7 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
                 "the cached kernels of %s are of another artifact, processor or library: compiling anew", model.name
             )
             return []
-        # A tensor of its own, which all its graphs hold and read their weights from; of bytes each makes a copy.
+        # One tensor, which all graphs hold and read their weights from; from bytes, each would make a copy.
         blob = ov.Tensor(np.frombuffer(content, np.uint8, offset=_FINGERPRINT_BYTES))
         return _lanes(model, threads, partial(ov.Core().import_model, blob), {})
     except (OSError, BundleError, RuntimeError) as error:
@@ -143,9 +144,9 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
 
 
 def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
-    """Writes the compiled graph of a lane for the server to take; a start without it is only slower.
+    """Writes a lane's compiled graph for the server to collect; a start without it is only slower.
 
-    How many threads compute it is said when it is read, so that one file serves all lanes.
+    The number of threads is set when the file is read, so one file serves all lanes.
     """
     try:
         write_kernels(path, _fingerprint(model) + lane.compiled())
@@ -154,7 +155,7 @@ def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
 
 
 def _fingerprint(model: ModelSpec) -> bytes:
-    """A digest of all that decides about a compiled graph: OpenVINO does not look whether one is its own."""
+    """Returns a digest of everything that affects a compiled graph; OpenVINO does not check that itself."""
     parts = (model.sha256, VERSION, host.cpu(), *map(str, sorted(_OPTIONS.items())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest().encode()
 
@@ -166,7 +167,7 @@ def _lanes(
     alone: Mapping[int, ov.CompiledModel],
 ) -> list[OpenVinoModel]:
     wide, *narrow = threads
-    # A lone text runs on the wide lane; the narrow ones are streams over one copy of the weights.
+    # A single text runs on the wide lane; the narrow lanes are streams over one copy of the weights.
     models = [OpenVinoModel(model, compiled("CPU", _options(wide)), alone)]
     if narrow:
         streams = compiled("CPU", _options(len(narrow), streams=len(narrow)))
@@ -175,7 +176,7 @@ def _lanes(
 
 
 def _reason(error: RuntimeError) -> str:
-    """What went wrong, without the lines that name OpenVINO's own source files; it raises no other class."""
+    """Returns the message of OpenVINO's only error class, without lines that name its source files."""
     lines = [line for line in str(error).splitlines() if not line.startswith(("Exception from ", "Check "))]
     return " ".join(" ".join(lines).split())
 
@@ -198,7 +199,7 @@ def _shape(port: ov.Output) -> tuple[int, ...]:
 
 
 class OpenVinoModel:
-    """One model on one lane: a graph for every shape, and one each for the commonest."""
+    """One model on one lane: a dynamic-shape graph, and static-shape graphs for the most common lengths."""
 
     def __init__(self, model: ModelSpec, compiled: ov.CompiledModel, alone: Mapping[int, ov.CompiledModel]) -> None:
         self._padder = Padder(model)
@@ -212,7 +213,7 @@ class OpenVinoModel:
         self._inputs = model.inputs
 
     def run(self, batch: Batch) -> list[Array]:
-        """The outputs, cut to the batch's own size."""
+        """Returns the outputs, cropped to the batch's own size."""
         tensors = self._padder.tensors(batch)
         rows, length = len(batch.texts), batch.padded_length
         most = max(1, _MAX_TOKENS // self._length(length)) if self._rounds else rows
@@ -243,21 +244,25 @@ class OpenVinoModel:
         return request
 
     def compiled(self) -> bytes:
-        """The graph for every shape, as OpenVINO exports it."""
+        """Returns the dynamic-shape graph as OpenVINO exports it."""
         return bytes(self._request.get_compiled_model().export_model().getvalue())
 
     def _length(self, tokens: int) -> int:
         return min(_few(tokens), self._max_length)
 
     def _shape(self, rows: int, tokens: int) -> tuple[int, int]:
-        """Rows and length in tokens that a batch is padded to."""
+        """Returns the rows and the length in tokens that a batch is padded to."""
         length = self._length(tokens)
-        # At most a quarter more rows: three long ones are not worth a fourth, nor is the longest text, of odd length.
+        # At most a quarter more rows: three long texts are not worth a fourth. A text of the maximum length gets none
+        # if that length is not a multiple of the step.
         enough = (count for count in range(rows, rows * 5 // 4 + 1) if _few(count * length) == count * length)
         return next(enough, rows), length
 
     def warm_up(self, lengths: Iterable[int], *, lone: bool) -> None:
-        """Prepares the small shapes of these lengths in tokens, of `lone` texts alone; unpadded there are too many."""
+        """Prepares the small shapes of these lengths in tokens; with `lone`, those of single texts only.
+
+        A model that is not batch-invariant is not padded, and has too many shapes to prepare.
+        """
         padded = {self._length(tokens) for tokens in lengths}
         most = {length: 1 if lone else max(1, _WARM_TOKENS // length) for length in padded}
         shapes = {self._shape(rows, length) for length in padded for rows in range(1, most[length] + 1)}
@@ -268,9 +273,9 @@ class OpenVinoModel:
 
 
 def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.CompiledModel]:
-    """The graphs of the commonest lengths.
+    """Returns the static-shape graphs of the most common lengths.
 
-    Where ranges are fixed they would be of no use: graphs for any shape took as long, and 100 MB each.
+    A model with fixed activation ranges gets none. Dynamic-shape graphs in their place took as long, and 100 MB each.
     """
     if not model.copied or _has_ranges(graph):
         return {}
@@ -292,10 +297,10 @@ def _options(threads: int, streams: int = 1) -> dict[str, object]:
 
 
 def _has_ranges(graph: ov.Model) -> bool:
-    """Whether activations are rounded to fixed ranges.
+    """Whether activations are quantized to fixed ranges.
 
-    Then a last digit decides which way a number is rounded, and a graph for one shape, whose sums OpenVINO orders in
-    another way, would answer differently from the graph that runs batches: cosines of 0.997 were seen.
+    Then the last digit decides how a number is rounded. OpenVINO orders the sums of a static-shape graph differently,
+    so its outputs would differ from those of the graph that runs batches: cosines of 0.997 were measured.
     """
     return any(operator.get_type_name() == "FakeQuantize" for operator in graph.get_ops())
 
@@ -307,7 +312,7 @@ def _fixed(graph: ov.Model, length: int) -> ov.Model:
 
 
 def _few(tokens: int) -> int:
-    """The number of tokens rounded up to one of few.
+    """Rounds a number of tokens up to one of a small set.
 
     >>> [_few(tokens) for tokens in (3, 8, 9, 33, 127, 129, 257, 1000)]
     [8, 8, 16, 48, 128, 144, 288, 1024]
@@ -318,7 +323,7 @@ def _few(tokens: int) -> int:
 
 
 def _grown(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
-    """The tensors padded to more rows, which repeat the first one, and to a greater length."""
+    """Pads the tensors to more rows, which repeat the first one, and to a greater length."""
     if tensors[IDS].shape == (rows, length):
         return tensors
     grown = {}
@@ -331,6 +336,6 @@ def _grown(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
 
 
 def _cut(request: ov.InferRequest, index: int, spec: TensorSpec, rows: int, length: int) -> Array:
-    """An output without the padding; a copy, since OpenVINO writes the next answer over it."""
+    """Returns an output without the padding, as a copy: OpenVINO overwrites it with the next one."""
     values = request.get_output_tensor(index).data[:rows]
     return np.array(values[:, :length] if spec.shape[1] == -1 else values)

@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU.
 
-A model gets one session as wide as the machine and one narrow session per core: the wide one answers a lone text
-fastest, the narrow ones carry more texts a second. A large batch-invariant artifact is batched on the wide session
-alone, so that its weights are held once.
+A model gets one wide session for all cores, and one narrow session per core. The wide session has the lowest latency
+for a single text; the narrow sessions have the higher throughput. A large batch-invariant artifact is batched on the
+wide session only, so its weights are held once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOAD_ERRORS = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
 )
-"""What making an `InferenceSession` raises."""
+"""Exceptions of creating an `InferenceSession`."""
 
 RUN_ERRORS = (
     ort_errors.EPFail,
@@ -54,7 +54,7 @@ RUN_ERRORS = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
 )
-"""What `InferenceSession.run` raises; the classes have no common parent but `Exception`."""
+"""Exceptions of `InferenceSession.run`; the classes have no common parent but `Exception`."""
 
 
 def providers() -> list[str]:
@@ -62,7 +62,7 @@ def providers() -> list[str]:
 
 
 def cuda_version() -> str:
-    """The CUDA version that the build is for, as 13.0; empty for a build without."""
+    """Returns the CUDA version of the build, such as 13.0; empty for a build without CUDA."""
     return str(getattr(ort, "cuda_version", "") or "")
 
 
@@ -73,7 +73,7 @@ class OrtCpuBackend(CpuBackend):
         threads: int,
         load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] | None = None,
     ) -> None:
-        """Loads every model, by `load` where nothing else is said; see `CpuBackend`."""
+        """Loads every model, by default with `load`; see `CpuBackend`."""
         super().__init__(models, threads, load_model or load)
 
 
@@ -91,11 +91,11 @@ class _Model:
 
 
 class GraphPart:
-    """One of the graphs that a model was cut into.
+    """A graph of a split model.
 
     Attributes:
-        inputs: Name and type of each, in ONNX Runtime's words.
-        outputs: Name, type and shape of each.
+        inputs: Name and type of each input, in ONNX Runtime's terms.
+        outputs: Name, type and shape of each output.
     """
 
     def __init__(self, session: ort.InferenceSession) -> None:
@@ -104,7 +104,7 @@ class GraphPart:
         self.outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in session.get_outputs()]
 
     def run(self, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
-        """What it answers to its own inputs among these tensors; raises EngineFault where it cannot."""
+        """Returns the outputs for its own inputs among these tensors; raises EngineFault on failure."""
         try:
             arrays = self._session.run(None, {name: tensors[name] for name, _ in self.inputs})
         except RUN_ERRORS as error:
@@ -113,7 +113,7 @@ class GraphPart:
 
 
 def open_part(model: ModelSpec, threads: int) -> GraphPart:
-    """A part's graph; `model` has its file in place of the model's first."""
+    """Opens the graph of a part; `model.path` is the part's file."""
     try:
         with verified_bytes(model) as data:
             return GraphPart(_session(model, data, threads))
@@ -122,7 +122,7 @@ def open_part(model: ModelSpec, threads: int) -> GraphPart:
 
 
 def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
-    """The model once for each number of threads, from one reading of the file."""
+    """Loads the model once for each number of threads, from one read of the file."""
     try:
         with verified_bytes(model) as data:
             sessions = [_session(model, data, count) for count in threads]
@@ -140,19 +140,19 @@ def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
 
 
 def _fixed(shape: Sequence[object]) -> tuple[int, ...]:
-    """A shape as manifests write it: ONNX Runtime gives dimensions that vary as names."""
+    """Returns a shape in the manifest's notation; ONNX Runtime gives dynamic dimensions as names."""
     return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
 def session_options(model: ModelSpec) -> ort.SessionOptions:
-    """With where weights lie that are not in the graph: ONNX Runtime maps them, and reads what it needs of them."""
+    """Returns the session options, with the folder of external weights, which ONNX Runtime maps as needed."""
     options = ort.SessionOptions()
     options.log_severity_level = LOG_ERRORS_ONLY
     if host.saturates():
-        # Weights become u8, and so do their products' kernels, which lose nothing. Where the processor has VNNI, ONNX
-        # Runtime would take these slower kernels too.
+        # Converts weights to u8, whose kernels do not saturate. On a processor with VNNI, ONNX Runtime would take these
+        # slower kernels too.
         options.add_session_config_entry("session.x64quantprecision", "1")
-    # Every length is a shape of its own: remembered allocation plans would only pile up.
+    # Every length is a new shape, so cached allocation plans would only accumulate.
     options.enable_mem_pattern = False
     if model.data_sha256:
         folder = str(Path(model.path).absolute().parent)
@@ -164,8 +164,8 @@ def _session(model: ModelSpec, data: bytes, threads: int) -> ort.InferenceSessio
     options = session_options(model)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # A pool thread that sleeps costs the next run 0.1 ms to wake it; one that spins on and on takes a core from
-    # the event loop. A millisecond covers the pause between two requests of one client.
+    # To wake a sleeping pool thread adds 0.1 ms to the next run; endless spinning takes a core from the event loop. A
+    # millisecond covers the pause between two requests of one client.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     session.disable_fallback()

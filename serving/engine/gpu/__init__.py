@@ -1,1 +1,1 @@
-"""Engines that run on NVIDIA GPUs: TensorRT and ONNX Runtime's CUDA provider."""
+"""Engines for NVIDIA GPUs: TensorRT and ONNX Runtime's CUDA provider."""

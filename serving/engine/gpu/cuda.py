@@ -1,7 +1,7 @@
-"""A GPU and what an engine does on it: memory, one stream, graphs, and the end when the GPU is lost.
+"""A GPU in use by an engine: memory, one stream, graphs, and the check whether the GPU is lost.
 
-Everything of an engine runs in one stream, so the contexts of all models can share their scratch memory. Memory is
-taken once, while models load, and stays where it is: a graph remembers addresses.
+All work of an engine runs in one stream, so the contexts of all models can share their scratch memory. Memory is
+allocated once, while models load, and never moves, because a graph stores addresses.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 _RESERVE_SHARE = 0.05
-"""Share of a GPU's memory that graphs leave free for what libraries take while they run."""
+"""Share of a GPU's memory that graphs leave free for allocations of libraries at run time."""
 
 
 class Buffer:
-    """A tensor twice: pinned in this machine's memory, and on the GPU at `address`; neither moves."""
+    """A tensor in pinned host memory and on the GPU at `address`; neither moves."""
 
     def __init__(self, device: Device, dtype: Literal["int32", "float32", "float16"], size: int) -> None:
         self._device = device
@@ -38,12 +38,12 @@ class Buffer:
         count = max(1, size) * kind.itemsize
         self._item = kind.itemsize
         self._pinned = device.driver.allocate_pinned(count)
-        # Never given back: while the array exists, somebody may write through it.
+        # Never freed: while the array exists, code may write through it.
         self._host = np.frombuffer(memoryview((ctypes.c_char * count).from_address(self._pinned)), kind)
         self.address = device.allocate(count)
 
     def view(self, shape: tuple[int, ...]) -> Array:
-        """The pinned memory in a shape; what is written there is what is sent."""
+        """Returns the pinned memory in a shape; `send` copies its content to the GPU."""
         return cast("Array", self._host[: math.prod(shape)].reshape(shape))
 
     def send(self, shape: tuple[int, ...]) -> None:
@@ -57,12 +57,12 @@ class Device:
     """A GPU in use by this process.
 
     Attributes:
-        stream: What all work goes through.
-        turn: Held while a thread queues work and waits for it.
+        stream: Stream of all work.
+        turn: Lock that a thread holds while it queues work and waits for it.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        """Takes a GPU for the calling thread; raises CudaError where it cannot be used."""
+        """Takes a GPU for the calling thread; raises CudaError if it cannot be used."""
         self.driver = driver
         self.gpu = driver.gpu(ordinal)
         self._entered = threading.local()
@@ -72,13 +72,13 @@ class Device:
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:
-        """Makes the GPU the calling thread's own too: CUDA's context is a thread's own."""
+        """Makes the GPU current for the calling thread too: CUDA's current context is per thread."""
         if not hasattr(self._entered, "here"):
             self.driver.use(self.gpu.ordinal)
             self._entered.here = True
 
     def allocate(self, size: int) -> int:
-        """The address of `size` bytes on the GPU; where there is no room, the log has the sizes."""
+        """Returns the address of `size` new bytes on the GPU; logs the sizes if there is no room."""
         try:
             return self.driver.allocate(size)
         except CudaError as error:
@@ -88,9 +88,9 @@ class Device:
             raise
 
     def scratch(self, size: int) -> int:
-        """The address of the memory that all contexts share while they run, at least so large.
+        """Returns the address of scratch memory that all contexts share while they run, at least `size` bytes.
 
-        Reserve it before anything runs: a larger one lies elsewhere, and the one before is given back.
+        Reserve it before anything runs: larger memory has another address, and the previous memory is freed.
         """
         if size > self._scratch_size:
             if self._scratch:
@@ -100,7 +100,7 @@ class Device:
         return self._scratch
 
     def wait(self) -> None:
-        """Waits for the stream; raises CudaError where its work failed."""
+        """Waits for the stream; raises CudaError if its work failed."""
         self.driver.wait(self.stream)
 
     def has_room(self, used_before: int = 0) -> bool:
@@ -109,14 +109,14 @@ class Device:
         return free - used_before > _RESERVE_SHARE * total
 
     def capture(self, work: Callable[[], None]) -> int:
-        """What `work` queues, as a graph; nothing of it runs."""
+        """Captures what `work` queues as a graph; nothing of it runs."""
         self.driver.begin_capture(self.stream)
         try:
             work()
         except BaseException:
             try:
                 self.driver.destroy_graph(self.driver.end_capture(self.stream))
-            except CudaError as error:  # the capture broke: there is nothing to give back
+            except CudaError as error:  # the capture failed: there is no graph to destroy
                 log.info("a graph was not captured: %s", error)
             raise
         return self.driver.end_capture(self.stream)
@@ -125,11 +125,11 @@ class Device:
         self.driver.launch(graph, self.stream)
 
     def check(self, reason: str, *, lost: bool) -> None:
-        """Goes on after a failure where the GPU still works.
+        """Returns after a failure if the GPU still works.
 
         Args:
             reason: What failed, for the log.
-            lost: Whether it is known that the GPU does not work, or that its memory is full.
+            lost: Whether the GPU is known to be lost, or its memory to be full.
 
         Raises:
             DeviceLost: Nothing works in this process any more.

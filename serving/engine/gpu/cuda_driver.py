@@ -1,8 +1,8 @@
-"""The CUDA driver: one method a call, and every failure one exception.
+"""The CUDA driver: one method per call, and one exception for every failure.
 
-Nothing else imports NVIDIA's bindings. Addresses, streams and graphs are plain integers here, so that the layers above
-can run against a driver that a test makes up, and this file against a module that answers as the bindings do: each of
-their functions returns a status first and then its results.
+Only this file imports NVIDIA's bindings. Addresses, streams and graphs are plain integers here. So tests can run the
+layers above on a fake driver, and this file on a fake of the bindings. Each function of the bindings returns a status
+first and then its results.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from serving.engine.specs import Gpu
 
 Native = Any
-"""A module or an object of the bindings, which have no types."""
+"""A module or an object of the bindings, which are untyped."""
 
 SUCCESS = 0
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 OLD_DRIVER = 35
-"""The runtime library's code for a driver older than itself."""
+"""The CUDA runtime's code for a driver older than itself."""
 NO_DRIVER = -1
-"""No code of CUDA's: the library of the driver, or its bindings, are not here."""
+"""Not a CUDA code: the driver's library or its bindings are missing."""
 
 NOTHING_HERE = frozenset({NO_DRIVER, NO_DEVICE})
-"""A machine without a GPU; every other failure to start is of one that should have one."""
+"""Codes of a machine without a GPU; any other failure to start is of a machine that should have one."""
 
 _THREAD_LOCAL_CAPTURE = "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
 _NON_BLOCKING = 1
@@ -32,17 +32,17 @@ _MAJOR, _MINOR = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
 
 _GPU_IS_LOST = frozenset(
     {
-        *(214, 220, 221),  # memory that could not be corrected, NVLink
+        *(214, 220, 221),  # uncorrectable memory error, NVLink
         *(700, 702, 709, 710),  # illegal address, launch timed out, context destroyed, device-side assert
         *(714, 715, 716, 717, 718, 719),  # stack, instruction, alignment, address space, program counter, launch failed
         *(721, 999),  # contained memory error, unknown
     }
 )
-"""After these every later call of the process fails too ("sticky"), as the driver's manual says of each."""
+"""Sticky errors: according to the driver's manual, every later call of the process fails too."""
 
 
 class CudaError(Exception):
-    """A call of the driver failed; `code` is the driver's number, or `NO_DRIVER` where there is none to ask."""
+    """A driver call failed; `code` is the driver's number, or `NO_DRIVER` if there is no driver."""
 
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(f"{call}: {name} (CUDA error {code})" if code != NO_DRIVER else f"{call}: {name}")
@@ -59,20 +59,20 @@ class CudaError(Exception):
 
 
 class Driver:
-    """The calls that the layer above is made of; each raises `CudaError`."""
+    """The driver calls that the layer above needs; each raises `CudaError`."""
 
     def __init__(self, bindings: Native) -> None:
-        """Starts the driver through `cuda.bindings.driver`, or what answers as it does."""
+        """Initializes the driver through `cuda.bindings.driver` or a fake of it."""
         self._cuda = bindings
         try:
             self._call("cuInit", 0)
-        except RuntimeError as error:  # the bindings' word for a library that is not there
+        except RuntimeError as error:  # the bindings raise it if the driver's library is missing
             raise CudaError("cuInit", NO_DRIVER, f"no NVIDIA driver is in use here ({error})") from None
 
-    # What there is.
+    # Driver and GPUs.
 
     def version(self) -> tuple[int, int]:
-        """The newest CUDA that this driver runs, as (13, 0)."""
+        """Returns the newest CUDA version that this driver supports, such as (13, 0)."""
         number = int(self._call("cuDriverGetVersion"))
         return number // 1000, number % 1000 // 10
 
@@ -92,37 +92,37 @@ class Driver:
         memory = int(self._call("cuDeviceTotalMem", device))
         return Gpu(ordinal, name, f"GPU-{'-'.join(parts)}", f"{major}.{minor}", memory)
 
-    # A GPU in use: the primary context, which libraries that use CUDA's runtime share.
+    # A GPU in use: the primary context, which is shared with libraries that use CUDA's runtime.
 
     def use(self, ordinal: int) -> None:
-        """Makes a GPU this thread's own; other threads call it for themselves."""
+        """Makes a GPU current for the calling thread; other threads must call it themselves."""
         context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", ordinal))
         self._call("cuCtxSetCurrent", context)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free on the GPU, and all that it has."""
+        """Returns the free and the total bytes of the GPU's memory."""
         free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
 
     def finish(self) -> None:
-        """Waits for everything on the GPU; fails where it does not work any more."""
+        """Waits for all work on the GPU; fails if the GPU no longer works."""
         self._call("cuCtxSynchronize")
 
     # Memory.
 
     def allocate(self, size: int) -> int:
-        """The address of `size` bytes on the GPU, aligned to 256 bytes as CUDA's allocations are."""
+        """Allocates `size` bytes on the GPU; returns the address, which CUDA aligns to 256 bytes."""
         return int(self._call("cuMemAlloc", size))
 
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
 
     def allocate_pinned(self, size: int) -> int:
-        """The address of `size` bytes of this machine's memory that the GPU reads and writes by itself."""
+        """Allocates `size` bytes of pinned host memory, which the GPU can access directly; returns the address."""
         return int(self._call("cuMemAllocHost", size))
 
     def copy_in(self, device: int, host: int, size: int, stream: int) -> None:
-        """Queues a copy to the GPU; the host's bytes must be pinned and stay as they are until it is done."""
+        """Queues a copy to the GPU; the host's bytes must be pinned and unchanged until it is done."""
         self._call("cuMemcpyHtoDAsync", device, host, size, stream)
 
     def copy_out(self, host: int, device: int, size: int, stream: int) -> None:
@@ -131,21 +131,21 @@ class Driver:
     # Streams.
 
     def stream(self) -> int:
-        """A stream that waits for no other one."""
+        """Creates a stream that does not synchronize with any other."""
         return int(self._call("cuStreamCreate", _NON_BLOCKING))
 
     def wait(self, stream: int) -> None:
         self._call("cuStreamSynchronize", stream)
 
-    # Graphs: what was queued once, started again by a single call.
+    # Graphs: work that is captured once and launched again by a single call.
 
     def begin_capture(self, stream: int) -> None:
-        """From now on the stream's work is recorded and not done; other threads may go on using the GPU."""
+        """Starts to record the stream's work instead of running it; other threads may still use the GPU."""
         mode = getattr(self._cuda.CUstreamCaptureMode, _THREAD_LOCAL_CAPTURE)
         self._call("cuStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: int) -> int:
-        """The executable graph of what was recorded."""
+        """Ends the recording and returns its executable graph."""
         graph = self._call("cuStreamEndCapture", stream)
         try:
             return int(self._call("cuGraphInstantiate", graph, 0))
@@ -170,7 +170,7 @@ class Driver:
 
 
 def explained(error: CudaError) -> str:
-    """What a failure to use a GPU means, and what to do."""
+    """Describes a failure to use a GPU, and what to do."""
     if error.code in {NO_DRIVER, OLD_DRIVER}:
         return f"{error.name}; run this where the GPU is, in a container that is given it"
     if error.code == NO_DEVICE:
@@ -183,9 +183,9 @@ def explained(error: CudaError) -> str:
 
 
 def load() -> Driver:
-    """The driver of this machine; raises CudaError, which names what is missing."""
+    """Loads the driver of this machine; raises CudaError, which names what is missing."""
     try:
-        from cuda.bindings import driver  # noqa: PLC0415  a machine without them runs everything else
+        from cuda.bindings import driver  # noqa: PLC0415  optional: only GPUs need it
     except ImportError as error:
         raise CudaError("import", NO_DRIVER, f"NVIDIA's bindings are not installed ({error})") from error
     return Driver(driver)

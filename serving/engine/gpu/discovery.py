@@ -1,7 +1,7 @@
-"""What GPUs this machine has and what could run on them, examined by a process of its own.
+"""GPU discovery: the GPUs of this machine and the libraries that can use them, in a separate process.
 
-A driver that hangs or a library that crashes then costs that process alone, and the server never starts CUDA, which
-would take memory of each GPU. `python -m serving.engine.gpu.discovery` is that process: it answers one JSON object.
+A driver that hangs or a library that crashes then affects that process alone. The server never starts CUDA, which would
+take memory on each GPU. `python -m serving.engine.gpu.discovery` is that process: it prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import msgspec
 
 from serving.children import module_command
 from serving.engine.gpu import cuda_driver, tensorrt_library
-from serving.engine.specs import Gpu  # noqa: TC001  read when an answer is decoded
+from serving.engine.specs import Gpu  # noqa: TC001  read at run time by msgspec
 from serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT_S = 30.0
-"""A driver's first start may take some seconds where nothing keeps it awake (persistence mode)."""
+"""Time limit in seconds: a driver's first start may take some seconds without persistence mode."""
 
 _KILL_S = 1.0
-"""More than a process that can be killed takes to end."""
+"""Seconds to wait for a killed process to end; one that can be killed ends sooner."""
 
 Runtime = Literal["ort-cuda", "rtx", "enterprise"]
-"""ONNX Runtime's CUDA provider, and the flavours of TensorRT."""
+"""ONNX Runtime's CUDA provider, and the flavors of TensorRT."""
 
 _PROVIDER = "CUDAExecutionProvider"
 
 _MIN_CAPABILITY = {13: (7, 5), 12: (5, 0)}
-"""The lowest compute capability for which libraries have kernels, by the major version of their CUDA."""
+"""Minimum compute capability that libraries have kernels for, by the major version of their CUDA."""
 
 
 class Library(msgspec.Struct, frozen=True):
-    """What could run a model on a GPU.
+    """A library that can run models on a GPU.
 
     Attributes:
-        version: Empty where it cannot be used.
-        cuda: The major version of CUDA that it was built for; 0 where it does not say.
+        version: Empty if it cannot be used.
+        cuda: Major version of the CUDA that it was built for; 0 if unknown.
         problem: Why it cannot be used.
     """
 
@@ -53,15 +53,15 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What this machine has.
+    """The GPUs and libraries of this machine.
 
     Attributes:
-        gpus: In CUDA's order.
-        cuda: The newest CUDA that the driver runs; (0, 0) without one.
-        problem: Why no GPU can be used; empty where one can.
-        broken: Whether a driver is there, or was meant to be, that does not work.
-        libraries: By `Runtime`.
-        free_bytes: Of each GPU the memory that nobody had taken.
+        gpus: GPUs in CUDA's order.
+        cuda: Newest CUDA version that the driver supports; (0, 0) without a driver.
+        problem: Why no GPU can be used; empty if one can.
+        broken: Whether a driver that is installed, or should be, does not work.
+        libraries: Libraries by `Runtime`.
+        free_bytes: Free memory of each GPU.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -72,7 +72,7 @@ class Machine(msgspec.Struct, frozen=True):
     free_bytes: tuple[int, ...] = ()
 
     def obstacles(self, name: str, runtime: Runtime, gpu: Gpu) -> Iterator[str]:
-        """Why a library, called `name`, cannot run on a GPU of this machine."""
+        """Yields the reasons why a library, called `name`, cannot run on a GPU of this machine."""
         library = self.libraries.get(runtime)
         if library is None or library.problem:
             yield library.problem if library else f"{name} was not looked for"
@@ -92,14 +92,14 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def look(limit_s: float = LIMIT_S) -> Machine:
-    """What this machine has; never fails, and takes at most `limit_s`."""
+    """Examines this machine in a separate process; never fails, and takes at most `limit_s`."""
     command = module_command("serving.engine.gpu.discovery")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         answer, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Not `subprocess.run`, which waits for the end: SIGKILL does not reach a process that hangs in the kernel.
+        # Not `subprocess.run`, which waits for the end: SIGKILL does not stop a process that hangs in the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_S)
         return Machine(problem=f"the NVIDIA driver does not answer within {limit_s:g} s", broken=True)
@@ -131,7 +131,7 @@ def examine() -> Machine:
 
 def _onnx_runtime() -> Library:
     try:
-        # The one user of the library for CPUs may be missing it; the one for GPUs has the same module.
+        # This import fails if ONNX Runtime is not installed; the packages for CPUs and GPUs have the same module.
         from serving.engine.cpu import ort  # noqa: PLC0415  needs its library
     except ImportError as error:
         return Library(problem=f"ONNX Runtime is not installed ({error}); run `{installing('gpu')}`")
@@ -150,7 +150,7 @@ def _tensorrt(flavour: tensorrt_library.Flavour) -> Library:
 
 
 def _cuda_of(package: str) -> int:
-    """The CUDA that a package names in its own name or in those that it needs, as `tensorrt_cu13`; 0 without."""
+    """Returns the CUDA version in the names of a package and its requirements, such as `tensorrt_cu13`, or 0."""
     try:
         names = [package, *(importlib.metadata.requires(package) or [])]
     except importlib.metadata.PackageNotFoundError:
@@ -164,7 +164,7 @@ def _major(version: str) -> int:
 
 
 def main() -> None:
-    """Answers on standard output; what libraries print goes to standard error."""
+    """Writes the result to standard output; output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with answers:

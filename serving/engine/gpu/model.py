@@ -1,8 +1,8 @@
-"""A model on a GPU: batches padded to few shapes, copied, run and copied back.
+"""A model on a GPU: batches are padded to a small set of shapes, copied, run and copied back.
 
-A shape is a captured size (1, 2, 4, ... texts) in a sequence bucket. Every shape within the budget of a batch gets a
-graph while the model loads, smallest first, until the memory set aside for graphs is used; the others run the same
-work queued piece by piece. What a batch costs depends on its shape alone.
+A shape is a batch size (1, 2, 4, ... texts) in a sequence bucket. Every shape within the batch's token budget gets a
+graph while the model loads, smallest first, until the memory for graphs is used. The others queue the same work call by
+call. A batch's cost depends on its shape alone.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 SIZES = (1, 2, 4, 8, 16, 32)
-"""Texts in a batch; others are padded up, and what is larger runs in several."""
+"""Batch sizes in texts. Others are padded up; larger batches run in several executions."""
 
 MASK_SIZES = (1, 2, 4, 8, 16)
-"""Masks of a text, padded up in the same way; the optimization profiles of engines end there."""
+"""Mask counts per text, padded up likewise; the optimization profiles of engines end at the largest."""
 
 GRAPH_BYTES = 1 << 30
 
 _MIB = 1 << 20
 
 _FULL = re.compile(r"out ?of ?memory|failed to allocate memory|memory does not suffice", re.IGNORECASE)
-"""How libraries say that the GPU's memory is full; the driver itself has a code for it."""
+"""Out-of-memory messages of libraries; the driver itself has a code for it."""
 
 
 class Shape(NamedTuple):
-    """What a batch is padded to; `masks` is 0 where the model takes no mask positions."""
+    """The shape that a batch is padded to; `masks` is 0 if the model takes no mask positions."""
 
     rows: int
     length: int
@@ -68,32 +68,32 @@ class Shape(NamedTuple):
         return self.rows, self.masks if name == POSITIONS else self.length
 
     def output(self, spec: TensorSpec) -> tuple[int, ...]:
-        """An output's shape: what varies beside the rows is the masks, or else the tokens."""
+        """Returns an output's shape: its dynamic dimension after the rows is the masks, or else the tokens."""
         return self.rows, *(size if size >= 0 else self.masks or self.length for size in spec.shape[1:])
 
 
 class ProgramError(Exception):
-    """The library that queues a model's work could not; the message is for the log."""
+    """The library failed to queue a model's work; the message is for the log."""
 
 
 class Program(Protocol):
-    """Queues a model's work on a device's stream, between the addresses that it was made with.
+    """Queues a model's work on a device's stream, with the buffer addresses that it was created with.
 
     Attributes:
-        records_itself: Whether the library keeps graphs of its own; else they are captured here.
+        records_itself: Whether the library keeps graphs of its own; otherwise they are captured here.
     """
 
     records_itself: bool
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
-        """Prepares a shape before its first run; with `graph` a library that keeps graphs makes one."""
+        """Prepares a shape before its first run; with `graph`, a library that keeps graphs makes one."""
 
     def enqueue(self, shape: Shape) -> None:
-        """Queues the work for a shape; raises ProgramError where the library cannot."""
+        """Queues the work for a shape; raises ProgramError if the library fails."""
 
 
 class GraphBudget:
-    """How much memory the graphs of all models may take on a GPU; `used` is in bytes."""
+    """The memory limit for the graphs of all models on a GPU; `used` is in bytes."""
 
     def __init__(self, device: Device, limit: int | None = None) -> None:
         self._device = device
@@ -103,17 +103,17 @@ class GraphBudget:
 
     @property
     def allows(self) -> bool:
-        """Whether another graph like the last one may be made."""
+        """Whether another graph as large as the last one may be made."""
         return self.used + self._last <= self._limit and self._device.has_room(self._last)
 
     def spend(self, free_before: int) -> None:
-        """Counts what has been taken since `free_before` bytes were free."""
+        """Counts the memory taken since `free_before` bytes were free."""
         self._last = max(0, free_before - self._device.driver.memory()[0])
         self.used += self._last
 
 
 def lengths_for(max_length: int) -> list[int]:
-    """The sequence buckets of a model; the last one is its longest text.
+    """Returns the sequence buckets of a model; the last one is its maximum length.
 
     >>> lengths_for(100)
     [16, 32, 64, 100]
@@ -122,7 +122,7 @@ def lengths_for(max_length: int) -> list[int]:
 
 
 class ModelBuffers:
-    """The buffers of a model's inputs and outputs by name, each as large as the largest shape needs."""
+    """The buffers of a model's inputs and outputs by name, each large enough for the largest shape."""
 
     def __init__(self, device: Device, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
         self.inputs = {
@@ -137,11 +137,11 @@ class ModelBuffers:
 
 @contextmanager
 def one_at_a_time(device: Device) -> Iterator[None]:
-    """Work on a device, whose stream and buffers one thread uses at a time.
+    """Guards work on a device, whose stream and buffers one thread may use at a time.
 
     Raises:
-        EngineFault: It failed, and the GPU still works.
-        DeviceLost: The GPU works no more.
+        EngineFault: The work failed, and the GPU still works.
+        DeviceLost: The GPU no longer works.
     """
     with device.turn:
         try:
@@ -156,10 +156,10 @@ def one_at_a_time(device: Device) -> Iterator[None]:
 
 
 class PaddedModel(ABC):
-    """A model whose batches are padded to shapes; what is larger than the largest one runs in several.
+    """A model whose batches are padded to shapes; a batch larger than all shapes runs in several executions.
 
     Attributes:
-        shapes: All that a batch may be padded to, the smallest batches first.
+        shapes: All shapes that a batch may be padded to, the smallest batches first.
     """
 
     def __init__(self, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
@@ -173,7 +173,7 @@ class PaddedModel(ABC):
             self._most[shape.length] = max(self._most[shape.length], shape.rows)
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Raises EngineFault or DeviceLost."""
+        """Runs a batch; raises EngineFault or DeviceLost."""
         started = time.perf_counter()
         arrays = self._computed(batch)
         finite = finite_rows(arrays, len(batch.texts))
@@ -189,7 +189,7 @@ class PaddedModel(ABC):
         return rows[0] if len(rows) == 1 else _joined(rows, axis=0)
 
     def _masked(self, tensors: Tensors, length: int, padded: int) -> list[Array]:
-        """A part's arrays; more masks than a shape holds are computed in several runs."""
+        """Returns the outputs for a part of a batch; more masks than a shape holds run in several executions."""
         if POSITIONS not in tensors:
             return self._once(tensors, Shape(_fitting(SIZES, len(tensors[IDS])), length), padded)
         positions = tensors[POSITIONS]
@@ -203,10 +203,10 @@ class PaddedModel(ABC):
 
     @abstractmethod
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
-        """Runs tensors that fit a shape; `width` is the size of their dimension that varies."""
+        """Runs tensors that fit a shape; `width` is the unpadded size of their dynamic dimension."""
 
     def _fill(self, target: NDArray[Any], name: str, values: NDArray[np.int32]) -> None:
-        """Fills an input; rows beyond the batch repeat its first one, so that they hold a real text."""
+        """Fills an input; rows beyond the batch repeat its first row, so they hold a real text."""
         rows, width = values.shape
         target[:rows, :width] = values
         target[:rows, width:] = self._pad_id if name == IDS else 0
@@ -214,7 +214,7 @@ class PaddedModel(ABC):
 
 
 class GpuModel(PaddedModel):
-    """A model that one GPU holds, with graphs of its shapes."""
+    """A model on one GPU, with graphs of its shapes."""
 
     def __init__(
         self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
@@ -227,7 +227,7 @@ class GpuModel(PaddedModel):
         self._prepared: set[Shape] = set()
 
     def capture(self, budget: GraphBudget) -> None:
-        """Makes the graphs, those of the smallest batches first, as far as the memory for them goes.
+        """Makes the graphs, those of the smallest batches first, until the memory for them is used.
 
         Raises:
             CudaError: The GPU failed.
@@ -266,7 +266,7 @@ class GpuModel(PaddedModel):
         self._device.wait()
         rows = len(tensors[IDS])
         outputs = [(spec, self._tensors.outputs[spec.name].view(shape.output(spec))) for spec in self.spec.outputs]
-        # Copies, since the next batch writes over them.
+        # Copies, because the next batch overwrites the buffers.
         return [unpadded(spec, values, rows, width).copy() for spec, values in outputs]
 
     def _queue(self, shape: Shape) -> None:
@@ -277,14 +277,14 @@ class GpuModel(PaddedModel):
             self._tensors.outputs[spec.name].fetch(shape.output(spec))
 
     def _prepare(self, shape: Shape, *, graph: bool) -> None:
-        """Prepares a shape once: libraries allocate and choose kernels at its first run."""
+        """Prepares a shape once: libraries allocate memory and choose kernels at its first run."""
         if shape in self._prepared:
             return
         self._program.prepare(shape, graph=graph)
         self._prepared.add(shape)
         if not graph:
             return
-        # Texts of padding, but for attention that has something to look at.
+        # All tokens are padding, but the mask is 1: attention needs at least one token.
         for name, buffer in self._tensors.inputs.items():
             buffer.view(shape.input(name))[...] = 1 if name == MASK else 0
         self._queue(shape)
@@ -298,7 +298,7 @@ class GpuModel(PaddedModel):
 
 
 def not_split(spec: ModelSpec) -> BackendModel:
-    """Raises BundleError, where nothing loads models that are split by layers."""
+    """Raises BundleError: the default loader, which rejects models that are split by layers."""
     raise BundleError(f"{spec.path} is one part of a model")
 
 
@@ -306,20 +306,20 @@ class BackendModel(Protocol):
     spec: ModelSpec
 
     def capture(self, budget: GraphBudget) -> None:
-        """Makes the graphs that it wants; raises CudaError, or ProgramError."""
+        """Makes the model's graphs; raises CudaError or ProgramError."""
 
     def on_lane(self, lane: int) -> Runner:
-        """What runs it on a lane."""
+        """Returns the model's runner for a lane."""
 
 
 class GpuBackend:
-    """Models on one GPU, which is one lane; where models are split by layers, a lane more for each of their parts."""
+    """Models on one GPU, which is one lane; a model split by layers adds one lane for each of its parts."""
 
     largest_batch = SIZES[-1]
     padded_to: Sequence[int] = SIZES
 
     def __init__(self, device: Device, models: Sequence[BackendModel]) -> None:
-        """Captures the graphs of every model; raises CudaError, or BundleError where the library cannot run one."""
+        """Captures the graphs of every model; raises CudaError, or BundleError if the library cannot run one."""
         self.models = models
         budget = GraphBudget(device)
         for model in models:
@@ -344,12 +344,12 @@ class _Lane:
 
 
 def unpadded(spec: TensorSpec, values: Array, rows: int, width: int) -> Array:
-    """What is of a batch in an output of a shape; `width` as of `PaddedModel`."""
+    """Returns an output without the padding; `width` as in `PaddedModel`."""
     return values[:rows, :width] if spec.shape[1] == -1 else values[:rows]
 
 
 def shapes_for(spec: ModelSpec, lengths: Sequence[int], max_batch_tokens: int) -> list[Shape]:
-    """Every shape of a model: each bucket with as many texts as a batch may have, at least one."""
+    """Returns all shapes of a model: in each bucket, every batch size within the token budget, at least 1."""
     masks = MASK_SIZES if POSITIONS in spec.inputs else (0,)
     return [
         Shape(rows, length, count)

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a GPU: its CUDA provider on our stream, between our buffers, with a CUDA graph for each shape.
+"""ONNX Runtime on a GPU: its CUDA provider on the device's stream, with fixed buffers and a graph per shape.
 
-ONNX Runtime falls back to a CPU in silence, so its provider is checked. With graphs on, it refuses by itself a model of
-which a part would be computed elsewhere.
+ONNX Runtime falls back to the CPU silently, so the provider is checked. With graphs enabled, it refuses a model of
+which a part would run elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["VERSION", "OrtCudaBackend"]
 PROVIDER = "CUDAExecutionProvider"
 
 _NO_GRAPH = "-1"
-"""ONNX Runtime's annotation of a run that neither makes nor uses a graph."""
+"""ONNX Runtime's annotation of a run that neither captures nor uses a graph."""
 
 
 class OrtCudaBackend(GpuBackend):
@@ -60,7 +60,7 @@ class OrtCudaBackend(GpuBackend):
 
         Raises:
             BundleError: A model cannot be served on this provider.
-            CudaError: The GPU has no room, or failed.
+            CudaError: The GPU is out of memory, or failed.
         """
         preload()
         super().__init__(
@@ -70,11 +70,11 @@ class OrtCudaBackend(GpuBackend):
 
 
 def preload() -> None:
-    """Finds CUDA's and cuDNN's libraries where pip has put them; raises BundleError without the provider."""
+    """Loads the CUDA and cuDNN libraries that pip has installed; raises BundleError without the provider."""
     if PROVIDER not in ort.get_available_providers():
         raise BundleError(f"ONNX Runtime {VERSION} is installed without CUDA: {installing('gpu')}")
     ort.preload_dlls()
-    ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session warns of a plugin that this provider is not
+    ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session logs an irrelevant warning about plugins
 
 
 def shapes_of(spec: ModelSpec, max_batch_tokens: int) -> list[Shape]:
@@ -82,7 +82,7 @@ def shapes_of(spec: ModelSpec, max_batch_tokens: int) -> list[Shape]:
 
 
 def open_part(spec: ModelSpec, device: Device) -> GraphPart:
-    """A part of a model, whose tensors ONNX Runtime copies to the GPU and back; raises BundleError."""
+    """Opens a part of a model, whose tensors ONNX Runtime copies to the GPU and back; raises BundleError."""
     return GraphPart(_open_session(spec, device, graphs=False))
 
 
@@ -95,7 +95,7 @@ def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
 
 
 def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
-    """A graph on the device's stream; raises BundleError where the provider cannot run it."""
+    """Opens a graph on the device's stream; raises BundleError if the provider cannot run it."""
     try:
         with verified_bytes(spec) as data:
             session = _session(spec, data, device, graphs=graphs)
@@ -112,9 +112,9 @@ def _session(spec: ModelSpec, data: bytes, device: Device, *, graphs: bool) -> o
         "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),
         "enable_cuda_graph": str(int(graphs)),
-        # Of fp32 it would keep 10 bits: a text's answer would no longer be the same in any company.
+        # TF32 keeps 10 bits of fp32: a text's output would depend on the rest of its batch.
         "use_tf32": "0",
-        # Doubling what it takes would waste up to half of a GPU that holds several models.
+        # Doubling the allocations would waste up to half of a GPU that holds several models.
         "arena_extend_strategy": "kSameAsRequested",
     }
     session = ort.InferenceSession(data, options, providers=[(PROVIDER, provider)])
@@ -159,6 +159,6 @@ class _OrtProgram:
 def _run_options(graph: str) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph)
-    # What follows waits in the same stream; `GpuModel` waits for all at once.
+    # Later work waits in the same stream; `GpuModel` waits for all of it at once.
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options

@@ -1,9 +1,9 @@
-"""TensorRT: an engine's contexts on our stream, between our buffers, in one scratch memory.
+"""TensorRT: an engine's contexts on the device's stream, with fixed buffers and one scratch memory.
 
 Each optimization profile, which is a sequence bucket, has a context of its own that never changes its profile. The
-enterprise library's work is captured into graphs here. TensorRT for RTX compiles its kernels when it loads an engine,
-and by default a better one in the background later, under a graph that then holds the old one; so it is set to
-compile at once, for the very shapes, and keeps whole graphs itself. What it compiled is kept for the next start.
+enterprise library's work is captured into graphs here. TensorRT for RTX compiles its kernels when it loads an engine.
+By default it compiles a better one in the background later, while an existing graph keeps the old one. So it is set to
+compile at once, for the exact shapes, and it keeps whole graphs itself. Compiled kernels are cached for the next start.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _VERSION_PARTS = 3
 _Dtype = Literal["int32", "float32", "float16"]
 
 _WORDS = {"int32": "tensor(int32)", "float32": "tensor(float)", "float16": "tensor(float16)"}
-"""ONNX Runtime's words for types, by which parts are compared."""
+"""ONNX Runtime's names of types, which parts are compared by."""
 
 _Tensor = tuple[str, _Dtype, tuple[int, ...]]
-"""Name, type and size; -1 stands for a dimension that varies."""
+"""Name, type and size; -1 is a dynamic dimension."""
 
 _Extent = Callable[[Shape], tuple[int, ...]]
-"""A tensor's size in a shape."""
+"""Returns a tensor's size in a shape."""
 
 
 class TensorRtBackend(GpuBackend):
-    """Engines of verified bytes, of either flavour; `version` is that of the libraries in use."""
+    """Engines of either flavor, from verified bytes; `version` is that of the libraries in use."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class TensorRtBackend(GpuBackend):
         """Opens every engine and captures its graphs.
 
         Args:
-            models: What to load.
+            models: Models to load.
             device: The GPU.
             max_batch_tokens: Padded tokens of the largest batch.
-            kernels: For each model the files of what TensorRT for RTX compiles; empty for none.
+            kernels: Files of each model's kernels that TensorRT for RTX compiles; empty for none.
             load_split: Loads a model that is split by layers; its parts compile at each start.
 
         Raises:
             BundleError: An engine cannot be served here.
-            CudaError: The GPU has no room, or failed.
+            CudaError: The GPU is out of memory, or failed.
         """
         libraries = {flavour: _library(flavour) for flavour in sorted({_build(spec).flavour for spec in models})}
         self.version = ", ".join(library.version for library in libraries.values())
@@ -92,7 +92,7 @@ class TensorRtBackend(GpuBackend):
         }
         for engine in opened.values():
             engine.check()
-        # All contexts run in one stream, so what they need for a moment can be the same memory.
+        # All contexts run in one stream, so they can share their temporary memory.
         scratch_size = max((engine.scratch_size for engine in opened.values()), default=0)
         scratch = device.scratch(scratch_size)
         super().__init__(
@@ -149,7 +149,7 @@ class _Opened:
         return GpuModel(self._device, self.spec, buffers, program, shapes)
 
     def part(self, max_batch_tokens: int) -> EnginePart:
-        """As one of the parts that a model was cut into, with scratch memory of its own."""
+        """Returns the engine as one part of a split model, with scratch memory of its own."""
         tensors = {name: _extent(self.spec, name, size) for name, _, size in self.tensors(inputs=True)}
         outputs = {name: _extent(self.spec, name, size) for name, _, size in self.tensors(inputs=False)}
         shapes = shapes_of(self.spec, max_batch_tokens)
@@ -162,10 +162,10 @@ class _Opened:
         return EnginePart(self._device, self, self._program(tensors), buffers, outputs)
 
     def tensors(self, *, inputs: bool) -> list[_Tensor]:
-        """The engine's inputs, or its outputs in the manifest's order, which an engine need not keep.
+        """Returns the engine's inputs, or its outputs in the manifest's order, which an engine need not keep.
 
         Raises:
-            BundleError: One is of a type that is not served.
+            BundleError: A tensor has an unsupported type.
         """
         engine, module = self._engine, self._library.module
         types: dict[Native, _Dtype] = {module.int32: "int32", module.float32: "float32", module.float16: "float16"}
@@ -181,7 +181,7 @@ class _Opened:
         return sorted(found, key=lambda tensor: order.get(tensor[0], -1))
 
     def check(self) -> None:
-        """Compares with the manifest; raises BundleError where they differ."""
+        """Compares the engine with the manifest; raises BundleError if they differ."""
         inputs = [(name, dtype if shape == (-1, -1) else None) for name, dtype, shape in self.tensors(inputs=True)]
         check_interface(self.spec, inputs, self.tensors(inputs=False), "engine")
 
@@ -196,7 +196,7 @@ class _Opened:
         return _TrtProgram(self._library, inputs, self._device, self._contexts)
 
     def keep_kernels(self) -> None:
-        """Writes what was compiled for the server to take; a start without it is only slower."""
+        """Writes the compiled kernels for the server to collect; a start without them is only slower."""
         if self._cache is None or not self._kernels.write:
             return
         try:
@@ -205,7 +205,7 @@ class _Opened:
             log.warning("the kernels of %s were not kept: %s", self.spec.name, error)
 
     def _check_fits(self, build: EngineBuild) -> None:
-        """Refuses an engine for another GPU or version before the library sees it, which says it less clearly."""
+        """Refuses an engine for another GPU or version before the library does, whose message is less clear."""
         path = self.spec.path
         gpu = self._device.gpu
         if gpu.compute_capability != build.compute_capability:
@@ -243,7 +243,7 @@ class _Opened:
         return config
 
     def _recall(self, cache: Native) -> None:
-        """Reads what an earlier start compiled; the library refuses what another driver or GPU has made."""
+        """Reads the kernels of an earlier start; the library refuses those of another driver or GPU."""
         if not self._kernels.read:
             return
         try:
@@ -267,12 +267,12 @@ class _TrtProgram:
         self._set: dict[int, Shape] = {}
 
     def prepare(self, shape: Shape, *, graph: bool) -> None:
-        """Nothing: a context learns of a shape when it is first queued."""
+        """Does nothing: a context learns a shape when it is first queued."""
 
     def enqueue(self, shape: Shape) -> None:
         context = self._contexts[shape.length]
         if self._set.get(shape.length) != shape:
-            self._set.pop(shape.length, None)  # if one of them fails, the context is between two shapes
+            self._set.pop(shape.length, None)  # after a failure below, the context has no valid shape
             for name, extent in self._inputs.items():
                 if not context.set_input_shape(name, extent(shape)):
                     raise ProgramError(f"TensorRT: {self._library.reason()}")
@@ -282,11 +282,11 @@ class _TrtProgram:
 
 
 class EnginePart:
-    """One of the engines that a model was cut into.
+    """An engine of a split model.
 
     Attributes:
-        inputs: Name and type of each, in ONNX Runtime's words.
-        outputs: Name, type and shape of each.
+        inputs: Name and type of each input, in ONNX Runtime's terms.
+        outputs: Name, type and shape of each output.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class EnginePart:
         self._device, self._program, self._buffers, self._extents = device, program, buffers, extents
 
     def run(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """What it answers to its own inputs among these tensors; raises CudaError, or ProgramError."""
+        """Returns the outputs for its own inputs among these tensors; raises CudaError or ProgramError."""
         given = {name: tensors[name] for name, _ in self.inputs}
         rows, length = next(values.shape[:2] for name, values in given.items() if values.ndim > 1 and name != POSITIONS)
         shape = Shape(rows, length, given[POSITIONS].shape[1] if POSITIONS in given else 0)
@@ -318,7 +318,7 @@ class EnginePart:
 
 
 def open_part(spec: ModelSpec, device: Device, max_batch_tokens: int) -> EnginePart:
-    """A part's engine; raises BundleError or CudaError."""
+    """Opens the engine of a part; raises BundleError or CudaError."""
     return _Opened(_library(_build(spec).flavour), spec, device, KernelFiles()).part(max_batch_tokens)
 
 
@@ -336,7 +336,7 @@ def _library(flavour: tensorrt_library.Flavour) -> _Library:
 
 
 def _extent(spec: ModelSpec, name: str, size: tuple[int, ...]) -> _Extent:
-    """A tensor's size in a shape: what goes from part to part varies by the rows and the tokens of each."""
+    """Returns a tensor's size in a shape; tensors between parts vary by rows and tokens."""
     if name in spec.inputs:
         return partial(Shape.input, name=name)
     for output in spec.outputs:

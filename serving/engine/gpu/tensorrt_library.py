@@ -1,6 +1,6 @@
-"""TensorRT's two flavours: the module, its version, its log, and what its messages mean.
+"""The two flavors of TensorRT: module, version, log, and the meaning of messages.
 
-`tensorrt_rtx` and `tensorrt` have the same classes; only this file imports them. No runtime may run host code out of an
+`tensorrt_rtx` and `tensorrt` have the same classes; only this file imports them. No runtime may run host code from an
 engine.
 """
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Native = Any
-"""A module or an object of TensorRT, which has no types."""
+"""A module or an object of TensorRT, which is untyped."""
 
 Flavour = Literal["rtx", "enterprise"]
 
 PACKAGES: dict[Flavour, str] = {"rtx": "tensorrt-rtx-cu13", "enterprise": "tensorrt"}
-"""Their names for pip."""
+"""Package names for pip."""
 
 NO_DRIVER = (
     "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is, in a container that is given it"
@@ -42,11 +42,11 @@ _REASONS = (
 
 
 class LibraryMissing(Exception):
-    """The flavour is not installed, or not whole; the message says what to install."""
+    """The flavor is not installed, or is incomplete; the message says what to install."""
 
 
 def load(flavour: Flavour) -> Native:
-    """The module of a flavour; raises LibraryMissing where it cannot be imported."""
+    """Imports the module of a flavor; raises LibraryMissing if that fails."""
     try:
         if flavour == "rtx":
             import tensorrt_rtx as library  # noqa: PLC0415  an optional library
@@ -58,7 +58,7 @@ def load(flavour: Flavour) -> Native:
 
 
 def logger(library: Native) -> Native:
-    """A logger of the library's own class that keeps the errors, in its list `errors`."""
+    """Returns a logger of the library's own class that keeps errors in its list `errors`."""
 
     class Errors(library.ILogger):  # type: ignore[misc]  # the class is known at run time
         def __init__(self) -> None:
@@ -73,14 +73,14 @@ def logger(library: Native) -> Native:
 
 
 def runtime(library: Native, log: Native) -> Native:
-    """What opens engines; it never runs host code that an engine brings."""
+    """Returns a runtime that opens engines; it never runs host code from an engine."""
     made = library.Runtime(log)
     made.engine_host_code_allowed = False
     return made
 
 
 def reason(messages: Sequence[str]) -> str:
-    """One sentence out of TensorRT's messages, the first of which is nearest to the cause."""
+    """Returns one sentence for TensorRT's messages, the first of which is nearest to the cause."""
     text = "\n".join(messages)
     for pattern, sentence in _REASONS:
         if re.search(pattern, text, re.IGNORECASE):

@@ -1,4 +1,4 @@
-"""The engines: each module beside this one that has an `ENGINE` is one. Others ask here, by name or by artifact."""
+"""The engine registry: each module of this package with an `ENGINE` registers one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ENGINES: dict[str, EngineKind] = {
     kind.name: kind
     for kind in sorted((module.ENGINE for module in _MODULES if hasattr(module, "ENGINE")), key=lambda kind: kind.rank)
 }
-"""By name, in the order of their ranks."""
+"""Engines by name, in order of rank."""
 
 AUTO: Sequence[EngineKind] = [kind for kind in ENGINES.values() if kind.auto]
-"""What `--engine auto` tries, in this order."""
+"""Engines that `--engine auto` tries, in this order."""
 
 SETTINGS: dict[str, EngineSetting] = {name: each for kind in ENGINES.values() for name, each in kind.settings.items()}
-"""The settings of single engines."""
+"""Settings of single engines, by name."""
 
 
 def engine_for(target: str) -> EngineKind:
-    """The engine that artifacts of a target are made for and proven with."""
+    """Returns the engine that artifacts of a target are made for and proven with."""
     return next(kind for kind in ENGINES.values() if target in kind.made_for)

@@ -1,4 +1,4 @@
-"""ONNX Runtime and OpenVINO side by side; see `serving.engine.cpu.hybrid`."""
+"""ONNX Runtime and OpenVINO combined; see `serving.engine.cpu.hybrid`."""
 
 from __future__ import annotations
 

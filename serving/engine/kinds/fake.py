@@ -1,4 +1,4 @@
-"""An engine without a model; see `serving.engine.fake`."""
+"""The fake engine; see `serving.engine.fake`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine says of itself before it runs: everything that the rest of the server asks beside running batches."""
+"""The description of an engine: everything that the server needs to know besides running batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class EngineSetting(NamedTuple):
     """A setting of one engine.
 
     Attributes:
-        most: The largest number that it takes; the least is 0.
-        pattern: What a text must match.
-        example: Of such a text, for the error.
+        most: Maximum of a number; the minimum is 0.
+        pattern: Regular expression that a text must match.
+        example: A valid text, for the error.
     """
 
     default: float | str
@@ -41,64 +41,64 @@ class EngineSetting(NamedTuple):
 class EngineKind:
     """An engine that `--engine` can name.
 
-    Its module is imported wherever the settings are, so it imports its library only in `open`.
+    Its module is imported along with the settings, so it imports its library only in `open`.
     """
 
     name: str
     title: str
-    """What runs the models, in a sentence."""
+    """Phrase that names the runtime, for use in a sentence."""
     help = ""
-    """A sentence for the help of `--engine`."""
+    """Sentence for the help of `--engine`."""
     settings: Mapping[str, EngineSetting] = {}
-    """Settings of its own, by name; `EngineLoad.options` has their values."""
+    """The engine's own settings, by name; `EngineLoad.options` has their values."""
     rank: int
-    """Its place among the engines: the lowest goes first."""
+    """Sort key among the engines; the lowest comes first."""
     auto = False
     """Whether `--engine auto` tries it."""
     compute_type = "cpu"
-    """TEI's word for what computes: `cpu` or `gpu`, and the library behind a plus."""
+    """Compute type in TEI's notation: `cpu` or `gpu`, and the library after a plus."""
 
     on_gpu = False
     spares_cpu = False
-    """Whether it leaves the cores idle while it computes."""
+    """Whether the CPU cores are idle while it computes."""
     library = ""
-    """The name of what it imports."""
+    """Name of its library."""
     module = ""
-    """What it imports; empty where it needs nothing, or where the examination of the GPUs finds it."""
+    """Module of its library; empty if it needs none, or if GPU discovery finds it."""
     packages: Sequence[str] = ()
-    """Distributions that bring its library, any one of them."""
+    """Distributions that provide its library; any one is enough."""
     extra = ""
-    """The extra of bertserve that brings it."""
+    """The extra of bertserve that installs it."""
     parts: Sequence[str] = ()
-    """The engines that it is made of."""
+    """Engines that it combines."""
 
     made_for: Sequence[str] = ()
-    """Targets of the artifacts that are made for it, and proven with it."""
+    """Targets of the artifacts that are made for it and proven with it."""
     targets: Sequence[str] = ()
-    """Of those that it runs, where they are others."""
+    """Targets that it runs, if not those of `made_for`."""
     per_gpu = False
-    """Whether an artifact runs on one kind of GPU alone."""
+    """Whether an artifact runs on one kind of GPU only."""
     runs_cpu_parts = False
-    """Whether it also runs what is split by layers for CPUs in fp32: those graphs are the same for GPUs."""
+    """Whether it also runs models that are split by layers for CPUs in fp32; those graphs are the same for GPUs."""
     second = ""
-    """Target of a further artifact of a model that it runs beside the first."""
+    """Target of a second artifact of a model, which it runs alongside the first."""
     second_needs = ""
-    """What a model needs for that, where it has no such artifact."""
+    """What a model needs for `second` if it has no such artifact."""
     fastest: Sequence[str] = ("int8", "fp32", "fp16")
-    """Precisions, the best first; a CPU has no arithmetic of its own for fp16."""
+    """Precisions in order of preference. A CPU has no native fp16 arithmetic."""
     forms: Sequence[str] | None = None
-    """What `--model-id` exports for it in any precision; None for the precision that is asked for."""
+    """Forms that `--model-id` exports for it in any precision; None for those of the requested precision."""
     compiles = False
-    """Whether it compiles kernels that are worth keeping for the next start."""
+    """Whether it compiles kernels worth caching for the next start."""
     keeps_costs = True
-    """Whether what its batches cost is worth keeping."""
+    """Whether its measured costs are worth caching."""
 
     def runs(self, target: str, gpu: str = "") -> bool:
-        """Whether it runs artifacts of this target, on this kind of GPU where one is named."""
+        """Whether it runs artifacts of this target, on this kind of GPU if one is given."""
         return target == gpu if gpu and self.per_gpu else target in (self.targets or self.made_for)
 
     def exports(self, precision: str) -> Sequence[str]:
-        """The forms that `--model-id` exports for it; none where that makes nothing that it runs."""
+        """Returns the forms that `--model-id` exports for it; empty if the export makes none that it runs."""
         if self.forms is not None:
             return self.forms
         second = [f"int8-{self.second}"] if self.second and precision in {"auto", "int8"} else []
@@ -108,21 +108,21 @@ class EngineKind:
     def installed(self) -> bool:
         return not self.module or find_spec(self.module) is not None
 
-    def obstacle(self, targets: Collection[str], *, asked: bool) -> str:  # noqa: ARG002  of some
-        """Why it does not run here, as a sentence; empty where it may. Nothing is loaded or imported for that.
+    def obstacle(self, targets: Collection[str], *, asked: bool) -> str:  # noqa: ARG002  some engines read it
+        """Returns why it cannot run here, as a sentence; empty if it may. Loads and imports nothing.
 
         Args:
-            targets: Of all artifacts of the models.
+            targets: Targets of all artifacts of the models.
             asked: Whether `--engine` names one.
         """
         return "" if self.installed else self.cannot(f"{self.library} is not installed; run `{installing(self.extra)}`")
 
     def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
-        """Why it does not run these models on these GPUs, in sentences, as far as can be said without trying."""
+        """Yields sentences on why it cannot run these models on these GPUs, as far as known without trying."""
         return ()
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        """In the engine process: the engine with its models, and the version of its library.
+        """Opens the engine in the engine process; returns it with its models, and its library's version.
 
         Raises:
             BundleError: A model cannot be served.
@@ -140,10 +140,10 @@ class GpuKind(EngineKind):
     spares_cpu = True
     extra = "gpu"
     fastest = ("fp16", "int8", "fp32")
-    """INT8 is often no faster there and always less exact."""
+    """INT8 is often no faster on GPUs, and always less accurate."""
 
     def open(self, load: EngineLoad, *, in_one_process: bool = False) -> tuple[Backend, str]:
-        """As of every engine; in one process, tools prove models that are split."""
+        """Opens the engine. With `in_one_process`, split models run in this process, for tools that prove them."""
         from serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
         from serving.engine.gpu.cuda import Device  # noqa: PLC0415
 
@@ -165,5 +165,5 @@ class GpuKind(EngineKind):
             raise BundleError(self.cannot(cuda_driver.explained(error))) from error
 
     def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
-        """As `open`; what it raises of CUDA refuses the models. A model split by layers is loaded by `load_split`."""
+        """Opens the engine on a device; a CudaError refuses the models. `load_split` loads those split by layers."""
         raise NotImplementedError

@@ -20,7 +20,7 @@ class OpenVino(EngineKind):
     packages = ("openvino",)
     extra = "openvino"
     made_for = ("openvino",)
-    """ONNX Runtime's own graphs are fused into operators that OpenVINO lacks."""
+    """ONNX Runtime's own graphs have fused operators that OpenVINO lacks."""
     forms = ("int8-openvino",)
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from serving.engine.specs import EngineBuild, Gpu, ModelSpec
 
 GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
-"""The compute capabilities that engines are built for."""
+"""Targets (compute capabilities) that engines are built for."""
 
 
 class TensorRt(GpuKind):
@@ -45,10 +45,10 @@ class TensorRt(GpuKind):
 
 
 def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterable[str]:
-    """Why a built engine cannot run with the installed TensorRT."""
+    """Yields the reasons why a built engine cannot run with the installed TensorRT."""
     yield from machine.obstacles("TensorRT", build.flavour, gpu)
     library = machine.libraries.get(build.flavour)
-    # Without the build number.
+    # The build number does not matter.
     if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
         yield (
             f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
@@ -57,7 +57,7 @@ def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterab
 
 
 def build_obstacle(machine: Machine) -> str:
-    """Why no flavour of TensorRT can build an engine here; empty where one can."""
+    """Returns why no flavor of TensorRT can build an engine here; empty if one can."""
     problems = [" and ".join(machine.obstacles("TensorRT", each, machine.gpus[0])) for each in ("enterprise", "rtx")]
     return problems[-1] if all(problems) else ""
 

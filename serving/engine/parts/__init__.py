@@ -1,1 +1,1 @@
-"""Models that were cut into parts, each in a process of its own."""
+"""Split models, whose parts run in processes of their own."""

@@ -1,4 +1,4 @@
-"""The process of a part or a rank: loads its graphs, and runs what comes until the sockets around it close."""
+"""The process of a part or a rank: loads its graphs, and runs batches until its sockets close."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 
 def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[int]) -> None:
-    """Serves until the processes around it end; does not return.
+    """Serves until the neighboring processes end; does not return.
 
     Args:
-        kind: Whether it runs a `part`, with or without a second graph that looks words up, or is a `rank`.
-        controls: The descriptor of the socket that its order comes by.
+        kind: Either `part`, with or without a second graph for lookups in an embedding table, or `rank`.
+        controls: Descriptor of the control socket, on which the order arrives.
         arenas: Descriptors of shared memory.
-        descriptors: Of sockets: for each graph of a part, or for the rank, where batches come from and where they go.
+        descriptors: Socket descriptors of each graph of a part: the inbox, then the outboxes. For a rank, the inbox,
+            then its peers.
     """
     end_with_parent()
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    # Two ways may end in the same socket, which must have one owner.
+    # Two groups may contain the same socket, which must have one owner.
     sockets = {each: socket.socket(fileno=each) for each in {*controls, *(each for way in descriptors for each in way)}}
     (control,), *ways = ([sockets[each] for each in way] for way in (controls, *descriptors))
-    # Slow to import, and the parent may end meanwhile.
+    # These imports are slow, and the parent may end meanwhile.
     from serving.engine.cpu import ort  # noqa: PLC0415
     from serving.engine.parts import ranks  # noqa: PLC0415
     from serving.engine.parts.chain import interface  # noqa: PLC0415
@@ -46,7 +47,7 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
         os.nice(order.nice)
         shared = [Arena(arena) for arena in arenas]
         try:
-            # What looks words up runs on a core beside a part, and has little to do.
+            # A lookup runs on a core beside a part, and has little to do.
             graphs: list[Part] = [
                 ort.open_part(graph, order.threads if kind == "rank" or number == 0 else 1)
                 for number, graph in enumerate(order.graphs)
@@ -58,7 +59,7 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
                 graphs.insert(0, devices.open_part(order.graphs[0], order.place))
         except BundleError as error:
             send(control, Loaded([], str(error)))
-            receive(control, Order)  # until the engine process, which tells why, has ended
+            receive(control, Order)  # waits for the end of the engine process, which reports the reason
             return
         send(control, Loaded([interface(graph) for graph in graphs]))
         if kind == "rank":
@@ -73,7 +74,7 @@ def main(kind: str, controls: list[int], arenas: list[int], *descriptors: list[i
 
 
 def _end(failed: threading.ExceptHookArgs) -> None:
-    """A process whose second graph is not served any more must not go on with the first."""
+    """Ends the process: one that no longer serves its second graph must not go on with the first."""
     sys.__excepthook__(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The parts of a model as one: which tensors go from which part to which, and all of them run in one process."""
+"""The parts of a split model: how they fit together, and how to run all of them in one process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """What a part takes and answers.
+    """The inputs and outputs of a part.
 
     Attributes:
-        inputs: Name and type of each, in ONNX Runtime's words.
-        outputs: Name, type and shape of each; -1 stands for a dimension that varies.
+        inputs: Name and type of each input, in ONNX Runtime's terms.
+        outputs: Name, type and shape of each output; -1 is a dynamic dimension.
     """
 
     inputs: list[tuple[str, str]]
@@ -37,13 +37,13 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 class Part(Protocol):
-    """What runs one of the graphs that a model was cut into; see `GraphPart`."""
+    """The interface of one graph of a split model; see `GraphPart`."""
 
     inputs: list[tuple[str, str]]
     outputs: list[tuple[str, str, tuple[int, ...]]]
 
     def run(self, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
-        """What it answers to its own inputs among these tensors; raises EngineFault where it cannot."""
+        """Returns the outputs for its own inputs among these tensors; raises EngineFault on failure."""
 
 
 def interface(part: Part) -> Interface:
@@ -51,7 +51,7 @@ def interface(part: Part) -> Interface:
 
 
 def check(model: ModelSpec, parts: Sequence[Interface]) -> None:
-    """Compares the parts with one another and with the manifest; raises BundleError where they do not fit."""
+    """Compares the parts with each other and with the manifest; raises BundleError if they do not match."""
     known = dict.fromkeys(model.inputs, "tensor(int32)")
     for number, part in enumerate(parts, 1):
         for name, kind in part.inputs:
@@ -64,7 +64,7 @@ def check(model: ModelSpec, parts: Sequence[Interface]) -> None:
 
 
 def files(model: ModelSpec) -> list[ModelSpec]:
-    """Each file of a model as a model of its own."""
+    """Returns each file of a model as a model of its own."""
     own = msgspec.structs.replace(model, parts=(), split_by=None, ranks=1, lookups=False)
     return [
         own,
@@ -76,7 +76,7 @@ def files(model: ModelSpec) -> list[ModelSpec]:
 
 
 def stages(model: ModelSpec) -> tuple[list[ModelSpec], list[ModelSpec]]:
-    """The parts of a model by layers, and what looks words up in all but the first of them, before the first runs."""
+    """Returns a model's parts by layers, and the lookups of all parts but the first, which run before them."""
     graphs = files(model)
     return graphs[: model.stages], graphs[model.stages :]
 
@@ -88,7 +88,7 @@ def ranks(model: ModelSpec) -> list[list[ModelSpec]]:
 
 
 class Chain:
-    """A lane's model whose parts run one after another in this process: for tools, which prove it."""
+    """A lane's model whose parts run one after another in this process, for tools that prove it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Chain:
         threads: int,
         open_part: Callable[[ModelSpec, int], Part] = ort.open_part,
     ) -> None:
-        """Loads every part, on so many threads; raises BundleError where one cannot be, or they do not fit together."""
+        """Loads every part with this many threads; raises BundleError if one cannot be loaded or they do not match."""
         parts, lookups = stages(model)
         self._parts: list[Part] = [ort.open_part(lookup, threads) for lookup in lookups]
         self._parts += [open_part(part, threads) for part in parts]
@@ -117,7 +117,7 @@ class RankChain:
     """A lane's model whose ranks run one after another in this process."""
 
     def __init__(self, model: ModelSpec, threads: int) -> None:
-        """Loads every segment; raises BundleError where one cannot be, or they do not fit together."""
+        """Loads every segment; raises BundleError if one cannot be loaded or they do not match."""
         self._ranks = [[ort.open_part(segment, threads) for segment in segments] for segments in ranks(model)]
         for segments in self._ranks:
             check(model, [interface(segment) for segment in segments])
@@ -139,7 +139,7 @@ class RankChain:
 
 
 def load(model: ModelSpec, threads: Sequence[int]) -> Sequence[LaneModel]:
-    """As `ort.load`; a model in parts has its parts in this process, once for all lanes, which then take turns."""
+    """Loads a model as `ort.load` does; a split model runs in this process, once for all lanes, which take turns."""
     if model.split_by is None:
         return ort.load(model, threads)
     loaded = RankChain(model, threads[0]) if model.split_by == "tensors" else Chain(model, threads[0])

@@ -1,7 +1,7 @@
-"""A model split by layers, on GPUs: each part on one, and but for the first in a process of its own.
+"""A model split by layers across GPUs: each part but the first has a process of its own.
 
-Parts exchange tensors as on CPUs, through memory that all processes share; each part copies what it reads to its GPU,
-and what it answers back. Several parts may be on one GPU. Words are looked up on cores.
+Parts exchange tensors as on CPUs, through memory that all processes share. Each part copies its inputs to its GPU and
+its outputs back. Several parts may share a GPU. Lookups in embedding tables run on CPU cores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def gpus_of(parts: int, gpus: Sequence[int]) -> list[int]:
-    """The GPU of each part, as even as can be; parts that follow one another share one.
+    """Returns the GPU of each part, evenly distributed; consecutive parts may share one.
 
     >>> gpus_of(2, [0, 1, 2]), gpus_of(3, [4, 7]), gpus_of(2, [5])
     ([0, 1], [4, 4, 7], [5, 5])
@@ -45,7 +45,7 @@ def gpus_of(parts: int, gpus: Sequence[int]) -> list[int]:
 
 
 def load(model: ModelSpec, places: Sequence[Place], device: Device, lanes: int) -> BackendModel:
-    """A model whose parts are where they are told, the first one on this process's device.
+    """Loads a model with its parts on these GPUs, the first part on this process's device.
 
     Raises:
         BundleError: A part cannot be served.
@@ -55,10 +55,10 @@ def load(model: ModelSpec, places: Sequence[Place], device: Device, lanes: int) 
 
 
 def load_here(model: ModelSpec, place: Place, device: Device) -> BackendModel:
-    """A model whose parts run one after another in this process, on one GPU: for tools, which prove it.
+    """Loads a model whose parts run one after another in this process, on one GPU, for tools that prove it.
 
     Raises:
-        BundleError: A part cannot be loaded, or they do not fit together.
+        BundleError: A part cannot be loaded, or the parts do not match.
     """
     return _SplitModel(
         model,
@@ -68,7 +68,7 @@ def load_here(model: ModelSpec, place: Place, device: Device) -> BackendModel:
 
 
 def shapes_of(model: ModelSpec, place: Place) -> Sequence[Shape]:
-    """All that a batch may be padded to."""
+    """Returns all shapes that a batch may be padded to."""
     if place.engine == "tensorrt":
         from serving.engine.gpu import tensorrt  # noqa: PLC0415  its library may be missing
 
@@ -79,7 +79,7 @@ def shapes_of(model: ModelSpec, place: Place) -> Sequence[Shape]:
 
 
 def open_part(graph: ModelSpec, place: Place, device: Device | None = None) -> chain.Part:
-    """A part on its GPU, which this process takes where it has no device yet; raises BundleError."""
+    """Opens a part on its GPU, which this process takes if it has no device yet; raises BundleError."""
     try:
         device = device or Device(cuda_driver.load(), place.gpu)
         if place.engine == "tensorrt":
@@ -96,7 +96,7 @@ def open_part(graph: ModelSpec, place: Place, device: Device | None = None) -> c
 
 
 class _PartOnDevice:
-    """A part whose failures are told apart by what is left of the GPU."""
+    """A part that distinguishes a failed batch from a lost GPU."""
 
     def __init__(self, part: chain.Part, device: Device) -> None:
         self.inputs, self.outputs = part.inputs, part.outputs
@@ -109,14 +109,14 @@ class _PartOnDevice:
 
 @dataclass
 class _SplitModel:
-    """A model in parts beside whole ones: each lane has a batch under way."""
+    """A split model among whole ones: each lane has a batch in flight."""
 
     spec: ModelSpec
     shapes: Sequence[Shape]
     lanes: Sequence[Callable[[dict[str, NDArray[Any]]], Sequence[Array]]]
 
     def capture(self, budget: GraphBudget) -> None:
-        """Nothing: no graph reaches over several processes."""
+        """Does nothing: no graph spans several processes."""
 
     def on_lane(self, lane: int) -> Runner:
         return _PaddedLane(self.spec, self.shapes, self.lanes[lane])

@@ -1,8 +1,8 @@
-"""What crosses between the processes of a model in parts: tensors in shared memory, and messages that say where.
+"""Exchange between the processes of a split model: tensors in shared memory, and messages that locate them.
 
 Each lane has an arena, an anonymous file that all processes map. A lane has one batch at a time, so an arena has one
-writer at a time: whoever was sent the batch's last message. Messages are MessagePack over sequenced-packet sockets
-(unix(7)), a few hundred bytes each; a socket that closes ends the process at its other end.
+writer at a time: the receiver of the batch's last message. Messages are MessagePack over sequenced-packet sockets
+(unix(7)), a few hundred bytes each. A socket that closes ends the process at its other end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ALIGNED = 64
-"""Bytes of a cache line, where tensors begin."""
+"""Alignment of tensors: the bytes of a cache line."""
 
 _PIECE = 1 << 21
-"""Arenas grow by whole pieces of so many bytes."""
+"""Arenas grow by multiples of this many bytes."""
 
 _MESSAGE_BYTES = 1 << 17
 
@@ -42,12 +42,12 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """A batch on its way: what the next part may read.
+    """A batch in flight, with the tensors that the next part may read.
 
     Attributes:
-        lane: Whose arena it is in.
-        end: Where in the arena the next tensor may begin.
-        fault: Why the batch cannot be computed; empty where it can.
+        lane: Lane whose arena holds the tensors.
+        end: Offset in the arena at which the next tensor may begin.
+        fault: Why the batch cannot be computed; empty if it can.
     """
 
     lane: int
@@ -64,7 +64,7 @@ class Arena:
         self._map: mmap.mmap | None = None
 
     def put(self, tensors: Iterable[tuple[str, NDArray[Any]]], at: int) -> tuple[list[Placed], int]:
-        """Copies tensors in, from a byte on; returns where they are, and where the next one may begin."""
+        """Copies tensors to the arena from the offset `at` on; returns their places and the next free offset."""
         placed = []
         for name, array in tensors:
             self._reach(at + array.nbytes, grow=True)
@@ -75,7 +75,7 @@ class Arena:
         return placed, at
 
     def get(self, tensors: Iterable[Placed]) -> Mapping[str, NDArray[Any]]:
-        """Tensors as they lie there: valid until the lane's next batch."""
+        """Returns views of tensors in the arena, which are valid until the lane's next batch."""
         views = {}
         for tensor in tensors:
             kind = np.dtype(tensor.dtype)
@@ -84,11 +84,11 @@ class Arena:
         return views
 
     def reserve(self, end: int) -> None:
-        """Makes room for so many bytes, for several who write at once: then none of them changes the size."""
+        """Makes room for `end` bytes before several processes write at once, so none of them changes the size."""
         self._reach(end, grow=True)
 
     def _reach(self, end: int, *, grow: bool) -> None:
-        """Maps at least so many bytes; tensors of an earlier map keep that one alive."""
+        """Maps at least `end` bytes; tensors of an earlier map keep that map alive."""
         end = max(end, 1)
         if self._map is not None and len(self._map) >= end:
             return
@@ -100,7 +100,7 @@ class Arena:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a socket for messages."""
+    """Returns the two ends of a message socket."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -109,7 +109,7 @@ def send(end: socket.socket, message: msgspec.Struct) -> None:
 
 
 def receive(end: socket.socket, kind: type[M]) -> M:
-    """Waits for a message; raises EOFError where the other end has closed."""
+    """Waits for a message; raises EOFError if the other end has closed."""
     data = end.recv(_MESSAGE_BYTES)
     if not data:
         raise EOFError

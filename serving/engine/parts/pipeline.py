@@ -1,9 +1,9 @@
-"""A model cut by its layers: the first part in the engine process, each other one in a process that it starts.
+"""A model split by layers: the first part in the engine process, each other part in a child process.
 
-A batch goes from part to part, and the last one answers the lane that waits for it; so every part may work on another
-batch. Where the parts share a table, the batch goes through all other ones before, which look up the words that they
-have: each does so beside the batch that it computes. The engine process owns the others: it ends when one of them does,
-and they end with it.
+A batch passes from part to part, and the last part answers the waiting lane, so every part may work on another batch.
+If the parts share an embedding table, the batch first passes through all other parts, which look up the tokens that
+they hold. Each part does so in parallel with the batch that it computes. The engine process owns the others: it ends
+when one of them ends, and they end with it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Pipeline:
         places: Sequence[Place] = (),
         open_first: Callable[[ModelSpec, int], chain.Part] = ort.open_part,
     ) -> None:
-        """Starts them and loads every part.
+        """Starts the processes and loads every part.
 
         Args:
-            model: What to load.
+            model: Model to load.
             threads: Cores that all parts share.
-            lanes: How many batches may be under way.
-            nice: How much less urgent than this process the others are.
-            places: The GPU of each part; empty where they run on cores.
-            open_first: Opens the part of this process, on so many cores.
+            lanes: Maximum number of batches in flight.
+            nice: Nice value of the other processes, relative to this one.
+            places: GPU of each part; empty to run on CPU cores.
+            open_first: Opens the part of this process, with a number of threads.
 
         Raises:
             BundleError: A part cannot be served.
@@ -67,7 +67,7 @@ class Pipeline:
         with contextlib.ExitStack() as unused:
             answers = [self._pair(unused) for _ in range(lanes)]
             theirs = [end for _, end in answers]
-            # A batch goes through the lookups, where there are any, and then through the parts.
+            # A batch passes through the lookups, if any, and then through the parts.
             lines = [self._line(unused, len(line), theirs) for line in (lookups, parts[1:]) if line]
             controls = []
             for number in range(2, len(parts) + 1):
@@ -81,7 +81,7 @@ class Pipeline:
         found = [loaded(*control) for control in controls]
         others, shared = [own[0] for own in found], [lookup for _, *own in found for lookup in own]
         chain.check(model, [*shared, chain.interface(self._first), *others])
-        # What of a batch's own tensors the other processes read; what parts answer is looked for by name.
+        # Names of the tensors that the other processes read, whether from the batch or from another part.
         wanted = {name for part in (*shared, *others) for name, _ in part.inputs}
         outboxes, turn = [outbox for outbox, _ in lines], threading.Lock()
         self.lanes = [
@@ -98,7 +98,7 @@ class Pipeline:
     def _line(
         self, unused: contextlib.ExitStack, count: int, answers: list[socket.socket]
     ) -> tuple[socket.socket, list[list[socket.socket]]]:
-        """Where a batch enters a line of so many, and for each where it comes from and where it goes to."""
+        """Returns the entry of a line of `count` processes, and the inbox and outboxes of each process."""
         pairs = [self._pair(unused) for _ in range(count)]
         for outbox, _ in pairs[1:]:
             unused.callback(outbox.close)
@@ -107,7 +107,7 @@ class Pipeline:
 
 
 class Lane:
-    """A lane's way through the parts."""
+    """A lane's path through the parts."""
 
     def __init__(
         self,
@@ -131,27 +131,27 @@ class Lane:
         return self.answers(dict(self._padder.tensors(batch)))
 
     def answers(self, tensors: ort.Tensors) -> list[Array]:
-        """What the model answers to a batch's tensors; raises EngineFault."""
+        """Returns the model's outputs for a batch's tensors; raises EngineFault."""
         step = self._with(tensors, Step(self._lane, 0, []))
         for lookup in self._lookups:
             step = self._sent(lookup, step)
             tensors |= self._arena.get(step.tensors)
-        # The first part has one batch at a time, as every part has.
+        # The first part runs one batch at a time, as every part does.
         with self._turn:
             answered = self._first.run(tensors)
         step = self._sent(self._outbox, self._with(answered, step))
         views = self._arena.get(step.tensors)
-        # Copies, since the next batch is written over them.
+        # Copies, because the next batch overwrites the arena.
         return [np.array(views[name]) for name in self._outputs]
 
     def _with(self, tensors: ort.Tensors, step: Step) -> Step:
-        """A step to which what other processes read of some tensors is added."""
+        """Returns the step extended by those of the tensors that other processes read."""
         shared = ((name, array) for name, array in tensors.items() if name in self._wanted)
         placed, at = self._arena.put(shared, step.end)
         return Step(self._lane, at, [*step.tensors, *placed])
 
     def _sent(self, outbox: socket.socket, step: Step) -> Step:
-        """What comes of a step that goes through other processes; raises EngineFault where one cannot compute it."""
+        """Sends a step through other processes; returns the result, or raises EngineFault if one of them failed."""
         try:
             send(outbox, step)
             step = receive(self._answers, Step)
@@ -163,13 +163,13 @@ class Lane:
 
 
 def serve(part: chain.Part, inbox: socket.socket, outboxes: Sequence[socket.socket], arenas: Sequence[Arena]) -> None:
-    """Runs each batch that comes; raises EOFError or OSError when the part before or behind has ended.
+    """Runs each incoming batch; raises EOFError or OSError when the previous or next part has ended.
 
     Args:
-        part: What to run.
-        inbox: Of the part before.
-        outboxes: Of the next part or, of the last one, of each lane.
-        arenas: Of each lane.
+        part: Part to run.
+        inbox: Socket from the previous part.
+        outboxes: Socket to the next part; for the last part, a socket to each lane.
+        arenas: Arena of each lane.
     """
     while True:
         step = receive(inbox, Step)
@@ -184,7 +184,7 @@ def serve(part: chain.Part, inbox: socket.socket, outboxes: Sequence[socket.sock
 
 
 def load(model: ModelSpec, threads: Sequence[int], nice: int = 0) -> Sequence[LaneModel]:
-    """As `ort.load`; a model in parts is loaded once for all lanes, with processes for its parts."""
+    """Loads a model as `ort.load` does; a split model is loaded once for all lanes, with child processes."""
     if model.split_by is None:
         return ort.load(model, threads)
     if model.split_by == "tensors":

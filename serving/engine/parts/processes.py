@@ -1,4 +1,4 @@
-"""The processes that an engine process starts for the parts of a model: how they begin, and how all of them end."""
+"""The child processes that an engine process starts for a split model: their start and their end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 PART_ENDED = 71
-"""Exit status of an engine process that has lost a part; EX_OSERR of sysexits.h."""
+"""Exit status of an engine process that lost a part; EX_OSERR of sysexits.h."""
 
 
 class Place(msgspec.Struct, frozen=True):
     """The GPU that a part runs on.
 
     Attributes:
-        gpu: Its index among those that a process may use.
+        gpu: Index among the GPUs that a process may use.
         max_batch_tokens: Padded tokens of the largest batch.
     """
 
@@ -41,14 +41,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a process loads.
+    """The load command for a child process.
 
     Attributes:
-        graphs: Its part and perhaps what looks words up, or the segments of its rank, each as a model of its own.
-        threads: Cores to use, for what runs on cores.
-        nice: How much less urgent than the engine process it is.
-        rank: Which one it is, where all of them work on one batch.
-        place: Of the part; None where it runs on cores.
+        graphs: Its part and, if needed, its lookup; or the segments of its rank. Each is a model of its own.
+        threads: Cores to use, for graphs that run on CPU cores.
+        nice: Nice value, relative to the engine process.
+        rank: Index of the rank, for a model split by tensors.
+        place: GPU of the part; None if it runs on CPU cores.
     """
 
     graphs: list[ModelSpec]
@@ -59,11 +59,11 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """The answer to an order.
+    """The reply to an order.
 
     Attributes:
-        interfaces: What each graph takes and answers.
-        refused: Why they cannot be loaded; empty where they were.
+        interfaces: Inputs and outputs of each graph.
+        refused: Why the graphs cannot be loaded; empty if they were.
     """
 
     interfaces: list[chain.Interface]
@@ -71,7 +71,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def shares(threads: int, parts: int) -> list[int]:
-    """How many cores each part has.
+    """Returns the number of cores for each part.
 
     >>> shares(2, 2), shares(8, 3), shares(1, 2)
     ([1, 1], [2, 3, 3], [1, 1])
@@ -83,7 +83,7 @@ def shares(threads: int, parts: int) -> list[int]:
 def start(
     name: str, kind: Literal["part", "rank"], ways: Sequence[Sequence[socket.socket]], arenas: Sequence[int]
 ) -> socket.socket:
-    """Starts a process, whose failure will end this one; returns the socket of its order."""
+    """Starts a process whose failure ends this one; returns its control socket."""
     control, theirs = pair()
     with theirs:
         groups = [[theirs.fileno()], arenas, *([end.fileno() for end in way] for way in ways)]
@@ -97,7 +97,7 @@ def start(
 
 
 def loaded(name: str, control: socket.socket) -> list[chain.Interface]:
-    """What a process has loaded; raises BundleError where it must not be served."""
+    """Waits for a process to load, and returns its interfaces; raises BundleError if it must not be served."""
     try:
         answer = receive(control, Loaded)
     except EOFError:
@@ -108,7 +108,7 @@ def loaded(name: str, control: socket.socket) -> list[chain.Interface]:
 
 
 def end(why: str) -> NoReturn:
-    """Ends this process: what is left of a model answers nothing, and its supervisor starts all of it again."""
+    """Ends this process: the remaining parts cannot answer, and the supervisor restarts all of them."""
     log.error("%s", why)
     for handler in logging.root.handlers:
         handler.flush()
@@ -116,6 +116,7 @@ def end(why: str) -> NoReturn:
 
 
 def _watch(name: str, process: subprocess.Popen[bytes]) -> None:
-    # One whose sockets were closed has ended well: this process has let its model go, or another part ended before it.
+    # A process whose sockets were closed ends with status 0: this process has released its model, or another part ended
+    # before it.
     if status := process.wait():
         end(f"{name} ended with status {status}")

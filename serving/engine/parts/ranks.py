@@ -1,7 +1,8 @@
-"""A model whose layers are split by tensors: the first rank in the engine process, each other one in one of its own.
+"""A model split by tensors: the first rank in the engine process, each other rank in a child process.
 
-All ranks work on the same batch. Each runs its segments one after another; between two of them it writes its partial
-sums into shared memory, waits for the other ranks, and adds up what all of them wrote, in the same order everywhere.
+All ranks work on the same batch. Each rank runs its segments one after another. Between two segments it writes its
+partial sums to shared memory, waits for the other ranks, and adds up the partial sums of all ranks, in the same order
+everywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Ranks:
     """A lane's model, and the processes of its ranks. A rank that fails a batch ends all of them."""
 
     def __init__(self, model: ModelSpec, threads: int, nice: int) -> None:
-        """Starts them and loads every rank; raises BundleError where one cannot be served."""
+        """Starts the processes and loads every rank; raises BundleError if one cannot be served."""
         graphs, cores = chain.ranks(model), shares(threads, model.ranks)
         meshed: list[list[socket.socket]] = [[] for _ in graphs]
         for one, other in combinations(range(len(graphs)), 2):
@@ -77,7 +78,7 @@ class Ranks:
 
 
 class Rank:
-    """One rank's work on a batch."""
+    """The work of one rank on a batch."""
 
     def __init__(
         self, number: int, segments: Sequence[chain.Part], peers: Sequence[socket.socket], arena: Arena
@@ -85,12 +86,12 @@ class Rank:
         self._number, self._segments, self._peers, self._arena = number, segments, peers, arena
 
     def run(self, tensors: ort.Tensors, at: int, begin: Callable[[int], None] = lambda _reserved: None) -> ort.Tensors:
-        """The tensors that a batch ends with; of other ranks than the first without its answers.
+        """Returns the final tensors of a batch; only those of the first rank include the outputs.
 
         Args:
             tensors: The batch.
-            at: Where in the arena partial sums may lie.
-            begin: Called with the bytes that they take, before any is written.
+            at: Offset in the arena from which partial sums may be stored.
+            begin: Called with their size in bytes, before any is written.
 
         Raises:
             EngineFault: A segment cannot compute it.
@@ -101,7 +102,7 @@ class Rank:
             made = segment.run(tensors)
             for name in [name for name in made if name.endswith(PARTIAL)]:
                 partial = made.pop(name)
-                # Two areas in turns: nobody writes where another rank may still read.
+                # Double buffering: no rank writes where another one may still read.
                 area = (1 + len(self._peers)) * _aligned(partial.nbytes)
                 if turn == 0:
                     begin(2 * area)
@@ -132,7 +133,7 @@ class Rank:
 
 
 def serve(rank: Rank, inbox: socket.socket, arena: Arena) -> None:
-    """Works on every batch that the first rank begins; raises EOFError or OSError when one has ended."""
+    """Runs every batch that the first rank starts; raises EOFError or OSError when another rank has ended."""
     while True:
         step = receive(inbox, Step)
         rank.run(dict(arena.get(step.tensors)), step.end)

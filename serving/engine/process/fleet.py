@@ -1,9 +1,9 @@
-"""Several GPUs behind one queue: an engine process for each, and together one engine like any other.
+"""Several GPUs behind one queue: one engine process per GPU, combined into one engine.
 
-Lane 0 is the first GPU, which runs lone texts; each of the others is one GPU. The lanes stay the same for as long as
-the fleet lives: while one GPU's engine is being started the others run its batches too, and the scheduler learns that
-everything takes longer. A GPU whose engine dies too often, or does not start, is given up. When none is left the
-fleet has ended, and its supervisor starts another.
+Lane 0 is the first GPU, which runs single texts; each other lane is one GPU. The lanes stay the same for the lifetime
+of the fleet. While one GPU's engine starts, the others run its batches too, and the scheduler learns that everything
+takes longer. A GPU is given up if its engine dies too often or does not start. When none is left the fleet has ended,
+and its supervisor starts another.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ async def start_engine(
     crash_window_s: float = 60.0,
     start_limit_s: float = START_LIMIT_S,
 ) -> EngineLife:
-    """Starts one process for a load, or one for each of its GPUs; arguments and errors as of `RemoteEngine.start`.
+    """Starts one process, or one for each GPU of the load; arguments and errors as in `RemoteEngine.start`.
 
-    A model that is split by layers takes all of them for one process, which starts the others itself.
+    A model split by layers takes all GPUs for one process, which starts the others itself.
 
-    For several GPUs `on_verified` is awaited before any process starts, `started` is not called, and a GPU whose engine
-    dies `crash_limit` times within the window, or is not ready in time, is given up.
+    For several GPUs `on_verified` is awaited before any process starts, and `started` is not called. A GPU is given up
+    if its engine dies `crash_limit` times within the window, or is not ready in time.
     """
     if len(load.gpus) > 1 and all(model.stages == 1 for model in load.models):
         if on_verified is not None:
@@ -60,7 +60,7 @@ async def start_engine(
 
 
 class RemoteFleet:
-    """The engines of several GPUs as one: an `EngineLife` whose lanes are the wide one and one for each GPU."""
+    """The engines of several GPUs as one `EngineLife`, with a wide lane and one lane for each GPU."""
 
     apart = True
     ready: Ready
@@ -140,7 +140,7 @@ class RemoteFleet:
         return [member.engine for member in self._members if member.engine is not None]
 
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
-        """Runs a batch on a lane's GPU, or on the one with least to do where that has no engine now."""
+        """Runs a batch on a lane's GPU, or on the least busy one if that GPU has no engine now."""
         member = self._members[max(0, lane - 1)]
         if member.engine is None:
             working = [member for member in self._members if member.engine is not None]
@@ -161,13 +161,13 @@ class RemoteFleet:
             engine.kill(why)
 
     async def wait(self) -> int:
-        """Waits until no GPU is left; returns 1, since the log has the status of each."""
+        """Waits until no GPU is left; returns 1, since the log has the exit status of each process."""
         await self._gone.wait()
         await self.close()
         return 1
 
     async def close(self) -> None:
-        """Ends every process; `on_end` is not called."""
+        """Ends every process, without a call of `on_end`."""
         self.on_end = self.on_lost = lambda: None
         for task in self._tasks:
             task.cancel()
@@ -200,9 +200,9 @@ class _Member:
     """One GPU of a fleet, and the `EngineListener` of its engine.
 
     Attributes:
-        engine: What runs on it; None while there is nothing.
-        batches: How many its engine works on.
-        reason: Why it was given up; empty while it was not.
+        engine: Its engine; None if there is none now.
+        batches: Number of batches in flight on its engine.
+        reason: Why the GPU was given up; empty if it was not.
     """
 
     fleet: RemoteFleet
@@ -227,10 +227,10 @@ class _Member:
         self.fleet.member_down(self)
 
     def engine_lost(self) -> None:
-        """Nothing: the metric counts ends of the whole fleet."""
+        """Does nothing: the metric counts ends of the whole fleet."""
 
     def device_lost(self) -> None:
-        """Nothing: an engine process has one GPU."""
+        """Does nothing: an engine process has one GPU."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
         self.reason = reason
@@ -238,9 +238,9 @@ class _Member:
 
 
 def for_one_gpu(load: EngineLoad, index: int) -> EngineLoad:
-    """What one of the processes loads; the first alone writes the kernels it compiles, which fit each GPU.
+    """Returns the load of one process; only the first writes its compiled kernels, which fit each GPU.
 
-    A GPU has one lane: where a fleet's costs are given, those of the narrow lanes only repeat the wide one's.
+    A GPU has one lane. So a fleet's costs of narrow lanes are dropped, since they only repeat those of the wide lane.
     """
     costs = [[point for point in points if point.kind == "wide"] for points in load.costs]
     kernels = [msgspec.structs.replace(files, write=files.write if index == 0 else "") for files in load.kernels]

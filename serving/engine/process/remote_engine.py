@@ -1,4 +1,4 @@
-"""The server's side of one engine process: its start, its sockets with their batches and answers, and its end."""
+"""The server's side of one engine process: its start, its sockets with batches and results, and its end."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 _WATCH_S = 0.25
-"""How often the lanes are looked at; a lane that is overdue twice in a row hangs."""
+"""Seconds between checks of the lanes; a lane that is overdue in two checks in a row hangs."""
 
 _HANG_FACTOR = 10.0
 _STARVED_FACTOR = 10.0
-"""A lane whose process lacks CPUs gets so many times the patience at most: a thread of no concern may be what waits."""
+"""Maximum factor on the patience with a lane whose process lacks CPU time: the waiting thread may be unrelated."""
 
 _KILL_S = 5.0
-"""In which a process that was killed must be gone; one that waits in a driver or for a file system may stay."""
+"""Seconds in which a killed process must end; one that is blocked in a driver or a file system may remain."""
 
 _SPIN_AHEAD_S, _SPIN_S = 0.0003, 0.001
-"""How long before a lone answer is expected the event loop stops sleeping, and for how long at most: to wake it, and
-the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/decisions.md."""
+"""How long before the expected result of a single text the event loop stops sleeping, and for how long at most, in
+seconds. To wake it, and the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/decisions.md."""
 
 _ENDED_LOADING = "the engine process ended while it was loading"
 
@@ -50,8 +50,8 @@ class EngineLife(Engine, Protocol):
     """One life of an engine, from its first warm batch to its end.
 
     Attributes:
-        apart: Whether lanes other than the wide one may work beside it, as several GPUs and a model's stages do.
-        on_end: Called once when it has ended.
+        apart: Whether narrow lanes may run alongside the wide one, as with several GPUs or pipeline stages.
+        on_end: Called once when the engine has ended.
         on_lost: Called whenever one of several devices is given up.
     """
 
@@ -66,32 +66,32 @@ class EngineLife(Engine, Protocol):
 
     @property
     def devices(self) -> int:
-        """How many of its devices work."""
+        """Number of working devices."""
 
     @property
     def busy(self) -> bool:
-        """Whether it has a batch that it has not answered."""
+        """Whether a batch is in flight."""
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the engine has ended."""
 
     @property
     def pid(self) -> int:
-        """The id of its process, or of the first of several; 0 without one."""
+        """Process id, or that of the first of several processes; 0 without one."""
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
-        """What each model's texts were measured to cost."""
+        """Measured costs of each model's texts."""
 
     def kill(self, why: str) -> None:
-        """Ends it at once."""
+        """Kills the engine at once."""
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit status, negative for a signal; 1 for several processes."""
 
     async def close(self) -> None:
-        """Ends it and reaps it; `on_end` is not called."""
+        """Ends the engine and reaps its process, without a call of `on_end`."""
 
 
 class RemoteEngine:
@@ -127,14 +127,14 @@ class RemoteEngine:
         """Starts a process and waits until its models are warm.
 
         Args:
-            load: What it loads.
-            hang_s: A batch that was predicted to be short and has no answer after this time counts as a hang.
-            started: Called with the process's id once it can be paused; it has done nothing yet.
-            on_verified: Awaited before it loads anything, where it verifies bundles first: it then needs memory.
+            load: The load command.
+            hang_s: Seconds without a result after which a batch that was predicted to be short counts as hanging.
+            started: Called with the process id once the process can be paused; it has done nothing yet.
+            on_verified: Awaited after the process has verified bundles, before it loads anything and needs memory.
 
         Raises:
-            EngineFailed: It refused to load; the message is for the operator.
-            EngineLost: It died before it was ready.
+            EngineFailed: The process refused to load; the message is for the operator.
+            EngineLost: The process died before it was ready.
         """
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as used:
             ends, theirs = [], []
@@ -145,25 +145,25 @@ class RemoteEngine:
                 unused.callback(other.close)
                 ends.append(ours)
                 theirs.append(other.fileno())
-            # That module knows bundles, which this room does not.
+            # That module knows bundles, which this package must not import.
             command = module_command("serving.rollout.engine_process", *map(str, theirs))
-            process = subprocess.Popen(  # noqa: ASYNC220  a fork and exec takes a millisecond, before any request
+            process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )
-            if LaneKind.NARROW not in lanes:  # else those alone are less urgent; see the worker
-                # While it has one thread, whose urgency all others will have.
+            if LaneKind.NARROW not in lanes:  # otherwise the worker sets it on those alone
+                # While the process has one thread, whose nice value all later threads inherit.
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
         engine = cls(process, hang_s)
         engine._names = [model.name for model in load.models]
-        # A batch that is in one stage leaves the others free.
+        # A batch in one stage leaves the other stages free.
         engine.apart = all(model.stages > 1 for model in load.models)
         engine.devices = max(1, len(load.gpus))
         try:
             await engine._connect(ends, load, started, on_verified)
         except BaseException as error:
             if not isinstance(error, EngineFailed):
-                process.kill()  # it may be paused, and then it would not see that its sockets close
+                process.kill()  # a paused process would not notice that its sockets close
             await engine.close()
             for end in ends[len(engine._transports) :]:
                 end.close()
@@ -204,12 +204,12 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._watch_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
-        if ENGINES[self.ready.engine].spares_cpu:  # else the loop would take the engine's own cores
+        if ENGINES[self.ready.engine].spares_cpu:  # otherwise spinning would take the engine's cores
             for lane in self._lanes:
                 lane.expected_s = self._expected_s
 
     def _send(self, frame: bytes) -> None:
-        """Sends a frame; raises EngineLost where the process has ended: a closed transport drops what it is given."""
+        """Sends a frame; raises EngineLost if the process has ended, since a closed transport drops frames."""
         if self._control.is_closing():
             raise EngineLost(_ENDED_LOADING)
         self._control.write(frame)
@@ -238,7 +238,7 @@ class RemoteEngine:
             self._lanes[lane].submit(batch, done)
 
     def patience_s(self, batch: Batch) -> float:
-        """How long a lane may work on a batch before it is suspected to hang."""
+        """Returns how long a lane may work on a batch before it is suspected to hang, in seconds."""
         predicted_s = self._tables[batch.model].batch_us(batch.padded_length, 1) * len(batch.texts) / 1e6
         return max(self._hang_s - 2 * _WATCH_S, _HANG_FACTOR * predicted_s)
 
@@ -254,14 +254,14 @@ class RemoteEngine:
             self._process.kill()
 
     def _watch_lanes(self) -> None:
-        # Armed before anything is asked: what raises must not end the watch.
+        # Re-arm the timer first: an exception below must not stop the watch.
         self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._watch_lanes)
         if hanging := [lane for lane in self._lanes if lane.hangs()]:
             self._watch.cancel()
             self.kill(f"hangs: {hanging[0].unanswered(self._names)}")
 
     def _ended(self) -> None:
-        """Called by each lane whose socket closes; the listener hears of it before any request is answered."""
+        """Called by each lane whose socket closes; the listener is notified before any request fails."""
         if not self._gone.is_set():
             self._gone.set()
             self.on_end()
@@ -272,7 +272,7 @@ class RemoteEngine:
         return self._process.poll() or 0
 
     async def close(self) -> None:
-        """Closes the sockets, which ends the process; `on_end` is not called."""
+        """Closes the sockets, which ends the process, without a call of `on_end`."""
         self.on_end = self.on_lost = lambda: None
         if self._watch is not None:
             self._watch.cancel()
@@ -289,14 +289,14 @@ class RemoteEngine:
 
 
 class _Control(asyncio.Protocol):
-    """The control socket: what LOAD is answered with, then silence until the end."""
+    """The control socket: replies to LOAD, then silence until the end."""
 
     def __init__(self) -> None:
         self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
         self._frames = FrameReader()
 
     async def answer(self) -> tuple[Kind, bytes]:
-        """The next frame; raises EngineLost where the process ends first."""
+        """Returns the next frame; raises EngineLost if the process ends first."""
         answer = await self._answers.get()
         if answer is None:
             raise EngineLost(_ENDED_LOADING)
@@ -311,13 +311,14 @@ class _Control(asyncio.Protocol):
 
 
 class _Lane(asyncio.Protocol):
-    """One lane's socket: batches go out one after another, and their answers come back in that order.
+    """One lane's socket: batches go out one after another, and results return in that order.
 
-    `patience_s` says how long the lane may work on a batch, in seconds, before it is suspected to hang; `ended` is
-    called when the socket has closed, before the lane's requests fail; `starved_s` is that of the process.
+    `patience_s` returns how long the lane may work on a batch before it is suspected to hang, in seconds. `ended` is
+    called when the socket has closed, before the lane's requests fail. `starved_s` returns the CPU waits of the
+    process's threads.
 
     Attributes:
-        expected_s: How long an idle lane takes for a batch of one text; None where its answer is waited for asleep.
+        expected_s: Returns the seconds that an idle lane takes for a batch of one text; None to await results asleep.
     """
 
     expected_s: Callable[[Batch], float] | None = None
@@ -357,21 +358,21 @@ class _Lane(asyncio.Protocol):
             self._loop.call_later(ahead_s, self._spin, self._number, self._since + ahead_s + _SPIN_S)
 
     def _spin(self, number: int, until: float) -> None:
-        """Keeps the event loop awake: it polls its sockets without sleeping as long as something is to be called."""
+        """Keeps the event loop awake: it polls its sockets without sleeping while a callback is scheduled."""
         if self._pending and self._pending[0][0] == number and self._loop.time() < until:
             self._loop.call_soon(self._spin, number, until)
 
     def hangs(self) -> bool:
-        """Whether the batch that the lane works on was overdue at the last look and still is.
+        """Whether the lane's current batch was overdue at the last check and still is.
 
-        Once is not enough: this loop may have been stalled itself, and the answer may lie in the socket.
+        One check is not enough: this event loop may have stalled, and the result may be in the socket already.
         """
         overdue = 0
         if self._pending:
             number, batch, _ = self._pending[0]
             if number != self._seen:
                 self._seen, self._before = number, None
-            elif self._before is None:  # not before the second look: most batches are gone by then
+            elif self._before is None:  # at the second check, since most batches are done by then
                 self._before = self._starved_s()
             age_s, patience_s = self._loop.time() - self._since, self._patience_s(batch)
             if age_s >= patience_s and age_s >= min(patience_s + self._starved(), _STARVED_FACTOR * patience_s):
@@ -380,14 +381,14 @@ class _Lane(asyncio.Protocol):
         return overdue > 0 and overdue == suspect
 
     def _starved(self) -> float:
-        """How long, in seconds, a thread of the process has waited for a CPU since the second look at the batch."""
+        """Returns the longest CPU wait of a thread of the process since the second check of the batch, in seconds."""
         if not self._before:
             return 0.0
         now = self._starved_s()
         return max((now[thread] - was for thread, was in self._before.items() if thread in now), default=0.0)
 
     def unanswered(self, names: Sequence[str]) -> str:
-        """What the lane works on, and for how long already, for the log."""
+        """Describes the lane's current batch and how long it has been running, for the log."""
         _, batch, _ = self._pending[0]
         size = f"{len(batch.texts)} x {batch.padded_length} tokens of the model {names[batch.model]}"
         waited_s = self._loop.time() - self._since
@@ -400,7 +401,7 @@ class _Lane(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._ended()
-        begun = True  # of the first alone: the lane takes one batch after another
+        begun = True  # only for the first: the lane runs one batch at a time
         while self._pending:
             lost = "the engine ended while it worked on this request; try again"
             self._finish(EngineLost(lost, retry_after_s=1, begun=begun))
@@ -421,9 +422,9 @@ def _result(kind: Kind, payload: bytes) -> BatchOutput | BertserveError:
 
 
 def starved_s(pid: int) -> dict[str, float]:
-    """For how long, in seconds, each thread of a process was ready to run and had no CPU, by its id.
+    """Returns how long each thread of a process was ready to run but had no CPU, in seconds, by thread id.
 
-    Empty where the kernel does not count it (`CONFIG_SCHED_INFO`; proc_pid_schedstat, the second number).
+    Empty if the kernel does not count it (`CONFIG_SCHED_INFO`; proc_pid_schedstat, the second number).
     """
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,8 +1,8 @@
-"""Keeps an engine alive: one that dies is started again at once.
+"""Keeps an engine alive: restarts it at once when it dies.
 
-An engine that died `crash_limit` times within `crash_window_s`, refuses to load, or is not warm in time, is given up.
-What the machine lacks for a moment, such as descriptors, is waited for as long. The supervisor can be handed another
-engine that somebody else has started.
+An engine is given up if it dies `crash_limit` times within `crash_window_s`, refuses to load, or is not warm in time.
+If the machine is short of a resource, such as file descriptors, the start is retried until that time limit. The
+supervisor can adopt another engine that was started elsewhere.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ log = logging.getLogger("bertserve.engine")
 
 
 START_LIMIT_S = 600.0
-"""For the first engine, whatever has to be verified, compiled and measured."""
+"""Time limit for the first engine in seconds, including verification, compilation and measurement."""
 
 _RESTART_FACTOR, _MIN_RESTART_S = 10.0, 60.0
-"""Another start takes about as long as the one before; so many times that counts as a hang, with this at least."""
+"""A restart takes about as long as the start before it. One that takes `_RESTART_FACTOR` times as long, and at least
+`_MIN_RESTART_S` seconds, counts as a hang."""
 
 _PAUSE_S = 1.0
-"""Before another try where the machine lacks something."""
+"""Seconds before a retry if the machine is short of a resource."""
 
 _LACKS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS}
 
 
 class EngineListener(Protocol):
     def engine_up(self, engine: EngineLife) -> None:
-        """A warm engine takes batches now."""
+        """A warm engine accepts batches now."""
 
     def engine_down(self) -> None:
-        """The engine has gone and a new one is being started."""
+        """The engine has ended and a new one is being started."""
 
     def engine_lost(self) -> None:
-        """An engine process ended before it was ready; another one is started."""
+        """An engine process ended before it was ready; another one is being started."""
 
     def device_lost(self) -> None:
         """One of several devices of the engine was given up."""
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
-        """The engine refused its load or `crashed` too often; it will not come back. `passing`: see `EngineFailed`."""
+        """The engine refused its load or `crashed` too often, and will not restart. `passing`: see `EngineFailed`."""
 
 
 class Supervisor:
     """Keeps one engine process alive.
 
     Attributes:
-        engine: None while there is none.
-        restarts: How often a new process was started after the first.
-        restart_s: How long the last start took where nothing had to be verified or measured; 0 before there was one.
+        engine: The running engine; None if there is none.
+        restarts: Number of processes started after the first one.
+        restart_s: Duration of the last start in seconds if nothing had to be verified or measured, else 0.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class Supervisor:
         self.restart_s = 0.0
 
     def set_load(self, load: EngineLoad) -> None:
-        """Changes what is loaded from now on; earlier deaths are forgotten."""
+        """Sets the load for later starts, and forgets earlier crashes."""
         self.load = load
         self._crashes.clear()
 
     async def run(self) -> None:
-        """Starts engines until cancelled or until they crash too often; reports to the listener."""
+        """Starts engines until canceled or until they crash too often; reports to the listener."""
         loop, limit_s = asyncio.get_running_loop(), self._start_limit_s
         began = loop.time()
         while True:
@@ -129,7 +130,7 @@ class Supervisor:
             self.restarts += 1
 
     async def _start_within(self, deadline: float) -> EngineLife:
-        """Starts an engine, also if the machine lacks something for a while; raises TimeoutError at the deadline."""
+        """Starts an engine; retries while the machine is short of a resource. Raises TimeoutError at the deadline."""
         async with asyncio.timeout_at(deadline):
             while True:
                 self._lacks = ""
@@ -143,14 +144,14 @@ class Supervisor:
                 await asyncio.sleep(_PAUSE_S)
 
     def _read_no_kernels(self) -> None:
-        """Lets the next engine compile anew: a library may have died of the kernels that this node has cached."""
+        """Makes the next engine compile anew, since cached kernels of this node may have crashed the library."""
         if any(files.read for files in self.load.kernels):
             log.warning("the next engine process compiles kernels anew instead of reading those of the cache")
             kernels = [msgspec.structs.replace(files, read="", sha256="") for files in self.load.kernels]
             self.load = msgspec.structs.replace(self.load, kernels=kernels)
 
     def adopt(self, engine: EngineLife, load: EngineLoad) -> None:
-        """Keeps another, ready engine alive from now on; the one before belongs to the caller."""
+        """Keeps another, ready engine alive from now on; the previous one belongs to the caller."""
         if self.engine is not None:
             self.engine.on_end = self.engine.on_lost = lambda: None
         self._follow(engine, load)
@@ -158,8 +159,8 @@ class Supervisor:
 
     def _follow(self, engine: EngineLife, load: EngineLoad) -> None:
         self.engine = engine
-        # The next engine is wanted soon: it uses these costs, and verifies nothing again. What this one compiled has
-        # been written, and nobody would take what the next one writes.
+        # The next engine is needed soon: it reuses these costs, and verifies nothing again. This engine's kernels have
+        # been written, and nobody would collect those of the next one.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
         engine.on_end, engine.on_lost = self._ended, self._listener.device_lost
@@ -169,7 +170,7 @@ class Supervisor:
         self._changed.set()
 
     async def _watch(self, engine: EngineLife) -> None:
-        """Waits until an engine has ended and no other has taken its place."""
+        """Waits until an engine has ended and no other has replaced it."""
         if not engine.gone:
             self._listener.engine_up(engine)
         try:

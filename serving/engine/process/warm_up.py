@@ -1,9 +1,9 @@
-"""Warm-up: runs every lane over what it will see, and measures what it costs.
+"""Warm-up: runs every lane on representative batches, and measures their costs.
 
-A lane's first runs of a length allocate and choose kernels; no client should wait for that. The same runs measure
-the cost table: single texts of every length first, then batches, doubled while they make a text cheaper. Narrow lanes
-are measured all at once, as they are used: they share caches and memory. There is a time limit; what was not measured
-is extended from what was. A model that answers with NaN or infinity is refused.
+A lane's first runs of a length allocate memory and choose kernels; no client should wait for that. The same runs
+measure the cost table: first single texts of every length, then batches, doubled while that lowers the cost per text.
+Narrow lanes are measured all at once, as in service, because they share caches and memory. Measurements have a time
+limit; missing costs are extrapolated. A model that outputs NaN or infinity is refused.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 LIMIT_S = 2.5
-"""For one model; a cell that has begun by then is finished, within about a tenth of a second."""
+"""Time limit per model in seconds. A cell (one length and batch size) that has begun is finished within about 0.1 s."""
 
 _SHORTEST = 8
-"""Tokens of the shortest real texts; the other lengths are the buckets."""
+"""Tokens of the shortest realistic texts; the other lengths are the buckets."""
 
 _MIN_RUNS, _MAX_RUNS = 6, 25
 _CELL_S, _LONG_CELL_S = 0.025, 0.1
-"""A cell ends after `_MIN_RUNS` that took `_CELL_S`, or after two runs that took `_LONG_CELL_S`: short texts are
-measured often, since disturbances last as long as they do, and long ones seldom."""
+"""A cell ends after `_MIN_RUNS` runs that took `_CELL_S` seconds, or after two runs that took `_LONG_CELL_S`. Short
+texts are measured often, since disturbances last as long as they do; long texts are measured seldom."""
 
 _WORTH, _SMALL_TOKENS = 0.95, 128
-"""A doubling of more than `_SMALL_TOKENS` that does not cut a text's cost to `_WORTH` of the last is the final one:
-from there on cost grows in proportion. Small batches are what busy narrow lanes get."""
+"""A doubling beyond `_SMALL_TOKENS` that does not cut the cost per text to `_WORTH` of the last is the final one: from
+there on, cost is proportional to size. Smaller batches never end the doubling, because busy narrow lanes get them."""
 
 
 def warm_up(
     backend: Backend, models: Sequence[ModelSpec], measured: Sequence[Sequence[CostPoint]], max_batch_tokens: int
 ) -> list[list[CostPoint]]:
-    """Warms every lane and returns for each model what it costs.
+    """Warms up every lane and returns the costs of each model.
 
-    A model's earlier costs on this node, in `measured`, are taken as they are: it is warmed and not measured.
+    A model's earlier costs on this node, in `measured`, are reused: it is warmed up but not measured.
 
     Raises:
-        BundleError: A model cannot answer, or answers what is not finite.
+        BundleError: A model fails, or its outputs are not finite.
     """
     costs = []
     for index, model in enumerate(models):
@@ -79,9 +79,9 @@ class _Model:
         self._lengths = sorted({min(length, spec.max_length) for length in (_SHORTEST, *BUCKETS, spec.max_length)})
 
     def measured(self, *, measure: bool) -> list[CostPoint]:
-        """Every single text, and then batches as long as there is time.
+        """Measures single texts of every length, then batches as long as there is time.
 
-        Narrow lanes come first, because they carry most of the load, and short texts, because they gain most.
+        Narrow lanes come first, because they carry most of the load; short texts come first, because they gain most.
         """
         limit = time.perf_counter() + LIMIT_S
         runs = _MAX_RUNS if measure else 1
@@ -114,7 +114,7 @@ class _Model:
 
 
 def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) -> list[float]:
-    """The times of a model's batch on each of the runners while all of them work, in microseconds."""
+    """Returns the times of a model's batch on each runner while all of them work, in microseconds."""
     times: list[float] = []
     faults: list[EngineFault] = []
     start = threading.Barrier(len(runners))
@@ -135,7 +135,7 @@ def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) 
                     break
         except EngineFault as fault:
             faults.append(fault)
-        times.extend(own[1:] or own)  # the first is a cold one
+        times.extend(own[1:] or own)  # the first run is cold
 
     threads = [threading.Thread(target=work, args=(runner,)) for runner in runners[1:]]
     for thread in threads:

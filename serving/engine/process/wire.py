@@ -1,17 +1,17 @@
-"""The wire between the server and an engine process: fixed binary frames over Unix sockets.
+"""The wire protocol between the server and an engine process: fixed binary frames over Unix sockets.
 
     frame   := length u32 | kind u8 | pad u8 | model u16 | batch u64 | payload[length]
     RUN     := texts u32 | typed u32 | lengths u32[texts] | ids i32[sum] | type_ids i32[sum] if typed
     RESULT  := compute_us f64 | texts u32 | arrays u32 | finite u8[texts], padded to 8
                | for each array: dtype u32 (0 f32, 1 i32), ndim u32, dims u32[ndim], data[product]
     FAULT   := message, UTF-8, for the log
-    STARTED := nothing, the first frame on the control socket
-    LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, where bundles are to be
+    STARTED := no payload, the first frame on the control socket
+    LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, if bundles must be
                verified first, VERIFIED from the engine and PROCEED from the server, without payload
 
-Both ends are one machine and one build, so numbers are in its own byte order. A RUN is answered by exactly
-one RESULT or FAULT that repeats its batch number. The frames are made by hand because ids and arrays cross as
-they lie in memory: a short text is packed in two steps, and an answer is a view of the bytes that came.
+Both ends are on one machine and from one build, so numbers are in native byte order. Each RUN is answered by exactly
+one RESULT or FAULT with the same batch number. Frames are packed by hand because ids and arrays are sent as they lie in
+memory: a short text is packed in two steps, and a result is a view of the received bytes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The engine's answer once every model is loaded and warm; `costs` has a list for each model."""
+    """The engine's reply once every model is loaded and warm; `costs` has a list for each model."""
 
     engine: str
     lanes: list[LaneKind]
@@ -79,14 +79,14 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine's answer where it cannot load: a message for the operator, and whether only memory was missing."""
+    """The engine's reply if it cannot load: a message for the operator; `passing` if only memory was short."""
 
     message: str
     passing: bool = False
 
 
 class WireError(Exception):
-    """The other end broke the protocol or the stream ended inside a frame."""
+    """The other end broke the protocol, or the stream ended inside a frame."""
 
 
 def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
@@ -95,7 +95,7 @@ def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes
 
 def pack_run(number: int, batch: Batch) -> bytes:
     texts = batch.texts
-    if len(texts) == 1 and texts[0].type_ids is None:  # as short texts mostly come: the same bytes in two steps
+    if len(texts) == 1 and texts[0].type_ids is None:  # most short texts: the same bytes in two steps
         ids = texts[0].ids
         size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
         return _RUN_ONE.pack(size, Kind.RUN, batch.model, number, 1, 0, len(ids)) + ids
@@ -147,7 +147,7 @@ def pack_result(number: int, output: BatchOutput) -> bytes:
 
 
 def unpack_result(payload: bytes) -> BatchOutput:
-    """The output in a RESULT frame; its arrays are read-only views of the payload."""
+    """Returns the output in a RESULT frame; its arrays are read-only views of the payload."""
     compute_us, texts, count = _RESULT_HEAD.unpack_from(payload)
     at = _RESULT_HEAD.size
     finite = list(map(bool, payload[at : at + texts]))
@@ -167,8 +167,8 @@ class Channel:
     """The blocking end of a socket, for the engine process.
 
     Attributes:
-        spin_s: For so long the next frame is looked for without sleeping, if the one before came within that time: to
-            wake a thread, and the core that slept with it, takes longer than what a lone request costs otherwise.
+        spin_s: Seconds to poll for the next frame without sleeping, if the previous one came within that time. To wake
+            a thread, and the core that slept with it, takes longer than a single request costs otherwise.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -180,11 +180,11 @@ class Channel:
         self._start = 0
 
     def receive(self) -> tuple[Kind, int, int, memoryview]:
-        """Waits for a frame: (kind, model, batch, payload); the payload lives until the next call.
+        """Waits for a frame: (kind, model, batch, payload). The payload is valid until the next call.
 
         Raises:
             EOFError: The other end closed the socket between frames.
-            WireError: It closed it inside one, or sent nonsense.
+            WireError: The other end closed the socket inside a frame, or sent an invalid frame.
         """
         left = self._filled - self._start
         if left:
@@ -231,7 +231,7 @@ class Channel:
 class FrameReader:
     """Splits the byte stream of a non-blocking socket into frames, for the server process.
 
-    Pieces of a frame are put together when its last one is here, so that a large frame costs what its bytes cost.
+    Pieces of a frame are joined once the last one has arrived, so a large frame costs time linear in its size.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class FrameReader:
         self._wanted = 0
 
     def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
-        """The frames (kind, batch, payload) that are complete now."""
+        """Returns the frames (kind, batch, payload) that are complete now."""
         if self._pieces:
             self._pieces.append(data)
             self._held += len(data)

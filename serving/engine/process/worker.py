@@ -1,8 +1,8 @@
-"""The engine process: loads the models, warms them up and runs one batch a lane at a time.
+"""The engine process: loads the models, warms them up and runs one batch per lane at a time.
 
-It is started with inherited sockets: the control socket, then one for each lane. It ends when the server's end of any
-of them closes, so that no orphan holds the device. It ignores signals that a terminal or a service manager sends to the
-whole group: the server decides when it ends.
+It inherits its sockets: the control socket, then one for each lane. It ends when the server's end of any of them
+closes, so no orphan holds the device. It ignores signals that a terminal or a service manager sends to the whole group:
+the server decides when it ends.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.engine")
 
 DEVICE_LOST = 70
-"""Exit status where the device works no more in this process; EX_SOFTWARE of sysexits.h."""
+"""Exit status if the device no longer works in this process; EX_SOFTWARE of sysexits.h."""
 
 _NO_MEMORY = re.compile("bad_alloc|failed to allocate memory|out.of.memory", re.IGNORECASE)
-"""Libraries have no class of errors for it, only words: the C++ library's, ONNX Runtime's, CUDA's."""
+"""Out-of-memory messages of the C++ library, ONNX Runtime and CUDA, which have no error class for it."""
 
 _SPIN_S = 0.0005
-"""For which the wide lane looks for a lone client's next request: it must read its answer and send that."""
+"""Seconds that the wide lane polls for a single client's next request: the client reads its result and sends again."""
 
 T = TypeVar("T")
 
@@ -52,8 +52,8 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
     """Serves until the server closes a socket; does not return.
 
     Args:
-        descriptors: File descriptors of the control socket and of as many lane sockets as there can be.
-        verify: Verifies `EngineLoad.bundles`; raises BundleError where one must not be served.
+        descriptors: File descriptors of the control socket and of the maximum number of lane sockets.
+        verify: Verifies `EngineLoad.bundles`; raises BundleError if one must not be served.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -63,14 +63,14 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
     try:
         if load.bundles:
             verify(load.bundles)
-            # Only now may it take memory for a model.
+            # Only now may the process take memory for a model.
             _until_the_end(lambda: control.send(pack(Kind.VERIFIED, b"")))
             _until_the_end(control.receive)
         backend, ready = prepare(load)
     except BundleError as error:
         refused = Refused(str(error))
         if _lacked_memory(error):
-            log.error("%s", error)  # noqa: TRY400  says it all
+            log.error("%s", error)  # noqa: TRY400  the message is enough
             refused = Refused("there was not enough memory for it", passing=True)
         answer = pack(Kind.REFUSED, msgspec.json.encode(refused))
         _until_the_end(lambda: control.send(answer))
@@ -99,7 +99,7 @@ def _end_without(lost: DeviceLost) -> NoReturn:
 
 
 def _lacked_memory(error: BaseException | None) -> bool:
-    """Whether models were refused because there was no room for them now."""
+    """Whether models were refused because memory was short."""
     while error is not None:
         if _NO_MEMORY.search(str(error)):
             return True
@@ -108,7 +108,7 @@ def _lacked_memory(error: BaseException | None) -> bool:
 
 
 def _until_the_end(speak: Callable[[], T]) -> T:
-    """Speaks with the server; when the server has ended, this process ends."""
+    """Communicates with the server, and ends this process if the server has ended."""
     try:
         return speak()
     except (EOFError, WireError, OSError):
@@ -116,7 +116,7 @@ def _until_the_end(speak: Callable[[], T]) -> T:
 
 
 def prepare(load: EngineLoad) -> tuple[Backend, Ready]:
-    """Loads and warms every model; raises BundleError where an artifact cannot be served."""
+    """Loads and warms up every model; raises BundleError if an artifact cannot be served."""
     backend, version = open_backend(load)
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
     if isinstance(backend, CpuBackend):
@@ -127,13 +127,13 @@ def prepare(load: EngineLoad) -> tuple[Backend, Ready]:
 
 
 def _trim() -> None:
-    """Gives back what loading and measuring have freed, as far as the C library can: 110 MB of 550 at a first start."""
-    with suppress(AttributeError):  # of glibc alone
+    """Releases memory that was freed after loading, as far as the C library can: 110 MB of 550 at a first start."""
+    with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def open_backend(load: EngineLoad) -> tuple[Backend, str]:
-    """The engine with its models, and the version of its library; raises BundleError where it cannot be had."""
+    """Opens the engine with its models; returns it with its library's version. Raises BundleError on failure."""
     engine = ENGINES[load.engine]
     try:
         return engine.open(load)
@@ -143,8 +143,8 @@ def open_backend(load: EngineLoad) -> tuple[Backend, str]:
 
 
 def _serve(channel: Channel, runner: Runner, nice: int) -> None:
-    # Of this thread alone, as Linux has it. Narrow lanes carry the load that the server must be able to refuse; lone
-    # texts run on the wide one, and would only lose by it to whatever else runs on the machine.
+    # On Linux this affects the calling thread alone. Narrow lanes carry the load that the server must be able to
+    # reject. Single texts run on the wide lane, which would only lose time to other processes on the machine.
     os.nice(nice)
     try:
         while True:
@@ -162,10 +162,10 @@ def _answer(runner: Runner, batch: Batch, number: int) -> bytes:
     except EngineFault as fault:
         message = fault.message
     except DeviceLost as lost:
-        # Another try here would fail too: the end of the process fails what is under way, and a new process finds the
-        # GPU as it was.
+        # A retry here would fail too. The end of the process fails all batches in flight, and a new process starts
+        # with a clean GPU.
         _end_without(lost)
-    except Exception:  # the worker loop: whatever a batch provokes costs that batch alone
+    except Exception:  # the worker loop: an error fails only its own batch
         log.exception("a batch failed")
         message = "unexpected error in the engine process; its log has the details"
     return pack(Kind.FAULT, message.encode(), batch=number)
