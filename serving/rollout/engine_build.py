@@ -1,4 +1,4 @@
-"""Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own."""
+"""Builds TensorRT engines for this node's GPU while the server serves, in a process of `bertserve build`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.build")
 
 _END_S = 5.0
-"""For a build that is ended to remove what it has written."""
+"""Grace period for a terminated build to remove its files."""
 
 _ENDS = "the server ends before the engine is built"
 _SAID_FIRST = "bertserve build: "
@@ -36,7 +36,7 @@ class EngineBuilder:
         """Builds and proves a bundle's engine and writes it to the cache; takes minutes.
 
         Raises:
-            EngineFailed: The message says why. `passing` where memory or disk was short or the server ends.
+            EngineFailed: The message says why. `passing` if memory or disk was short or the server ends.
         """
         with self._turn:
             if self._end_by is not None:
@@ -70,7 +70,7 @@ class EngineBuilder:
                 process.terminate()
 
     def close(self) -> None:
-        """Stops, and waits up to `_END_S` until the build has removed what it wrote."""
+        """Stops the build, and waits up to `_END_S` until it has removed its files."""
         self.stop()
         if (process := self._process) is not None and self._end_by is not None:
             process.kill_after(max(0.0, self._end_by - time.monotonic()))

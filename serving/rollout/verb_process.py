@@ -1,4 +1,4 @@
-"""`bertserve build` and `bertserve export` in processes that end with the server and log as it does.
+"""`bertserve build` and `bertserve export` as processes that end with the server and log as it does.
 
 `python -m serving.rollout.verb_process PID VERB ARGUMENTS` becomes one. A build has idle priority.
 """
@@ -24,9 +24,9 @@ _FIRST_TO_KILL = "1000"
 
 
 class VerbProcess:
-    """A verb that is running, in a session of its own: a terminal's Ctrl-C passes it by.
+    """A running verb in a session of its own, which a terminal's Ctrl-C does not reach.
 
-    What it has started, such as TensorRT's builder, is of that session too.
+    Processes that it starts, such as TensorRT's builder, belong to that session too.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class VerbProcess:
         )
 
     def lines(self) -> Iterator[str]:
-        """What it says until it has ended, where it says that to a pipe."""
+        """The lines that it writes until it ends, if it writes to a pipe."""
         for line in self._process.stdout or ():
             if line.strip():
                 yield " ".join(line.split())
@@ -63,11 +63,11 @@ class VerbProcess:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Asks it to end, and to remove what it has written."""
+        """Asks it to end and to remove its files."""
         self._signal(signal.SIGTERM)
 
     def kill_after(self, limit_s: float) -> None:
-        """Waits for its end, and kills what is left of its session then or after so long."""
+        """Waits for its end, at most so long, and then kills what is left of its session."""
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
@@ -75,7 +75,7 @@ class VerbProcess:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Also where the first of them has been killed: what it had started holds the pipe, and so the reader.
+        # Also if its first process was killed: what that started holds the pipe, and so the reader.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
