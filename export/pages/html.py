@@ -18,7 +18,7 @@ def render(template: Path, **values: object) -> str:
     Raises:
         ModuleNotFoundError: Jinja2 is not installed.
     """
-    import jinja2  # noqa: PLC0415  installed with what makes pages alone
+    import jinja2  # noqa: PLC0415  installed only where pages are made
 
     def visible(value: object) -> object:
         return value if hasattr(value, "__html__") else _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(value))

@@ -72,9 +72,9 @@ def _aligned(table: Table) -> str:
 def show(*parts: str | Table) -> None:
     """Prints lines and tables: with rich on a terminal, plain elsewhere or if rich is not installed."""
     if not sys.stdout.isatty() or find_spec("rich") is None:
-        print(as_text(*parts))  # noqa: T201  what commands show
+        print(as_text(*parts))  # noqa: T201  output of commands
         return
-    import rich.box  # noqa: PLC0415  installed with what makes reports alone
+    import rich.box  # noqa: PLC0415  installed only where reports are made
     import rich.console  # noqa: PLC0415
     import rich.table  # noqa: PLC0415
     import rich.text  # noqa: PLC0415

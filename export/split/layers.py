@@ -24,11 +24,10 @@ LARGEST_PART = 1 << 20
 """Like `MAPPED` of `export.graph.editor`, but smaller: parts save memory, and those of small models should too."""
 
 _WORTH = 0.95
-"""To send more, such as the rows of a shared table, must reduce the slowest part's work below this share."""
+"""Cuts that send more, such as the rows of a shared table, must reduce the slowest part's work below this share."""
 
 _MAX_CROSSING = 4
-"""Maximum tensors that a cut sends, besides lengths and positions. Between layers there are one or two hidden states.
-"""
+"""Maximum tensors that a cut sends, besides lengths and positions. Between layers lie one or two hidden states."""
 
 
 class _Cuts(NamedTuple):

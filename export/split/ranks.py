@@ -151,7 +151,7 @@ class _Rank(Maker):
                 continue
             following = self._users[node.output[0]]
             if len(following) != 1 or following[0].op_type != "MatMul":
-                continue  # a head's own activation
+                continue  # the activation of a task head
             for owner, at, axis in ((first, 1, -1), (node, 1, -1), (following[0], 1, 0)):
                 self.editor[owner.input[at]] = self._share(self.editor[owner.input[at]], axis)
             yield following[0]

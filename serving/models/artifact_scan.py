@@ -130,7 +130,7 @@ class _Scanner:
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         value = shift = 0
-        while at < end and shift < 70:  # noqa: PLR2004  ten bytes of seven bits are the format's limit
+        while at < end and shift < 70:  # noqa: PLR2004  the format allows ten bytes of seven bits
             byte = self.data[at]
             at += 1
             value |= (byte & 0x7F) << shift

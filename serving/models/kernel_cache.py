@@ -70,7 +70,7 @@ def _keep(root: Path, models: Sequence[ServableArtifact], files: Sequence[Kernel
 def _files(root: Path, model: ServableArtifact) -> KernelFiles:
     # Servers in several containers may share a cache, so process ids are not unique.
     write = str(root / f".kernels-{uuid.uuid4().hex}")
-    with contextlib.suppress(OSError):  # the engine says what it could not write
+    with contextlib.suppress(OSError):  # the engine reports what it could not write
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
     try:

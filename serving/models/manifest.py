@@ -291,7 +291,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         similarity: For embed: the similarity function that the vectors are meant for; None if unknown.
         labels: For classify and tag: names of the classes or tags, by index.
         multi_label: For classify: whether classes are independent of one another.
-        regression: For classify: whether the labels name values, which answers give unchanged.
+        regression: For classify: whether the labels name values that answers return unchanged.
         activation: For rerank: the default function from a logit to a score.
         candidates: For fill_mask: number of tokens that the graph offers for each mask.
         truncation_side: The end of a text that is cut off by default.

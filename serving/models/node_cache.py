@@ -252,7 +252,7 @@ class CacheWriter(StagedVersion):
         self.version = max(versions(self.path.parent), default=0) + 1
         taken: dict[str, FileEntry | Artifact] = {}
         earlier: dict[str, Proof | None] = {}
-        with contextlib.suppress(CacheError):  # what must not be used is made anew
+        with contextlib.suppress(CacheError):  # an entry that must not be used is replaced
             if before := open_entry(self._root, bundle):
                 taken = {entry.file: entry for entry in before.derived.entries() if entry.file not in made}
                 earlier = {proof.file: proof for proof in before.derived.proofs}

@@ -73,7 +73,7 @@ class StagingDir:
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
-        with contextlib.suppress(OSError):  # another process is at work in it, or has removed it
+        with contextlib.suppress(OSError):  # another process uses it or has removed it
             for folder in self._new:
                 folder.rmdir()
 
@@ -96,7 +96,7 @@ class StagingDir:
         return path, handle
 
     def _sweep(self) -> None:
-        with contextlib.suppress(OSError):  # what is wrong with the home is reported when something is made in it
+        with contextlib.suppress(OSError):  # errors of the home are reported when something is made in it
             for leftover in self._home.iterdir():
                 if leftover.name.startswith(self._prefix):
                     _remove_abandoned(leftover)
@@ -116,7 +116,7 @@ def exclusive(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # another process is at work in it
+        with contextlib.suppress(OSError):  # another process uses it
             for folder in made:
                 folder.rmdir()
         os.close(handle)
@@ -186,7 +186,7 @@ class StagedVersion(StagingDir):
 
 
 def _remove_abandoned(path: Path) -> None:
-    with contextlib.suppress(OSError):  # it is owned, or no directory, or gone meanwhile, or not ours to read
+    with contextlib.suppress(OSError):  # owned, no directory, already gone, or not readable
         handle = _open(path)
         try:
             # On file systems that lock only files, such as NFS, the owner may be alive. A leftover costs disk space; a

@@ -58,13 +58,13 @@ class EngineBuilder:
             reason = (
                 last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
             )
-            for path in (bundle.parents[1], self._cache):  # clients are shown it, without paths of this machine
+            for path in (bundle.parents[1], self._cache):  # clients see it, without this machine's paths
                 reason = reason.replace(f"{os.path.abspath(path)}/", "")  # noqa: PTH100  `resolve` would follow links
             passing = status in {os.EX_TEMPFAIL, -signal.SIGKILL}
             raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
 
     def stop(self) -> None:
-        if self._end_by is None:  # once: a second signal would interrupt its clearing up
+        if self._end_by is None:  # only once: a second signal would interrupt its cleanup
             self._end_by = time.monotonic() + _END_S
             if (process := self._process) is not None:
                 process.terminate()

@@ -80,13 +80,13 @@ class Choice:
 
     def log(self, failed: str = "") -> None:
         """Logs which engine runs and why no better one does; `failed` is the engine that it replaces."""
-        told_before = bool(failed) and not ENGINES[failed].on_gpu  # why it is none for GPUs
+        told_before = bool(failed) and not ENGINES[failed].on_gpu  # the log already says why no GPU engine runs
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected:
             for_gpus = ENGINES[rejected.engine].on_gpu
             if not for_gpus or ((self.degraded or self.gpus) and not told_before):
-                # a CPU without OpenVINO lacks nothing
+                # OpenVINO is optional on a CPU
                 say = log.warning if for_gpus or rejected.engine == failed else log.info
                 tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:

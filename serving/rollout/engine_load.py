@@ -36,7 +36,7 @@ class PreparedLoad:
     _kernels: KernelCache
 
     def cache_costs(self, measured: Sequence[Sequence[CostPoint]]) -> None:
-        """Caches the costs that a warm-up measured, which must not have been paused."""
+        """Caches the costs measured by a warm-up that was not paused."""
         self._costs.write(self.choice.summary(), self.choice.repository.models, measured)
 
     def cache_kernels(self) -> None:

@@ -195,7 +195,7 @@ class EngineSlot:
 
     async def serving(self) -> None:
         """Waits until an engine serves. An engine that has ended is being restarted, or the server ends."""
-        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  seldom, and no hurry
+        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  rare and not urgent
             await asyncio.sleep(_POLL_S)
 
     @asynccontextmanager
@@ -276,7 +276,7 @@ class EngineSlot:
         staying = {model.index for model in self.models}
         leaving = [model.index for model in generation.models if model.index not in staying]
         engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
-        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  requests pay for no event
+        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(_POLL_S)
         if engine.gone:
             return

@@ -135,7 +135,7 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
         )
     except subprocess.TimeoutExpired:
         return {}, f"it took more than {_LIMIT_S:g} s"
-    except OSError as error:  # want of memory or of processes
+    except OSError as error:  # too little memory or too many processes
         return {}, f"it could not be started: {error}"
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]

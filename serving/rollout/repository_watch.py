@@ -45,7 +45,7 @@ class RepositoryWatch:
             for name, served in self._versions.served().items():
                 try:
                     await self._follow(name, served)
-                except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
+                except Exception:  # boundary of the loop: an unforeseen error does not end the watch
                     log.exception("%s: looking for versions failed; it goes on", name)
 
     async def _follow(self, name: str, served: int) -> None:
@@ -54,7 +54,7 @@ class RepositoryWatch:
             return
         try:
             await self._versions.swap(name, version)
-        except VersionRefused:  # the log has it
+        except VersionRefused:  # already logged
             pass
         except VersionNotLoaded:
             self._tried.pop((name, version), None)
@@ -67,7 +67,7 @@ class RepositoryWatch:
             log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
             return None
         for version in reversed(newer):
-            if self._versions.unserved.waits((name, version)):  # nothing older takes its place meanwhile
+            if self._versions.unserved.waits((name, version)):  # no older version takes its place meanwhile
                 return None
             if self._is_due(name, version):
                 return version

@@ -76,7 +76,7 @@ class UnservedVersions:
         return pause_s
 
     def waits(self, key: Key) -> bool:
-        retry = self._retries.get(key)  # at once: a thread asks, and the event loop forgets
+        retry = self._retries.get(key)  # one read: a thread asks while the event loop may forget the key
         return retry is not None and self._clock() < retry.due
 
     def when(self, key: Key, *, served: int) -> str:
@@ -99,7 +99,7 @@ class UnservedVersions:
 
     def reasons(self, served: Mapping[str, int]) -> dict[Key, str]:
         """Why each version is not served. Versions whose directory is gone are forgotten."""
-        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last
+        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last one
             if _is_gone(self._root / key[0] / str(key[1])):
                 self._incomplete.pop(key, None)
                 self.forget(key)
@@ -113,6 +113,6 @@ class UnservedVersions:
 def _is_gone(path: Path) -> bool:
     try:
         path.lstat()
-    except OSError as error:  # from a failing volume nothing can be concluded
+    except OSError as error:  # a failing volume proves nothing
         return isinstance(error, FileNotFoundError)
     return False

@@ -52,9 +52,9 @@ class Upgrade:
             await self._until_it_serves()
         except (BundleError, StartupError, EngineFailed, EngineLost, TimeoutError, OSError) as error:
             reason = reason_of(error)
-            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  says it all
+            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  the message is enough
             slot.reject(BUILT, f"{reason}; it is tried again at the next start")
-        except Exception:  # its own end of the loop: an unforeseen error costs the new engine alone
+        except Exception:  # boundary of the task: an unforeseen error costs only the new engine
             log.exception("no TensorRT engine takes over")
             slot.reject(BUILT, "an engine for this GPU could not be built; the log has the details")
 

@@ -55,7 +55,7 @@ class VerbProcess:
 
     def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""
-        with self._process as process:  # which closes the pipe
+        with self._process as process:  # closes the pipe
             return process.wait()
 
     @property
@@ -75,7 +75,7 @@ class VerbProcess:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Also if its first process was killed: what that started holds the pipe, and so the reader.
+        # Also if its first process was killed: processes that it started keep the pipe open, and the reader waits.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -87,9 +87,9 @@ def become(parent: str, verb: str, *arguments: str) -> None:
         os.nice(_MIN_NICE)
         with contextlib.suppress(OSError):  # not every sandbox has the file
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
-        with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
+        with contextlib.suppress(OSError):  # some sandboxes forbid it; the nice value applies already
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  wants no shell
+    os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  needs no shell
 
 
 if __name__ == "__main__":

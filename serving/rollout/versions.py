@@ -270,7 +270,7 @@ def _passes(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    if isinstance(error, OSError):  # its own words name files
+    if isinstance(error, OSError):  # its message names files
         return error.strerror or "it took too long to load"
     if isinstance(error, MemoryError):
         return "there was not enough memory for it"
