@@ -1,1 +1,1 @@
-"""What reports are shown with: HTML pages, plots, and tables for a terminal."""
+"""Elements of reports: HTML pages, plots, and tables for a terminal."""

@@ -1,4 +1,4 @@
-"""HTML pages: the template of a report, over the base template and the style sheet that all of them share."""
+"""HTML pages: renders a report's template over the base template and style sheet that all reports share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from export.pages.tables import TONES
 
 _SHARED = Path(__file__).parent
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, overrides of the writing direction and halves of characters: a page shows that they are there."""
+"""Control characters, bidirectional overrides and surrogates. A page shows a replacement character for each."""
 
 
 def render(template: Path, **values: object) -> str:
-    """Fills a template, which extends `base.html`. Every text is escaped: labels and quoted texts are strangers' words.
+    """Renders a template that extends `base.html`. All text is escaped: labels and quoted texts are untrusted.
 
     Raises:
         ModuleNotFoundError: Jinja2 is not installed.
     """
-    import jinja2  # noqa: PLC0415  installed with what makes pages alone
+    import jinja2  # noqa: PLC0415  installed only where pages are made
 
     def visible(value: object) -> object:
         return value if hasattr(value, "__html__") else _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(value))

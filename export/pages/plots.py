@@ -1,4 +1,4 @@
-"""Plots by matplotlib, as SVG whose colours follow the reader's light or dark scheme: in pages, and as files."""
+"""Plots by matplotlib, as SVG whose colors follow the reader's light or dark scheme: in pages, and as files."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 _STYLE = (_HERE / "colours.css").read_text(encoding="utf-8")
 _COLOURS = dict(re.findall(r"--(\w+): (#\w{6})", _STYLE.partition("@media")[0]))
-"""Of the light scheme, by name: what matplotlib draws in one of them takes that colour's variable."""
+"""Colors of the light scheme, by name. What matplotlib draws in one of them gets that color's CSS variable."""
 
 _FONT_PX = 11.5
 _LETTER_PX, _TITLE_LETTER_PX, _KEY_PX = 6.7, 8.0, 40
 _ROW_PX = 18
 _FILE_WIDTH, _SHOWN_WIDTH = 560, 760
-"""Files are shown larger than they are drawn: a telephone still shows letters that can be read."""
+"""Files are shown larger than they are drawn, so that letters are readable on a phone."""
 _WIDE, _NARROW, _HALF = ("wide", 760), ("narrow", 350), ("", 410)
-"""Classes and widths of plots in pages, of which a style sheet shows one."""
+"""Classes and widths of plots in pages. The style sheet shows the wide or the narrow one."""
 
 _SMALLEST = 1e-16
-"""Distances below this are rounding of float64; they are drawn here."""
+"""Smaller distances are rounding errors of float64; they are drawn here."""
 _BINS = 24
 _MAX_LABELS, _MAX_TICKS = 1000, 7
 _ROUND_TICKS = (1.0, 2.0, 5.0)
@@ -47,7 +47,7 @@ _PLAIN = "{x:g}"
 
 
 class Plot(Protocol):
-    """Something that draws itself into a figure or a part of one; it is `height` pixels high."""
+    """Draws itself into a figure or a part of one; `height` is in pixels."""
 
     @property
     def height(self) -> int: ...
@@ -60,11 +60,11 @@ class Series:
     """A line.
 
     Attributes:
-        name: For the key; one that begins with `_` has none.
-        colour: One of `colours.css`.
-        points: Pairs (x, y); a y that is no number interrupts the line.
+        name: Name in the legend; one that begins with `_` is not shown.
+        colour: A color of `colours.css`.
+        points: Pairs (x, y); a y that is not a number interrupts the line.
         dots: Single points beside the line.
-        style: Of the line, as matplotlib writes it.
+        style: Line style, as in matplotlib.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Series:
 
 @dataclass(slots=True, frozen=True)
 class Axis:
-    """A direction of a plot.
+    """An axis of a plot.
 
     Attributes:
-        title: What it shows, with its unit.
-        is_log: Whether equal distances are equal factors; otherwise it begins at 0.
+        title: Label, with the unit.
+        is_log: Whether it is logarithmic. A linear axis begins at 0.
         low: Where it begins instead.
-        high: Where it ends; None: beyond the last value.
-        ticks: Values that are marked, and their words; None: round ones.
+        high: Where it ends; None ends it beyond the last value.
+        ticks: Marked values and their labels; None marks round values.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Axis:
     ticks: Mapping[float, str] | None = None
 
     def apply(self, axes: Axes, name: Literal["x", "y"]) -> None:
-        """Gives one direction of axes with data its scale and ticks."""
+        """Sets the scale, limits and ticks of one direction of axes that hold data."""
         from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter  # noqa: PLC0415
 
         ruler = axes.xaxis if name == "x" else axes.yaxis
@@ -110,7 +110,7 @@ class Axis:
 
 @dataclass(slots=True, frozen=True)
 class Lines:
-    """A line chart; `limits` are values of `up` and `moments` values of `across` that are marked with a line."""
+    """A line chart. `limits` are values of `up`, and `moments` values of `across`, that are marked with a line."""
 
     across: Axis
     up: Axis
@@ -137,7 +137,7 @@ class Lines:
 
 @dataclass(slots=True, frozen=True)
 class Shares:
-    """One bar cut into parts: name, colour and size of each."""
+    """One stacked bar: name, color and size of each part."""
 
     title: str
     parts: Sequence[tuple[str, str, float]]
@@ -155,13 +155,13 @@ class Shares:
 
 @dataclass(slots=True, frozen=True)
 class Histogram:
-    """How many texts lie how far from a reference, over a logarithmic axis.
+    """Histogram of the distances of texts from a reference, over a logarithmic axis.
 
     Attributes:
-        values: A distance for each text; what is not a number is left out.
-        title: What they are.
-        limit: What none may exceed, drawn as a line; None draws none.
-        limit_name: Its words.
+        values: A distance for each text; values that are not numbers are left out.
+        title: What the values are.
+        limit: Maximum allowed value, drawn as a line; None draws none.
+        limit_name: Label of the limit.
     """
 
     values: NDArray[np.float64]
@@ -192,7 +192,7 @@ class Histogram:
 
 @dataclass(slots=True, frozen=True)
 class Scatter:
-    """Numbers beside others, float64 [n, 2], with the diagonal on which they would be the same."""
+    """Pairs of numbers, float64 [n, 2], with the diagonal on which both are equal."""
 
     points: NDArray[np.float64]
     across: str
@@ -202,7 +202,7 @@ class Scatter:
     def draw(self, figure: FigureBase) -> None:
         axes = _axes(figure, self.across, self.up)
         shown = self.points[np.isfinite(self.points).all(axis=1)]
-        # A dot is a line without length: one path holds all of them.
+        # A dot is a line of length 0, so one path holds all of them.
         dots = np.stack([shown, shown, np.full_like(shown, np.nan)], axis=1).reshape(-1, 2)
         axes.plot(*dots.T, color=_COLOURS["blue"], alpha=0.5, linewidth=4, solid_capstyle="round", gid="points")
         if len(shown):
@@ -212,13 +212,13 @@ class Scatter:
 
 @dataclass(slots=True, frozen=True)
 class Bars:
-    """A figure of several subjects: in each panel a bar for each, from 0 to its median, with its least and greatest.
+    """A bar chart: in each panel a bar per subject, from 0 to its median, with a line from minimum to maximum.
 
     Attributes:
         title: What the figure is.
-        decimals: Of the numbers beside the bars.
-        subjects: Name and colour of each.
-        panels: By title: (median, least, greatest) of each subject.
+        decimals: Decimal places of the numbers beside the bars.
+        subjects: Name and color of each.
+        panels: By title: (median, minimum, maximum) of each subject.
     """
 
     title: str
@@ -249,16 +249,16 @@ class Bars:
 
 
 def in_page(description: str, plot: Plot, *, half: bool = False) -> str:
-    """A plot for a page with the style sheet; `half` of them stand beside one another.
+    """A plot for a page with the style sheet. Plots with `half` stand side by side.
 
-    The description is for those who do not see it, and tells this plot from all others of the page.
+    The description is the text alternative, and must be unique in the page.
     """
-    # Letters that shrank with the plot could not be read on a telephone: the page shows one of two.
+    # Letters of a plot that shrank would be unreadable on a phone, so the page shows one of two plots.
     return "".join(_svg(description, kind, width, plot) for kind, width in ([_HALF] if half else [_WIDE, _NARROW]))
 
 
 def as_file(title: str, *plots: Plot, width: int = _FILE_WIDTH) -> str:
-    """Plots below one another as a file of its own, under a title and one key."""
+    """Plots below one another as a file of its own, under a title and one legend."""
     return _svg(title, "file", width, *plots)
 
 
@@ -291,7 +291,7 @@ def _svg(title: str, kind: str, width: int, *plots: Plot) -> str:
 
 @functools.cache
 def _library() -> Any:  # noqa: ANN401  a module
-    """matplotlib, which finds the machine's fonts anew each time: it keeps nothing in its user's home.
+    """Imports matplotlib, which finds the machine's fonts anew each time and keeps nothing in the user's home.
 
     Raises:
         ModuleNotFoundError: It is not installed.
@@ -315,12 +315,12 @@ def _axes(figure: FigureBase, across: str, up: str = "") -> Axes:
 
 
 def _finite(points: Points) -> tuple[list[float], list[float]]:
-    """Abscissas and ordinates; an infinite one is drawn no more than one that is no number."""
+    """X and y coordinates. Infinite y values become NaN, which is not drawn."""
     return [x for x, _ in points], [y if math.isfinite(y) else math.nan for _, y in points]
 
 
 def _add_key(figure: Figure, title: str, width: int) -> int:
-    """Puts title and key above everything; returns how high they are."""
+    """Puts the title and the legend above the plots; returns their height in pixels."""
     found = [axes.get_legend_handles_labels() for axes in figure.get_axes()]
     keys = {name: handle for handles, names in found for handle, name in zip(handles, names, strict=True)}
     if not title and not keys:
@@ -344,7 +344,7 @@ def _add_key(figure: Figure, title: str, width: int) -> int:
 
 
 def _themed(drawn: str) -> str:
-    """What matplotlib has written: colours by name, the page's own font, no ids but those that are referred to."""
+    """Rewrites matplotlib's SVG: colors become variables, the font is the page's own, and unused ids are removed."""
     for name, colour in _COLOURS.items():
         drawn = drawn.replace(colour, f"var(--{name})")
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn)

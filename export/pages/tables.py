@@ -1,4 +1,4 @@
-"""A table that a person reads, on a terminal; `parts.html` shows it in a page."""
+"""Tables for people, on a terminal; `parts.html` shows them in a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TONES = {
     **dict.fromkeys(("within noise", "unproven", "limits waived", "broken, waived"), "caution"),
     **dict.fromkeys(("missed", "broken"), "bad"),
 }
-"""Cells with a colour of their own: each is a class of `style.css`."""
+"""Cells with a color of their own. Each tone is a class of `style.css`."""
 
 _COLOURS = {"good": "green", "caution": "yellow", "bad": "bold red", "": ""}
 
@@ -26,10 +26,10 @@ class Table:
 
     Attributes:
         title: What it shows; may be empty.
-        note: A sentence or two on how to read it; may be empty.
-        columns: Their heads.
-        rows: As many cells each as there are columns.
-        words: The first so many columns hold words and stand to the left; the rest are figures.
+        note: One or two sentences on how to read it; may be empty.
+        columns: Headings.
+        rows: Rows with one cell per column.
+        words: Number of leading columns that hold words and are left-aligned. The others hold figures.
     """
 
     title: str
@@ -40,17 +40,17 @@ class Table:
 
 
 def untitled(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 0) -> Table:
-    """A table whose title stands elsewhere."""
+    """A table whose title is shown elsewhere."""
     return Table("", "", columns, rows, words)
 
 
 def printable(words: str) -> str:
-    """Words for a terminal: what would move its cursor or change its colours is written out."""
+    """Escapes characters that would move a terminal's cursor or change its colors."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
 
 
 def as_text(*parts: str | Table) -> str:
-    """Lines and tables in a fixed-width font."""
+    """Formats lines and tables for a fixed-width font."""
     return "\n".join(part if isinstance(part, str) else _aligned(part) for part in parts)
 
 
@@ -70,11 +70,11 @@ def _aligned(table: Table) -> str:
 
 
 def show(*parts: str | Table) -> None:
-    """Prints lines and tables: by rich on a terminal, plain elsewhere and where rich is not installed."""
+    """Prints lines and tables: with rich on a terminal, plain elsewhere or if rich is not installed."""
     if not sys.stdout.isatty() or find_spec("rich") is None:
-        print(as_text(*parts))  # noqa: T201  what commands show
+        print(as_text(*parts))  # noqa: T201  output of commands
         return
-    import rich.box  # noqa: PLC0415  installed with what makes reports alone
+    import rich.box  # noqa: PLC0415  installed only where reports are made
     import rich.console  # noqa: PLC0415
     import rich.table  # noqa: PLC0415
     import rich.text  # noqa: PLC0415
@@ -91,6 +91,6 @@ def show(*parts: str | Table) -> None:
             drawn.add_row(*(rich.text.Text(printable(cell), _COLOURS[TONES.get(cell, "")]) for cell in row))
         for words in filter(None, (part.title, part.note)):
             console.print(rich.text.Text(words), soft_wrap=True)
-        # Wider than the terminal rather than cut: digests and commands are copied from here.
+        # A table may be wider than the terminal and is not cut: people copy digests and commands from it.
         width = console.measure(drawn, options=console.options.update(max_width=1 << 16)).maximum
         console.print(drawn, width=max(width, 1), crop=False)

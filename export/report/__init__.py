@@ -1,1 +1,1 @@
-"""A bundle for people: on a terminal and as a page."""
+"""Shows a bundle to people: on a terminal and as a page."""

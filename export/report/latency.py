@@ -1,4 +1,4 @@
-"""How long an artifact takes on this machine: a small grid over batch and sequence, for the report."""
+"""Measures an artifact's latency on this machine over a small grid of batch sizes and lengths, for the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = (16, 32, 128)
 _CELL_S = 0.2
 _MAX_RUNS = 15
 _TOTAL_S = 4.0
-"""What an artifact's grid may take; a cell that would go beyond is left out."""
+"""Time for an artifact's grid. A cell that would exceed it is left out."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,9 +30,9 @@ class Latency:
     """One cell of the grid.
 
     Attributes:
-        batch: Texts.
-        tokens: Of each text, special ones included.
-        p50_ms: The median of `runs` runs, tokenising and the server's own work not included.
+        batch: Number of texts.
+        tokens: Tokens per text, special tokens included.
+        p50_ms: Median of `runs` runs, without tokenization and the server's own work.
     """
 
     batch: int
@@ -48,10 +48,10 @@ def measure(
 
     Args:
         engine: Runs the artifact as its only model, on its first lane.
-        texts: What texts of each length are made of.
+        texts: Source of the texts of each length.
         max_length: The model's longest input in tokens.
-        batches: Sizes to measure.
-        count: Told how many of how many cells are done.
+        batches: Batch sizes to measure.
+        count: Called with the number of finished cells and the number of all cells.
 
     Raises:
         ExportError: The engine failed on a batch.
@@ -62,7 +62,7 @@ def measure(
     measured: dict[tuple[int, int], Latency] = {}
     for done, (batch, tokens) in enumerate(cells, 1):
         alone = measured.get((1, tokens))
-        # A first run, which is not counted, and a second.
+        # A warm-up run, and one measured run.
         expected_s = 2 * batch * alone.p50_ms / 1e3 if alone else 0.0
         if time.perf_counter() + expected_s < end:
             measured[batch, tokens] = _cell(engine, [text_of_length(texts, tokens)] * batch)

@@ -1,4 +1,4 @@
-"""`report.html`: what an export made and how far it was proven, as one page that needs no network and no script."""
+"""`report.html`: the result of an export and its proof, as one page without network access or scripts."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 _WORST = 5
 _NO_LIMIT = Limits()
 _GREATEST = ("max_abs_difference", "metric_loss", "invariance_difference")
-"""Limits that figures must not exceed; they reach the others at least."""
+"""Limits that figures must not exceed. For the other limits, figures must reach them."""
 
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """What was seen of one artifact beside what the manifest keeps.
+    """Results for one artifact that the manifest does not keep.
 
     Attributes:
-        comparison: Its answers beside PyTorch's, text by text.
-        latencies: How long it took; empty where its speed here says nothing.
+        comparison: Its answers compared with PyTorch's, text by text.
+        latencies: Empty if its speed on this machine is not meaningful.
     """
 
     comparison: Comparison
@@ -48,20 +48,20 @@ class Finding:
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """What the latencies were measured on."""
+    """The machine that the latencies were measured on."""
 
     processor: str
     threads: int
 
 
 def render(manifest: Manifest, reference: Reference, findings: Mapping[str, Finding], machine: Machine) -> str:
-    """The page.
+    """Renders the page.
 
     Args:
-        manifest: The bundle's, its entry of the report left out.
+        manifest: The bundle's manifest, without the entry of the report.
         reference: The texts, and PyTorch's answers.
-        findings: By the file of the artifact; unproven ones have none.
-        machine: Where it was measured.
+        findings: By the artifact's file; unproven artifacts have none.
+        machine: Where the latencies were measured.
     """
     artifacts = manifest.artifacts
     return html.render(
@@ -136,7 +136,7 @@ def _figures(artifact: Artifact, limits: Limits) -> Iterator[tuple[str, str, str
     if parity is None or invariance is None:
         return
     texts = "" if found is None else f"end to end, {found.texts} texts"
-    # What it is, what was found, and the name of its limit.
+    # Label, value, and name of the limit.
     figures = [
         ("largest difference", parity.max_abs_difference, "max_abs_difference"),
         ("mean cosine", parity.cosine_mean, "cosine_mean"),

@@ -1,4 +1,4 @@
-"""What a person reads of a bundle: at the end of an export, and of `verify` and `inspect`."""
+"""Describes a bundle on a terminal: after an export, and for `verify` and `inspect`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _NO_LIMITS = Limits()
 
 
 def answer(manifest: Manifest) -> str:
-    """What a model answers, in a few words."""
+    """The model's task and its output, in a few words."""
     return ", ".join(word for word in (manifest.task, TASKS[manifest.task].summary(manifest)) if word)
 
 
 def end_to_end(manifest: Manifest) -> str:
-    """Who answered the same texts as the artifacts, and how near they are."""
+    """The reference library of the end-to-end check, and how close the artifacts are to it."""
     reference = manifest.reference_library
     if reference is None:
         return "not compared"
@@ -61,7 +61,7 @@ def _beside(artifact: Artifact, found: EndToEnd, task: str) -> str:
 
 
 def serve_command(models: Path, artifacts: Sequence[Artifact]) -> str:
-    """What to type next; where nothing is for a CPU, with what `--engine auto` does not try by itself."""
+    """The command to type next. It names an engine if `--engine auto` tries none that runs an artifact."""
     targets = {artifact.target for artifact in artifacts}
     tried = any(kind.runs(target) for kind in AUTO for target in targets)
     engine = "" if tried else f" --engine {engine_for(min(targets)).name}"
@@ -76,7 +76,7 @@ def executor(artifact: Artifact) -> str:
 
 
 def ranges(quantisation: Quantisation) -> str:
-    """How activations become 8 bits, in words."""
+    """How activations are quantized, in words."""
     if not quantisation.calibration and quantisation.activations == "static":
         return "8 bits, ranges fixed"
     if not quantisation.calibration:
@@ -88,12 +88,12 @@ def ranges(quantisation: Quantisation) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """A file's size, in the unit that people expect."""
+    """A file's size in MiB or KiB."""
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB // 10 else f"{size_bytes / 1024:.1f} KiB"
 
 
 def whole(bundle: Bundle) -> list[str | Table]:
-    """Everything that a bundle says of itself, for a terminal."""
+    """The complete description of a bundle."""
     manifest = bundle.manifest
     source = manifest.source
     facts = {
@@ -142,7 +142,7 @@ def _details(artifact: Artifact, task: str) -> Iterator[str]:
 
 
 def tables(artifacts: Sequence[Artifact]) -> Iterator[str | Table]:
-    """Artifacts with their figures beside PyTorch, a line each."""
+    """The artifacts with their figures compared with PyTorch, one line each."""
     texts = max((parity.texts for artifact in artifacts if (parity := artifact.evidence.parity)), default=0)
     yield untitled(_COLUMNS, [_row(artifact) for artifact in artifacts], words=2)
     yield f"  over {texts} texts; max diff, cosine, agree: each text alone, beside PyTorch alone"
@@ -154,7 +154,7 @@ def tables(artifacts: Sequence[Artifact]) -> Iterator[str | Table]:
 
 
 def accuracy(artifacts: Sequence[Artifact]) -> Table:
-    """What artifacts and PyTorch reach on labelled text, by the task's own metric."""
+    """Scores of the artifacts and of PyTorch on labeled text, by the task's own metric."""
     rows = [
         (
             artifact.file,

@@ -1,1 +1,1 @@
-"""Graphs cut into parts, for models that one device cannot hold."""
+"""Splits graphs into parts, for models that one device cannot hold."""

@@ -1,8 +1,8 @@
-"""A graph as a line of steps that can be cut: what each step computes, reads and holds, and what crosses each cut.
+"""A graph as a sequence of steps: what each step computes, reads and holds, and what crosses a cut between two.
 
-What depends on the inputs alone and reads no weights (masks, positions, lengths), or on weights alone, is no step: each
-part computes it anew. Everything else stands in the graph's own order, and a cut between two steps sends the tensors
-that later ones read.
+Nodes that depend on the inputs alone and read no weights (masks, positions, lengths), or on weights alone, are no
+steps: each part computes them anew. All other nodes are steps, in the graph's own order. A cut between two steps sends
+the tensors that later steps read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LIGHT = 1 << 12
-"""Bytes of a constant that every part may hold."""
+"""Maximum bytes of a constant that every part may hold."""
 
 _LOOKUPS = FUSED | {"Gather"}
-"""Operators that look rows up: what they read of their tables costs nothing."""
+"""Lookup operators. Reading rows of their tables costs nothing."""
 
 _SMALL = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
-"""Types of what tells lengths and positions; a hidden state is of none of them."""
+"""Types of lengths and positions. A hidden state has none of them."""
 
 _ERRORS_ONLY = 3
 
 _HIDDEN_AXES = 3
-"""Texts, tokens, and the numbers of each."""
+"""Texts, tokens, and components of each token."""
 
 
 class Flow:
@@ -43,7 +43,7 @@ class Flow:
 
     Attributes:
         steps: Indices of the nodes that are steps.
-        last_cut: Cuts lie before this step: it, or one after it, answers.
+        last_cut: The first step that computes an output of the graph. No cut lies after it.
     """
 
     def __init__(self, editor: GraphEditor) -> None:
@@ -86,13 +86,13 @@ class Flow:
         return known
 
     def part(self, start: int, end: int) -> list[NodeProto]:
-        """The nodes of a part, its own steps and what they need."""
+        """The nodes of a part: its own steps and what they need."""
         own = self.steps[start:end]
         return [self.nodes[at] for at in sorted(set(own).union(*[self.before(at) for at in own]))]
 
     @cached_property
     def weights(self) -> list[frozenset[str]]:
-        """For each step the constants that its part holds for it."""
+        """For each step, the constants that its part holds for it."""
         return [
             frozenset(name for each in (at, *self.before(at)) for name in self.nodes[each].input if name in self.bytes)
             for at in self.steps
@@ -100,11 +100,11 @@ class Flow:
 
     @cached_property
     def work(self) -> list[int]:
-        """For each step about what it costs: multiplications for each token."""
+        """Approximate cost of each step: multiplications per token."""
         return [sum(self._elements[name] for name in self._factors(at)) for at in self.steps]
 
     def _factors(self, at: int) -> Iterator[str]:
-        """The constants that a step multiplies with, themselves or what is made of them."""
+        """The constants by which a step multiplies, directly or after nodes that are no steps."""
         node = self.nodes[at]
         if node.op_type in _LOOKUPS:
             return
@@ -116,23 +116,23 @@ class Flow:
 
     @cached_property
     def table(self) -> tuple[str, int]:
-        """The largest table in which an input is looked up, and the step that does; an empty name where none is."""
+        """The largest table in which an input is looked up, and the step that does it; an empty name without one."""
         named = ((table_of(self.nodes[at], self._inputs), step) for step, at in enumerate(self.steps))
         found = [(name, step) for name, step in named if name in self.bytes]
         return max(found, key=lambda each: self.bytes[each[0]], default=("", 0))
 
     def behind(self, name: str) -> int:
-        """The step behind the one that computes a tensor."""
+        """The step after the one that computes a tensor."""
         return self._step_of[self._makers[name]] + 1
 
     def crossing(self, step: int) -> list[str]:
-        """The tensors that steps before a cut compute and steps after it read, or that are answers."""
+        """The tensors computed before a cut that are read after it or are outputs of the graph."""
         made = {name: None for at in self.steps[:step] for name in self.nodes[at].output if name}
         read = {name for at in self.steps[step:] for name in self.nodes[at].input} | set(self._outputs)
         return [name for name in made if name in read]
 
     def made(self, start: int, end: int) -> list[str]:
-        """What a part answers: what later parts read, and the graph's own answers in their order."""
+        """The outputs of a part: the graph's own outputs in their order, then the tensors that later parts read."""
         own = {name for at in self.steps[start:end] for name in self.nodes[at].output}
         answers = [name for name in self._outputs if name in own]
         return [*answers, *(name for name in self.crossing(end) if name in own and name not in answers)]
@@ -144,7 +144,7 @@ class Flow:
 
 
 class Kinds:
-    """The types and shapes of a graph's tensors, as ONNX Runtime sees them: it knows its own operators."""
+    """The types and shapes of a graph's tensors, as ONNX Runtime infers them: it knows its own operators."""
 
     def __init__(self, editor: GraphEditor, names: Iterable[str]) -> None:
         wanted = sorted(set(names))
@@ -163,7 +163,7 @@ class Kinds:
         return self._found[name].type in _SMALL
 
     def is_hidden_state(self, name: str) -> bool:
-        """Whether it has so many numbers for each token of each text."""
+        """Whether a tensor has a fixed number of components for each token of each text."""
         shape = self._found[name].shape
         return len(shape) == _HIDDEN_AXES and isinstance(shape[-1], int) and not self.is_small(name)
 
@@ -172,20 +172,20 @@ class Kinds:
         return list(self._found[name].shape[:2]) == ["batch", "sequence"]
 
     def described(self, name: str) -> ValueInfoProto:
-        """A tensor as an input or output of a part."""
+        """Declares a tensor as an input or output of a part."""
         found = self._found[name]
         kind = _KINDS[found.type]
         if not found.shape:
             return helper.make_tensor_value_info(name, kind, None)
-        # Each its own name for a dimension that varies: the engine need not find two of them equal.
+        # Each dimension that varies gets its own name: the engine need not find two of them equal.
         dims = [size if isinstance(size, int) else f"{name}.{axis}" for axis, size in enumerate(found.shape)]
         return helper.make_tensor_value_info(name, kind, dims)
 
 
 def read_sizes_of_inputs(source: Path, target: Path) -> None:
-    """Writes a graph that reads how many texts and tokens there are of an input, where it did of what it computed.
+    """Writes a graph that reads the numbers of texts and tokens from an input, not from computed tensors.
 
-    What depends on these sizes alone, as masks, then depends on the inputs alone, and every part computes it anew.
+    What depends on these sizes alone, such as masks, then depends on the inputs alone, and every part computes it anew.
     """
     editor = GraphEditor(source, target)
     editor.lift_constants()
@@ -202,7 +202,7 @@ def read_sizes_of_inputs(source: Path, target: Path) -> None:
         and all(_reads_texts_or_tokens(editor, reader) for reader in readers.get(node.output[0], []))
     ]
     kinds = Kinds(editor, {node.input[0] for node in shapes})
-    # The embeddings: ONNX Runtime cannot tell that the rows of positions are as many as the tokens.
+    # The embeddings: ONNX Runtime cannot infer that there are as many rows of positions as tokens.
     normalised = next((node.output[0] for node in editor.graph.node if node.op_type == "LayerNormalization"), "")
     for node in shapes:
         if node.input[0] == normalised or kinds.is_of_tokens(node.input[0]):
@@ -211,7 +211,7 @@ def read_sizes_of_inputs(source: Path, target: Path) -> None:
 
 
 def _reads_texts_or_tokens(editor: GraphEditor, node: NodeProto) -> bool:
-    """Whether a node takes the first or the second size of a shape."""
+    """Whether a node reads the first or the second dimension of a shape."""
     return node.op_type == "Gather" and node.input[1] in editor and bool(np.all(editor[node.input[1]] <= 1))
 
 

@@ -1,4 +1,4 @@
-"""Cuts a graph between its layers: parts with about equal work, none of them larger than its share allows."""
+"""Splits a graph between its layers into parts with about equal work, none larger than its share allows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLACK = 1.1
-"""A part may hold so many times its equal share of the weights."""
+"""Maximum weights of a part, as a multiple of an equal share."""
 
 LARGEST_PART = 1 << 20
-"""As `MAPPED` of a editor: parts are made to save memory, and those of small models too."""
+"""Like `MAPPED` of `export.graph.editor`, but smaller: parts save memory, and those of small models should too."""
 
 _WORTH = 0.95
-"""More is sent, as of a table that parts share, where the slowest one then has less than so much of its work."""
+"""Cuts that send more, such as the rows of a shared table, must reduce the slowest part's work below this share."""
 
 _MAX_CROSSING = 4
-"""Tensors that a cut may send beside lengths and positions; between layers there are one or two hidden states."""
+"""Maximum tensors that a cut sends, besides lengths and positions. Between layers lie one or two hidden states."""
 
 
 class _Cuts(NamedTuple):
-    """Where each part but the last one ends, the work of the slowest part, and the bytes that each one holds."""
+    """The end of each part but the last, the work of the slowest part, and the bytes that each part holds."""
 
     ends: list[int]
     work: float
@@ -41,12 +41,12 @@ class _Cuts(NamedTuple):
 def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> list[Path]:
     """Writes the parts of a graph, one to each target, in the order in which they run.
 
-    Where the largest table of embeddings leaves one part too much to do, or allows no cut, its rows are shared: each
-    part but the first then has a second graph, which looks words up. These run before the parts, in the same order.
-    Of what `engines` are built of no table is shared, and hidden states alone go from part to part.
+    The rows of the largest embedding table are shared if it leaves one part too much work or allows no cut. Each part
+    but the first then has a second graph, which looks words up. These graphs run before the parts, in the same order.
+    Graphs for TensorRT `engines` share no table, and only hidden states go from part to part.
 
     Returns:
-        The files of the parts, and behind them those of second graphs.
+        The files of the parts, then those of the second graphs.
 
     Raises:
         ExportError: No cut leaves every part small enough.
@@ -75,7 +75,7 @@ def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> li
 
 
 def _sent(editor: GraphEditor, flow: Flow, *, engines: bool) -> dict[int, int]:
-    """For each cut that may be, by the step behind it, how many large tensors it sends."""
+    """The number of large tensors that each possible cut sends, by the step after the cut."""
     crossing = {step: flow.crossing(step) for step in range(1, flow.last_cut + 1)}
     kinds = Kinds(editor, {name for names in crossing.values() for name in names})
     return {
@@ -86,11 +86,11 @@ def _sent(editor: GraphEditor, flow: Flow, *, engines: bool) -> dict[int, int]:
 
 
 def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts, table: str) -> list[Path]:
-    """Writes parts that share a table so that they hold about the same."""
+    """Writes parts that share a table, so that all hold about the same."""
     editor = GraphEditor(source, targets[0])
     editor.lift_constants()
     count, first, *others = len(editor[table]), *_filled(cuts.sizes, flow.bytes[table])
-    # The first part's rows are the last piece: it runs behind those that look words up for it.
+    # The first part's rows are the last piece: it runs after the graphs that look words up for it.
     weights = [max(each, 1.0) for each in (*others, first)]
     ends = [round(count * end / sum(weights)) for end in accumulate(weights)]
     in_pieces = source.with_name(f"{source.stem}.pieces.onnx")
@@ -105,7 +105,7 @@ def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts,
 
 
 def _filled(held: Sequence[float], amount: float) -> list[float]:
-    """How much each of several gets of an amount, so that the least is raised first.
+    """Distributes an amount over several parts, the least filled first; returns what each one gets.
 
     >>> _filled([5, 1, 2], 3)
     [0.0, 2.0, 1.0]
@@ -117,7 +117,7 @@ def _filled(held: Sequence[float], amount: float) -> list[float]:
 
 
 def _write(source: Path, targets: Sequence[Path], flow: Flow, ends: Sequence[int]) -> None:
-    """Writes what lies between the ends, one graph to each target."""
+    """Writes the steps between the ends, one graph to each target."""
     editor = GraphEditor(source, targets[0])
     editor.lift_constants()
     kinds = Kinds(editor, {name for end in ends for name in flow.crossing(end)})
@@ -133,7 +133,7 @@ def _write(source: Path, targets: Sequence[Path], flow: Flow, ends: Sequence[int
 def _cuts(
     flow: Flow, weights: Sequence[frozenset[str]], sent: dict[int, int], parts: int, limit: float
 ) -> _Cuts | None:
-    """The best cuts; None where none keeps the limit on weights. Those that send more tensors must be worth it."""
+    """The best cuts; None if none keeps the limit on weights. Cuts that send more tensors must be worth it."""
     best = None
     for most in range(1, _MAX_CROSSING + 1):
         found = _best(flow, weights, [step for step, count in sent.items() if count <= most], parts, limit)
@@ -143,14 +143,14 @@ def _cuts(
 
 
 def _best(flow: Flow, weights: Sequence[frozenset[str]], cuts: Sequence[int], parts: int, limit: float) -> _Cuts | None:
-    """The cuts whose slowest part has least to do; None where none keeps every part within the limit."""
+    """The cuts with the least work for the slowest part; None if none keeps every part within the limit."""
     places = [0, *cuts, len(flow.steps)]
     costs = {
         (first, last): cost
         for first, start in enumerate(places)
         for last, cost in _costs(flow, weights, places, first, start, limit)
     }
-    # For each number of parts, by where the last of them ends: the slowest part's work, the largest's weights.
+    # For each number of parts, by the end of the last one: the slowest part's work and the largest part's weights.
     best: dict[int, tuple[tuple[float, float], list[int]]] = {0: ((0.0, 0.0), [0])}
     for _ in range(parts):
         following: dict[int, tuple[tuple[float, float], list[int]]] = {}
@@ -172,7 +172,7 @@ def _best(flow: Flow, weights: Sequence[frozenset[str]], cuts: Sequence[int], pa
 def _costs(
     flow: Flow, weights: Sequence[frozenset[str]], places: Sequence[int], first: int, start: int, limit: float
 ) -> list[tuple[int, tuple[float, float]]]:
-    """Work and weights of the parts that begin at a place, by where they end, as far as the limit on weights."""
+    """Work and weights of the parts that begin at a place, by their end, up to the limit on weights."""
     held, costs, work = set[str](), [], 0
     for last in range(first + 1, len(places)):
         for step in range(max(start, places[last - 1]), places[last]):
@@ -186,7 +186,7 @@ def _costs(
 
 
 def narrow(part: GraphEditor, flow: Flow, kinds: Kinds, known: set[str], start: int, end: int) -> None:
-    """Leaves one part of a graph; `known` are the tensors that parts before it answer."""
+    """Reduces a graph to one part; `known` are the outputs of earlier parts."""
     graph = part.graph
     nodes = flow.part(start, end)
     read = {name for node in nodes for name in node.input}

@@ -1,8 +1,9 @@
-"""Splits every layer of a graph between ranks, as Megatron-LM does (arXiv 1909.08053, section 3).
+"""Splits each layer between ranks (tensor parallelism), as Megatron-LM does (arXiv 1909.08053, section 3).
 
-A rank has some of the heads and some of the columns of the first feed-forward matrix, and the rows of the matrices that
-follow them; what these answer are partial sums, which the ranks add up between two segments of the graph. The words of
-the vocabulary are shared by rows in the same way. Normalisations and residual sums are computed by every rank.
+A rank has some of the attention heads, some of the columns of the first feed-forward matrix, and the matching rows of
+the matrices that follow. The outputs of those are partial sums, which the ranks add up between two segments of the
+graph. The table of word embeddings is shared by rows in the same way. Every rank computes the normalizations and
+residual sums.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ACTIVATIONS = frozenset({"BiasGelu", "FastGelu"})
-"""Fused with the bias of the product before them, which is split with it."""
+"""Fused with the bias of the product before them, which is split too."""
 
 
 def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Path]:
-    """Writes the segments of each rank, in their order, rank after rank.
+    """Writes the segments of each rank, in order, rank after rank.
 
     Args:
-        source: A graph in fp32, after the fusions.
-        ranks: How many.
-        name: The file of a rank's segment, both counted from 1.
+        source: An fp32 graph after the fusions.
+        ranks: Number of ranks.
+        name: The file of a rank's segment; both count from 1.
 
     Raises:
-        ExportError: The graph is not built of layers that can be split so.
+        ExportError: The graph does not consist of layers that can be split like this.
     """
     whole = sum(_size(tensor) for tensor in GraphEditor(source, source).graph.initializer)
     written: list[Path] = []
@@ -58,7 +59,7 @@ def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Pa
 
 
 def _segments(graph: Path, sums: list[str], name: Callable[[int], Path]) -> list[Path]:
-    """Writes the segments of a rank's graph, each up to the next partial sum."""
+    """Writes the segments of a rank's graph. All but the last end at a partial sum."""
     editor = GraphEditor(graph, graph)
     flow = Flow(editor)
     makers = {output: step for step, at in enumerate(flow.steps) for output in flow.nodes[at].output}
@@ -75,7 +76,7 @@ def _segments(graph: Path, sums: list[str], name: Callable[[int], Path]) -> list
 
 
 class _Rank(Maker):
-    """What one rank has of a graph."""
+    """One rank's share of a graph."""
 
     def __init__(self, source: Path, target: Path, rank: int, ranks: int) -> None:
         editor = GraphEditor(source, target)
@@ -84,14 +85,14 @@ class _Rank(Maker):
         self._rank, self._ranks = rank, ranks
         self._largest = sum(_size(tensor) for tensor in editor.graph.initializer) // (8 * ranks)
         self._sums: dict[str, int] = {}
-        """What the ranks add up, and how many components its vectors have."""
+        """The tensors that the ranks add up, with the number of components of their vectors."""
         self._users: dict[str, list[NodeProto]] = {}
         for node in editor.graph.node:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
 
     def write(self) -> list[str]:
-        """Saves the graph of the rank; returns the names of what the ranks add up."""
+        """Saves the rank's graph; returns the names of the tensors that the ranks add up."""
         graph = self.editor.graph
         layers = [*self._attentions(), *self._feed_forwards()]
         if not layers:
@@ -114,7 +115,7 @@ class _Rank(Maker):
         return self.editor[table].nbytes > self._largest
 
     def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
-        """A rank's words, and zeros for all others."""
+        """The rows of the rank's own words, and zeros for all others."""
         rows = self.editor[table]
         first, end = (len(rows) * rank // self._ranks for rank in (self._rank, self._rank + 1))
         own = self.constant(f"{found}.own", rows[first:end])
@@ -126,7 +127,7 @@ class _Rank(Maker):
         self._sums[found] = rows.shape[1]
 
     def _attentions(self) -> Iterator[NodeProto]:
-        """Splits heads; the products after them, whose answers are partial sums."""
+        """Splits the attention heads. Yields the products after them, whose outputs are partial sums."""
         for node in self.editor.graph.node:
             if node.op_type != "Attention":
                 continue
@@ -142,7 +143,7 @@ class _Rank(Maker):
             yield product
 
     def _feed_forwards(self) -> Iterator[NodeProto]:
-        """Splits what is between the two products of a feed-forward part; the second ones."""
+        """Splits the feed-forward layers. Yields their second products, whose outputs are partial sums."""
         makers = {output: node for node in self.editor.graph.node for output in node.output}
         for node in self.editor.graph.node:
             first = makers.get(node.input[0]) if node.op_type in _ACTIVATIONS else None
@@ -150,7 +151,7 @@ class _Rank(Maker):
                 continue
             following = self._users[node.output[0]]
             if len(following) != 1 or following[0].op_type != "MatMul":
-                continue  # a head's own activation
+                continue  # the activation of a task head
             for owner, at, axis in ((first, 1, -1), (node, 1, -1), (following[0], 1, 0)):
                 self.editor[owner.input[at]] = self._share(self.editor[owner.input[at]], axis)
             yield following[0]

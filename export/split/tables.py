@@ -1,7 +1,7 @@
-"""Cuts a table of embeddings by its rows, so that every part holds some of it.
+"""Cuts an embedding table by rows, so that every part holds some of it.
 
-A word is looked up in each piece, and the piece that has it wins: the same row as before, to the bit. The fused
-embedding then takes the rows that were found for its table.
+Each word is looked up in every piece, and the piece that has it wins: the same row as before, bit for bit. The fused
+embedding operator then takes these rows as its table.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FUSED = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
-"""Operators of ONNX Runtime that look all embeddings up."""
+"""ONNX Runtime's operators that look up all embeddings."""
 
 
 def table_of(node: NodeProto, inputs: Collection[str]) -> str:
-    """The table in which a node looks one of the graph's inputs up; empty where it does not."""
+    """The table in which a node looks up an input of the graph; empty if there is none."""
     if node.op_type in FUSED and node.input[0] in inputs:
         return node.input[2]
     if node.op_type == "Gather" and node.input[1] in inputs:
@@ -35,9 +35,9 @@ def table_of(node: NodeProto, inputs: Collection[str]) -> str:
 
 
 def cut(source: Path, target: Path, table: str, ends: Sequence[int]) -> list[str]:
-    """Writes a graph whose table is cut before some of its rows; lies beside its source.
+    """Writes a graph whose table is cut before some of its rows, into the folder of its source.
 
-    What looks the pieces up stands before everything else. Returns what is found so far behind each piece.
+    The lookups in the pieces come before everything else. Returns, for each piece, the name of the rows found so far.
     """
     editor = GraphEditor(source, target)
     editor.lift_constants()
@@ -50,7 +50,7 @@ def cut(source: Path, target: Path, table: str, ends: Sequence[int]) -> list[str
 
 
 class Maker:
-    """Replaces what looks up tables."""
+    """Replaces table lookups."""
 
     def __init__(self, editor: GraphEditor) -> None:
         self.editor = editor
@@ -60,11 +60,11 @@ class Maker:
         raise NotImplementedError
 
     def lookup(self, table: str, ids: str, found: str) -> Iterator[NodeProto]:
-        """Nodes that answer the rows of some ids."""
+        """Nodes that look up the rows of some ids."""
         raise NotImplementedError
 
     def instead(self, node: NodeProto) -> Iterator[NodeProto]:
-        """The nodes that take a node's place, itself where it is left alone."""
+        """The nodes that replace a node; the node itself if it is left alone."""
         table = table_of(node, self._inputs)
         if table not in self.editor or not self.is_cut(table):
             yield node
@@ -74,7 +74,7 @@ class Maker:
             yield from self._embedding(node)
 
     def _embedding(self, node: NodeProto) -> Iterator[NodeProto]:
-        """The fused embedding, with one row for each of the tokens as its table."""
+        """The fused embedding operator, with one row per token as its table."""
         whole, ids, table = node.output[0], node.input[0], node.input[2]
         yield from self.lookup(table, ids, f"{whole}.words")
         width = self.constant(f"{whole}.width", np.array([-1, self.editor[table].shape[1]]))
@@ -89,13 +89,13 @@ class Maker:
         yield node
 
     def constant(self, name: str, value: NDArray[Any] | np.generic) -> str:
-        """The name of a constant, which is added."""
+        """Adds a constant; returns its name."""
         if name not in self.editor:
             self.editor[name] = value
         return name
 
     def index(self, ids: str, name: str, start: int, end: int) -> Iterator[NodeProto]:
-        """`name.index`: where ids lie in a piece of a table, those of other pieces at its nearest row."""
+        """Computes `name.index`: the position of ids in a piece of a table. Ids of other pieces get its nearest row."""
         first, last, zero = (
             self.constant(f"{name}.{role}", np.int32(value))
             for role, value in (("first", start), ("last", end - start - 1), ("zero", 0))
@@ -105,7 +105,7 @@ class Maker:
         yield helper.make_node("Min", [f"{name}.above", last], [f"{name}.index"])
 
     def where(self, here: str, name: str, row: str, other: str, found: str) -> Iterator[NodeProto]:
-        """The row of each token that is here, and another one's elsewhere."""
+        """Takes the row of each token that is here, and the other one elsewhere."""
         yield helper.make_node("Unsqueeze", [here, self.constant(f"{name}.axis", np.array([-1]))], [f"{name}.chosen"])
         yield helper.make_node("Where", [f"{name}.chosen", row, other], [found])
 
@@ -114,8 +114,8 @@ class _Pieces(Maker):
     """Cuts one table.
 
     Attributes:
-        first: What looks its pieces up.
-        found: What is found so far behind each piece.
+        first: Nodes that look up its pieces.
+        found: For each piece, the name of the rows found so far.
     """
 
     def __init__(self, editor: GraphEditor, table: str, ends: Sequence[int]) -> None:

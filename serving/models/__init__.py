@@ -1,1 +1,1 @@
-"""Model bundles, what a node caches of them, and the repository that is served."""
+"""Model bundles, the node's cache of what it made of them, and the selection of artifacts."""

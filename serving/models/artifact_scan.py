@@ -1,16 +1,19 @@
-"""Looks into an artifact before any engine does: for what a served ONNX file must not hold, and at a plan's head.
+"""Scans an artifact before an engine loads it: an ONNX file for unsafe content, a TensorRT plan by its header.
 
-An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. It is walked by hand, field by field over
-the wire format, jumping over tensor data by its length: a file of 2 GiB costs kilobytes of memory, and no library that
-builds objects from it sees a hostile byte. What is refused: data outside the file and the one that the manifest lists
-for it, data of two tensors in one place, operator domains that are not on the list, operators that hold compiled or
-foreign code, subgraphs, sparse initialisers, model-local functions, tensors whose dimensions are not those of their
-data, and anything whose lengths do not add up. The graph's inputs, its outputs and the size of its vocabulary are
-returned, so that a manifest can be held against them.
+An ONNX file is a protocol buffer, `ModelProto` of the public `onnx.proto3`. The scanner walks the wire format field by
+field and jumps over tensor data by its length. A file of 2 GiB therefore costs kilobytes of memory, and no library that
+builds objects from it sees a hostile byte. The scanner refuses:
 
-A TensorRT engine (a plan) is native code: what keeps a foreign one out is its digest. Its head only tells early and
-clearly that a file is none, is cut, or is of another version. Observed in files of TensorRT for RTX 1.7, and for the
-magic and the version also said of the enterprise library by its makers (NVIDIA/TensorRT issue 3073):
+- external data outside the one file that the manifest lists for the graph, and overlapping data of two tensors,
+- operator domains outside the allowlist, and operators that hold compiled or foreign code,
+- subgraphs, sparse initializers, model-local functions and training information,
+- tensors whose dimensions do not match their data, and lengths that do not add up.
+
+It returns the graph's inputs, outputs and vocabulary size, which are compared with the manifest.
+
+A TensorRT engine (a plan) is native code. Its digest keeps foreign ones out. Its header only gives an early and clear
+error if a file is no plan, is truncated, or is of another version. The layout was observed in files of TensorRT for RTX
+1.7. For the enterprise library, NVIDIA states the same magic and version (NVIDIA/TensorRT issue 3073):
 
     bytes 0-3    a letter and `trt`
     bytes 16-23  size of the whole file, little-endian (RTX)
@@ -35,35 +38,35 @@ if TYPE_CHECKING:
     from serving.engine.specs import EngineBuild
 
 MAX_BYTES = 2**31
-"""A protocol buffer holds less than 2 GiB."""
+"""Protocol buffers must be smaller than 2 GiB."""
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
-"""Operator sets that our engines implement themselves."""
+"""Operator domains that the engines implement themselves."""
 
 FORBIDDEN_OPERATORS = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "Snpe"})
-"""Operators of those sets that run what somebody else compiled or wrote."""
+"""Operators of these domains that run compiled or foreign code."""
 
 _MAX_FIELDS = 1 << 18
-"""The INT8 graph of BERT-large has some 6,000."""
+"""The INT8 graph of BERT-large has about 6,000."""
 _SMALLEST_KEY = 8  # field number 1
 _LONGEST_KEY = 5  # bytes of a 32-bit number
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16, 21: 4, 22: 4}
-"""Bits of an element of each type of tensor that is served; text is none of them."""
+"""Bits per element, by type of tensor. Strings are not served."""
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 10: "float16"}
 _FLOATS, _INTEGERS, _LONGS, _RAW, _DOUBLES, _UNSIGNED = 4, 5, 7, 9, 10, 11
 _ENTRY, _LIES_OUTSIDE = _OUTSIDE = (13, 14)
 _PLACE = ("length", "location", "offset")
-"""What says where a tensor's data lies outside the graph."""
+"""Keys that say where a tensor's external data lies."""
 _NUMBER = re.compile("[0-9]{1,15}")
 _FIXED_DATA = {_FLOATS: 4, _DOUBLES: 8}
 _VARINT_DATA = (_INTEGERS, _LONGS, _UNSIGNED)
 
 _IDS = "input_ids"
 _TABLES = {"Gather": (1, 0), "EmbedLayerNormalization": (0, 2), "QEmbedLayerNormalization": (0, 2)}
-"""Operators that look embeddings up: which input holds the ids, and which one the table."""
+"""Operators that look up embeddings: the index of the input with the ids, and of the one with the table."""
 _SAME_ROWS = frozenset({"DequantizeLinear", "Cast"})
 
 _PLAN_HEAD = struct.Struct("<4s12xQ3B")
@@ -73,11 +76,11 @@ Shape = tuple[int, ...]
 
 
 class UnsafeArtifactError(ValueError):
-    """The file must not be served; the message says why, worded to follow the file's name."""
+    """The file must not be served. The message gives the reason and follows the file's name."""
 
 
 class Tensor(NamedTuple):
-    """An input or an output of the graph; -1 stands for a dimension that varies."""
+    """An input or output of the graph. A dimension of -1 varies."""
 
     name: str
     dtype: str
@@ -86,11 +89,11 @@ class Tensor(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Interface:
-    """What a graph takes and answers.
+    """The inputs and outputs of a graph.
 
     Attributes:
-        inputs: In the graph's order, without those that have a value of their own.
-        vocabularies: Rows of each table that `input_ids` are looked up in.
+        inputs: In the graph's order, without those that have a default value.
+        vocabularies: Number of rows of each table in which `input_ids` are looked up.
     """
 
     inputs: tuple[Tensor, ...]
@@ -118,7 +121,7 @@ class _Scanner:
         self.data = data
         self.beside, self.beside_bytes = beside, beside_bytes
         self.places: list[tuple[int, int]] = []
-        """Where in the file beside the graph the data of each tensor that lies there begins and ends."""
+        """Start and end of each tensor's data in the external file."""
         self.fields_left = _MAX_FIELDS
         self.nodes: list[_Node] = []
         self.tensors: dict[str, Shape] = {}
@@ -127,7 +130,7 @@ class _Scanner:
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         value = shift = 0
-        while at < end and shift < 70:  # noqa: PLR2004  ten bytes of seven bits are the format's limit
+        while at < end and shift < 70:  # noqa: PLR2004  the format allows ten bytes of seven bits
             byte = self.data[at]
             at += 1
             value |= (byte & 0x7F) << shift
@@ -137,9 +140,9 @@ class _Scanner:
         raise UnsafeArtifactError("is damaged: a number does not end")
 
     def key(self, at: int, end: int) -> tuple[int, int, int]:
-        """A field's number and wire type, and where its value starts.
+        """The number and wire type of a field, and the offset of its value.
 
-        Parsers cut a key to 32 bits: a larger one would be another field to them than to us.
+        Parsers truncate a key to 32 bits, so they would read a larger one as another field.
         """
         key, after = self.varint(at, end)
         if not _SMALLEST_KEY <= key < 1 << 32 or after - at > _LONGEST_KEY:
@@ -147,13 +150,13 @@ class _Scanner:
         return key >> 3, key & 7, after
 
     def spend(self) -> None:
-        """Counts what is read, so that no file keeps the server from starting."""
+        """Counts each field and packed number that is read, so that no file keeps the server from starting."""
         self.fields_left -= 1
         if self.fields_left < 0:
             raise UnsafeArtifactError(f"has more than {_MAX_FIELDS} parts")
 
     def fields(self, at: int, end: int) -> Iterator[_Field]:
-        """The fields of a message, each checked to lie inside it."""
+        """The fields of a message. Each is checked to end inside it."""
         while at < end:
             self.spend()
             number, wire_type, at = self.key(at, end)
@@ -172,7 +175,7 @@ class _Scanner:
             yield _Field(number, wire_type, value, start, at)
 
     def parts(self, at: int, end: int, readers: Mapping[int, Callable[[int, int], object]]) -> None:
-        """Hands the content of each field that has a reader to it."""
+        """Passes the content of each field to its reader, if it has one."""
         for part in self.fields(at, end):
             if part.wire_type == _LENGTH and part.number in readers:
                 readers[part.number](part.at, part.end)
@@ -231,12 +234,12 @@ class _Scanner:
             raise UnsafeArtifactError("uses an operator domain that is not on the list of domains served")
 
     def attribute(self, at: int, end: int) -> None:
-        # An encoder computes straight ahead; what branches could hide code, and what loops might never end.
+        # An encoder has no control flow. Branches could hide code, and loops might never end.
         subgraph, sparse = _refusal("a subgraph"), _refusal("a sparse initialiser")
         self.parts(at, end, {5: self.inside, 6: subgraph, 10: self.inside, 11: subgraph, 22: sparse, 23: sparse})
 
     def inside(self, at: int, end: int) -> None:
-        """A tensor of an attribute."""
+        """Reads a tensor of an attribute. Its data must lie in the graph."""
         if self.tensor(at, end)[2]:
             raise UnsafeArtifactError("keeps external tensor data for an attribute")
 
@@ -245,7 +248,7 @@ class _Scanner:
         self.tensors[name] = shape
 
     def tensor(self, at: int, end: int) -> tuple[str, Shape, bool]:
-        """A tensor's name, its dimensions, which its data fills, and whether that lies outside."""
+        """The name and dimensions of a tensor, and whether its data is external. Checks that the data fills them."""
         name, kind, raw = "", 0, None
         shape: list[int] = []
         data: dict[int, int] = {}
@@ -272,7 +275,7 @@ class _Scanner:
         return name, tuple(shape), length is not None
 
     def placed(self, parts: list[_Field]) -> int | None:
-        """How many bytes of the file beside the graph a tensor's data takes; None where it lies in the graph."""
+        """Bytes of a tensor's external data; None if the data lies in the graph."""
         if not any(part.value or part.wire_type != _VARINT for part in parts):
             return None
         if self.beside is None:
@@ -290,7 +293,7 @@ class _Scanner:
         return length
 
     def place(self, parts: list[_Field]) -> dict[str, str]:
-        """What a tensor says of where its data lies: each of `_PLACE` once, and that it does lie there."""
+        """The location of a tensor's external data. Each key of `_PLACE` must occur once, beside the external flag."""
         place: dict[str, str] = {}
         for part in parts:
             if (part.number, part.wire_type, part.value) == (_LIES_OUTSIDE, _VARINT, 1):
@@ -306,14 +309,14 @@ class _Scanner:
         return place
 
     def check_places(self) -> None:
-        """Data of two tensors in one place would let a small file fill any memory."""
+        """Rejects an unused data file, and overlapping data, with which a small file could fill any memory."""
         if self.beside is not None and not self.places:
             raise UnsafeArtifactError(f"keeps no data in {self.beside}, which is listed for it")
         if any(end > start for (_, end), (start, _) in pairwise(sorted(self.places))):
             raise UnsafeArtifactError("keeps external data of two tensors in one place")
 
     def numbers(self, part: _Field) -> list[int]:
-        """The integers of a repeated field: one of them, or all packed."""
+        """The integers of a repeated field: a single one, or several packed."""
         if part.wire_type != _LENGTH:
             return [part.value]
         values, at = [], part.at
@@ -330,7 +333,7 @@ class _Scanner:
         return int(np.count_nonzero(packed < 0x80))  # noqa: PLR2004  each ends with a byte without the continuation bit
 
     def described(self, at: int, end: int) -> Tensor:
-        """An input or an output of the graph, as the file declares it."""
+        """An input or output, as the graph declares it."""
         name, kind = "", 0
         shape: list[int] = []
 
@@ -360,7 +363,7 @@ class _Scanner:
         return Interface(inputs, tuple(self.outputs), frozenset(self.tables()))
 
     def tables(self) -> Iterator[int]:
-        """Rows of the embedding tables; one that is stored as integers is turned into numbers first."""
+        """Number of rows of each embedding table, also of one behind a DequantizeLinear or Cast."""
         makers = {name: node for node in self.nodes for name in node.outputs}
         for node in self.nodes:
             ids, table = _TABLES.get(node.operator, (0, 0))
@@ -391,7 +394,7 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
         if size >= MAX_BYTES or elements > MAX_BYTES:
             raise UnsafeArtifactError("holds a tensor whose dimensions are out of range")
     size_bytes = -(-elements * bits // 8)
-    # Two elements of 4 bits share a number.
+    # Two 4-bit elements share a number.
     numbers = elements if bits >= 8 else size_bytes  # noqa: PLR2004
     filled = (not any(data.values()) and raw == size_bytes) if raw is not None else sum(data.values()) == numbers
     if not filled:
@@ -399,7 +402,7 @@ def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, 
 
 
 def check_model_file(path: Path, beside: str | None = None) -> Interface:
-    """What an ONNX file takes and answers; the file is mapped, not read.
+    """Checks an ONNX file and returns its inputs and outputs. The file is mapped, not read.
 
     Raises:
         UnsafeArtifactError: It holds anything but a plain graph of known operators.
@@ -418,7 +421,7 @@ def check_model_file(path: Path, beside: str | None = None) -> Interface:
 
 
 def check_plan_file(path: Path, build: EngineBuild) -> None:
-    """Refuses a file that is no engine, is cut, or was built by another version; raises UnsafeArtifactError."""
+    """Refuses a file that is no plan, is truncated, or is of another version; raises UnsafeArtifactError."""
     with path.open("rb") as file:
         head = file.read(_PLAN_HEAD.size)
     if len(head) < _PLAN_HEAD.size or head[1:4] != _PLAN_MAGIC:

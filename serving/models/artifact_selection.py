@@ -1,4 +1,4 @@
-"""Which artifact of a model's bundle, or made of it on this node, an engine runs."""
+"""Selects the artifact that an engine runs, from a model's bundle and from what this node made of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _COPIED_BYTES = 128 << 20
-"""A larger artifact is held once, by the wide lane, where its batches allow that."""
+"""A larger artifact is held only once, by the wide lane, if its batches allow that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class ServableArtifact:
     """A model and the artifact of its bundle that an engine runs.
 
     Attributes:
-        second: What the engine runs beside it; see `EngineKind.second`.
+        second: The artifact that the engine runs beside it; see `EngineKind.second`.
     """
 
     bundle: Bundle
     artifact: Artifact
     second: Artifact | None = None
 
-    # Every request reads these, so they are worked out once.
+    # Cached because every request reads them.
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -66,7 +66,7 @@ class ServableArtifact:
 
     @property
     def proven(self) -> bool:
-        """Whether all that answers was compared with PyTorch."""
+        """Whether every artifact that answers was compared with PyTorch."""
         return all(artifact.proven for artifact in self.artifacts)
 
     def spec(self) -> ModelSpec:
@@ -105,7 +105,7 @@ def _data_sha256(graph: Artifact | Part) -> str:
 
 
 def verify_bundles(root: Path, cache: Path | None = None) -> list[Bundle]:
-    """The newest version of every model in `<root>/<model>/<version>/`, and what this node made of it.
+    """Verifies the newest version of each model in `<root>/<model>/<version>/`; adds what this node made of it.
 
     Raises:
         StartupError: There is no model, or one of them must not be served.
@@ -132,7 +132,7 @@ def _make_one() -> str:
 
 
 def _instead(root: Path) -> str:
-    """What a directory without models is, and what to type."""
+    """Describes a directory without models, and says what to type."""
     above = Path(os.path.abspath(root)).parents  # noqa: PTH100  `resolve` would follow links
     if (root / MANIFEST).is_file():
         return f"is one version of a model, not a repository; give --models {above[1]}"
@@ -144,7 +144,7 @@ def _instead(root: Path) -> str:
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
-    """Whether every model has a form that some GPU could run."""
+    """Whether every model has an artifact that some GPU could run or, with `built`, a graph to build one from."""
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
         (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle, split=split) for kind in engines)
@@ -153,7 +153,7 @@ def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool
 
 
 def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool = True) -> list[Artifact]:
-    """The artifacts that an engine runs on this kind of GPU; without `split` none that was split for CPUs."""
+    """The artifacts that an engine runs on a kind of GPU; without `split`, none that was split for CPUs."""
     return [
         artifact
         for artifact in bundle.artifacts
@@ -169,10 +169,10 @@ def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool 
 def select_artifact(
     bundle: Bundle, precision: str, engine: str, *, unproven: bool, target: str = ""
 ) -> ServableArtifact:
-    """The artifact that an engine runs: proven before unproven, then the fastest, then this node's own.
+    """Selects the artifact for an engine: proven before unproven, then the fastest, then this node's own.
 
     Raises:
-        BundleError: It has none.
+        BundleError: The bundle has none that may be served.
     """
     kind = ENGINES[engine]
     runnable = _runnable(kind, bundle, target)
@@ -213,7 +213,7 @@ def select_artifact(
 def without_second(
     servables: Sequence[ServableArtifact], engine: EngineKind, *, by_default: bool = False
 ) -> Iterator[str]:
-    """Why models run in the engine's first library alone, in sentences."""
+    """Sentences that say why models run in the engine's first library alone."""
     lacking: list[str] = []
     for servable in servables if engine.second else ():
         made = [each.precision for each in servable.bundle.artifacts if each.target == engine.second]
@@ -229,7 +229,7 @@ def without_second(
 
 
 def log_agreement(servable: ServableArtifact) -> None:
-    """Says in the log where INT8, which nobody asked for by name, gives too few of PyTorch's answers."""
+    """Logs a model whose INT8 agrees with PyTorch too seldom. Called if no precision was requested."""
     name, task = servable.name, servable.manifest.task
     for artifact in servable.artifacts:
         if artifact.reserved:
@@ -244,14 +244,14 @@ def log_agreement(servable: ServableArtifact) -> None:
 
 
 def _left_for_fp32(servable: ServableArtifact) -> Artifact | None:
-    """The artifact that is served only where it is asked for, and in whose place fp32 is."""
+    """The reserved artifact in whose place fp32 is served; None if there is none."""
     if servable.artifact.precision != "fp32":
         return None
     return next((artifact for artifact in servable.bundle.artifacts if artifact.reserved), None)
 
 
 def few_agree(artifact: Artifact, task: str) -> str:
-    """Why INT8 is not for serving by default, as half a sentence; empty where it is."""
+    """Why INT8 is not served by default, as half a sentence; empty if it is."""
     parity, least = artifact.evidence.parity, TASKS[task].served_agreement
     if artifact.precision != "int8" or parity is None or parity.agreement is None or parity.agreement >= least:
         return ""
@@ -262,12 +262,12 @@ def few_agree(artifact: Artifact, task: str) -> str:
 
 
 def _refused(bundle: Bundle) -> str:
-    """What this node does not serve of a bundle, to follow what is missing."""
+    """The artifacts that this node refuses to serve, as the end of an error message."""
     return "".join(f"; on this processor {file} {sentence}" for file, sentence in bundle.refused.items())
 
 
 def _second(bundle: Bundle, first: Artifact, target: str, *, unproven: bool, by_default: bool) -> Artifact | None:
-    """The artifact for another library that may answer in place of the first: it is batched as that is."""
+    """The artifact for the second library. It may answer in place of the first, so both are batched alike."""
     alike = [
         artifact
         for artifact in bundle.artifacts

@@ -1,9 +1,12 @@
-"""The model bundle: `<repository>/<model>/<version>/`, what `export` writes and `serve` opens.
+"""The model bundle: `<repository>/<model>/<version>/`, written by `export` and opened by `serve`.
 
-A bundle is data from outside. `open_bundle` refuses it unless the manifest is well-formed, the directory holds exactly
-the files that it lists, every file is a plain file with the listed size and SHA-256, and every artifact passes
-`artifact_scan` and is what the manifest says. Nothing here needs the library of an engine. `BundleWriter` makes a
-bundle visible in one step.
+A bundle is untrusted input. `open_bundle` refuses it unless:
+
+- the manifest is well-formed,
+- the directory holds exactly the listed files, each a plain file with the listed size and SHA-256,
+- every artifact passes `artifact_scan` and matches the manifest.
+
+Nothing here needs an engine's library. `BundleWriter` makes a bundle visible in one step.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ class Bundle:
     """A verified bundle on disk.
 
     Attributes:
-        sha256: Of the manifest's bytes, and so of the whole: it lists every file's own.
-        made_here: Further artifacts, which this node has made of it, and where each of them lies.
-        refused: Why artifacts must not be served on this node, by their files.
+        sha256: Digest of the manifest, and so of the whole bundle: the manifest lists the digest of every file.
+        made_here: Artifacts that this node made of the bundle, each with its directory.
+        refused: By file, why an artifact must not be served on this node.
     """
 
     path: Path
@@ -54,12 +57,12 @@ class Bundle:
         return [*own, *(artifact for artifact, _ in self.made_here)]
 
     def made_here_in(self, artifact: Artifact) -> Path | None:
-        """The directory of an artifact that this node has made; None for one of the bundle's own."""
+        """The directory of an artifact that this node made; None for one of the bundle's own."""
         return next((directory for made, directory in self.made_here if made.file == artifact.file), None)
 
     @property
     def engine_graphs(self) -> dict[Precision, Path]:
-        """What a node can build engines of for its own GPU, by their precision; fp16 is first."""
+        """The graphs from which a node can build engines for its GPU, by precision; fp16 is first."""
         files = {entry.file for entry in self.manifest.files}
         return {precision: self.path / file for precision, file in ENGINE_GRAPHS.items() if file in files}
 
@@ -72,7 +75,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def data_entry(graph: Path) -> FileEntry | None:
-    """The file beside a graph that holds its weights; None where they lie in the graph."""
+    """The file with a graph's weights; None if they lie in the graph."""
     path = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
     return file_entry(path) if path.is_file() else None
 
@@ -85,22 +88,22 @@ def open_bundle(path: Path) -> Bundle:
     """Verifies a bundle and reads its manifest; `path` is `<repository>/<model>/<version>`.
 
     Raises:
-        BundleError: The bundle is not what its manifest says, or holds what must not be served.
+        BundleError: The bundle does not match its manifest, or holds what must not be served.
     """
     return _verified(read_bundle(path))
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Reads a bundle's manifest and nothing else; the engine process verifies the bundle afterwards.
+    """Reads only a bundle's manifest. The engine process verifies the bundle later.
 
     Raises:
-        BundleError: The manifest is none, or not of this model and version.
+        BundleError: The manifest is invalid, or of another model or version.
     """
     return _read(path, path.parent.name, path.name)
 
 
 def warn_of_schema(bundle: Bundle) -> None:
-    """Says in the log what was not proven of a bundle that an earlier version exported."""
+    """Logs what the export of a bundle did not prove, if the manifest has an earlier schema."""
     manifest = bundle.manifest
     if unproven := UNPROVEN.get(manifest.schema_version):
         log.warning(
@@ -137,7 +140,7 @@ def _verified(bundle: Bundle) -> Bundle:
 
 
 def check_artifact(path: Path, manifest: Manifest, build: EngineBuild | None) -> None:
-    """Compares a graph or, with `build`, an engine whose digest is right with the manifest; raises UnverifiedError."""
+    """Compares a verified graph or, with `build`, a verified engine with the manifest; raises UnverifiedError."""
     try:
         if build is not None:
             check_plan_file(path, build)
@@ -156,10 +159,10 @@ def _check_graph(path: Path, manifest: Manifest) -> None:
 
 
 def _check_parts(path: Path, artifact: Artifact, manifest: Manifest) -> None:
-    """Compares the graphs of a model in parts with one another and with the manifest; raises UnverifiedError.
+    """Compares the graphs of a split model with one another and with the manifest; raises UnverifiedError.
 
-    The shapes of tensors between parts are not looked at: engines refuse those that do not fit. What TensorRT's engines
-    take and answer is compared where they are loaded.
+    Shapes of tensors between parts are not compared: engines refuse those that do not fit. The inputs and outputs of
+    TensorRT engines are compared when they are loaded.
     """
     if artifact.engine is not None:
         for part in artifact.graphs:
@@ -181,7 +184,7 @@ def _check_parts(path: Path, artifact: Artifact, manifest: Manifest) -> None:
 
 
 def _check_part(graph: Interface, known: dict[str, str], manifest: Manifest) -> None:
-    """Compares a part with the manifest and with the types of what the parts before it answer; adds its own."""
+    """Compares a part with the manifest and the outputs of earlier parts; adds its own outputs to `known`."""
     specs = {spec.name: spec for spec in manifest.inputs}
     own = [tensor for tensor in graph.inputs if tensor.name in specs]
     _check_tensors(own, [specs[tensor.name] for tensor in own], "inputs")
@@ -203,7 +206,7 @@ def _check_vocabulary(graph: Interface, manifest: Manifest) -> None:
 
 
 class BundleWriter(StagedVersion):
-    """Builds a bundle in a staging directory and moves it into place whole.
+    """Builds a bundle in a staging directory and moves it into place in one step.
 
     with BundleWriter(Path("models"), "minilm") as writer:
         (writer.path / "model.fp32.onnx").write_bytes(...)
@@ -220,7 +223,7 @@ class BundleWriter(StagedVersion):
         self.model = model
 
     def publish(self, manifest: Manifest) -> Bundle:
-        """Writes the manifest, verifies the whole, makes it durable and moves it into place."""
+        """Writes the manifest, verifies the bundle, syncs it to disk and moves it into place."""
         verified_dir.write(self.path, MANIFEST, manifest)
         bundle = _verified(_read(self.path, self.model, str(self.version)))
         return Bundle(self.move(), manifest, bundle.sha256)

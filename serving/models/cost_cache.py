@@ -1,6 +1,6 @@
-"""Cost tables in the node's cache, so that a start need not measure what was measured here before.
+"""Caches cost tables on the node, so that a start need not repeat measurements.
 
-A table is used only with the artifact, the engine, the device, the libraries and the cores it was measured with.
+A table is valid only for the artifact, engine, device, libraries, threads and largest batch that it was measured with.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger("bertserve")
 
 _LARGEST_BYTES = 1 << 20
 _MAX_POINTS = 512
-"""Lengths times sizes, with room: a table of many more would take its time to build."""
+"""Lengths times batch sizes, with room. A much larger table would take long to build."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides about a model's costs.
+    """What a model's costs depend on.
 
     Attributes:
-        artifact: SHA-256 of the file that is served, or of both.
-        engine: As `--engine` names it; for GPUs also their name and how many there are.
-        libraries: Version by name of what runs it.
-        max_batch_tokens: Padded tokens of the largest batch that was measured.
+        artifact: SHA-256 of the artifact that is served, or of both.
+        engine: Name as in `--engine`; for GPUs also their name and number.
+        libraries: Versions of the libraries that run it, by name.
+        max_batch_tokens: Padded tokens of the largest batch measured.
     """
 
     artifact: str
@@ -55,7 +55,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostCache:
-    """The cost tables of one node; without a `root` there are none. `max_batch_tokens` are padded tokens."""
+    """The cost tables of one node; none without a `root`. `max_batch_tokens` counts padded tokens."""
 
     def __init__(self, root: Path | None, *, threads: int, max_batch_tokens: int) -> None:
         self._root = root
@@ -64,7 +64,7 @@ class CostCache:
         self._measured: set[str] = set()
 
     def read(self, choice: EngineChoice, models: Sequence[ServableArtifact]) -> list[list[CostPoint]]:
-        """For each model what was measured on this node with this engine; empty where that is to be measured."""
+        """The cached costs of each model on this engine; empty if they have to be measured."""
         self._measured.clear()
         if self._root is None or not ENGINES[choice.engine].keeps_costs:
             return [[] for _ in models]
@@ -75,9 +75,9 @@ class CostCache:
     def write(
         self, choice: EngineChoice, models: Sequence[ServableArtifact], costs: Sequence[Sequence[CostPoint]]
     ) -> None:
-        """Writes what was measured, once, in a thread: digests and `fsync` take their time.
+        """Writes new measurements once, in a thread, because digests and `fsync` are slow.
 
-        A version that came by a swap has the costs of the one before it, which were not measured for it.
+        A version that was hot-swapped in is not written: it has the costs of the version before it.
         """
         for model, points in zip(models, costs, strict=True):
             if model.artifact.sha256 in self._measured:
@@ -128,7 +128,7 @@ def _file_name(choice: EngineChoice, model: ServableArtifact) -> str:
 
 
 def _check(points: Sequence[CostPoint]) -> None:
-    """Raises ValueError for points that no table can be made of."""
+    """Raises ValueError for points that cannot form a table."""
     if len(points) > _MAX_POINTS:
         raise ValueError(f"{len(points)} cost points; there are at most {_MAX_POINTS}")
     CostTable.of(point for point in points if point.kind == "wide")

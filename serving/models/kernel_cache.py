@@ -1,8 +1,8 @@
-"""Compiled kernels in the node's cache, because TensorRT for RTX and OpenVINO compile for long at each start.
+"""Caches compiled kernels on the node: TensorRT for RTX and OpenVINO compile for long at each start.
 
-The engine process reads the cached kernels and writes what it compiled to a file of its own, which is then added to
-the cache. Kernels of another device, driver, version or artifact are refused in the engine: by TensorRT itself, and for
-OpenVINO by a digest of all that in front of them.
+The engine process reads the cached kernels and writes what it compiled to a file of its own, which is then added to the
+cache. The engine refuses kernels of another device, driver, version or artifact. TensorRT checks this itself; for
+OpenVINO, a digest of all of these stands in front of the kernels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _FORGOTTEN_S = 86_400.0
-"""More than any engine takes from its first kernel to its last."""
+"""Longer than any engine takes from its first kernel to its last."""
 
 
 class KernelCache:
-    """The kernels of a server's models; without a `root` there are none."""
+    """The compiled kernels of a server's models; none without a `root`."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -41,14 +41,14 @@ class KernelCache:
         self._files: list[KernelFiles] = []
 
     def files(self, engine: str, models: Sequence[ServableArtifact]) -> list[KernelFiles]:
-        """For each model where its kernels are read and written; empty where there are none."""
+        """The kernel files of each model; empty without a cache or if the engine compiles nothing."""
         self._files, self._models = [], models
         if self._root is not None and ENGINES[engine].compiles:
             self._files = [_files(self._root, model) for model in models]
         return self._files
 
     def keep(self) -> None:
-        """Adds to the cache what the engine has written, in a thread."""
+        """Adds the kernels that the engine wrote to the cache, in a thread."""
         if self._root is not None and self._files:
             threading.Thread(target=_keep, args=(self._root, self._models, self._files)).start()
             self._files = []
@@ -68,9 +68,9 @@ def _keep(root: Path, models: Sequence[ServableArtifact], files: Sequence[Kernel
 
 
 def _files(root: Path, model: ServableArtifact) -> KernelFiles:
-    # Servers of several containers may share a cache, and then process ids are no names.
+    # Servers in several containers may share a cache, so process ids are not unique.
     write = str(root / f".kernels-{uuid.uuid4().hex}")
-    with contextlib.suppress(OSError):  # the engine says what it could not write
+    with contextlib.suppress(OSError):  # the engine reports what it could not write
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
     try:
@@ -85,7 +85,7 @@ def _files(root: Path, model: ServableArtifact) -> KernelFiles:
 
 
 def _sweep(root: Path) -> None:
-    """Removes what servers left that were killed before they could add it to the cache."""
+    """Removes files of servers that were killed before they could add them to the cache."""
     for file in root.glob(".kernels-*"):
         if file.stat().st_mtime < time.time() - _FORGOTTEN_S:
             file.unlink()

@@ -1,4 +1,4 @@
-"""The schema of a bundle's `manifest.json`, and the rules that it must keep; `bundle` compares the files with it."""
+"""The schema of a bundle's `manifest.json`, and its rules. `bundle` compares the files with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNPROVEN = {
     2: "its export did not compare token ids with those of Transformers, so truncation_side, do_lower_case, "
     "strip_accents, added_tokens_decoder and model_input_names of tokenizer_config.json may not count",
 }
-"""The schemas of earlier versions that are still served, and what their exports did not prove."""
+"""Earlier schemas that are still served, and what their exports did not prove."""
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -35,7 +35,7 @@ _MAX_CANDIDATES = 1000
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""How token vectors may become one, by the names of Sentence Transformers."""
+"""Pooling modes, named as in Sentence Transformers."""
 
 Activation = Literal["sigmoid", "identity"]
 
@@ -44,26 +44,26 @@ Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 ENGINE_GRAPHS: dict[Precision, str] = {"fp16": "engine.fp16.onnx", "int8": "engine.int8.onnx"}
-"""The graphs from which a node builds a TensorRT engine for its own GPU; nothing runs them as they are."""
+"""The graphs from which a node builds a TensorRT engine for its own GPU. They are never run directly."""
 
 Target = Literal["cpu", "openvino", "cuda", GpuTarget]
-"""What runs an artifact: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
+"""Where an artifact runs: ONNX Runtime on a CPU, OpenVINO, ONNX Runtime on a GPU, or one compute capability."""
 
 GPUS: tuple[Target, ...] = get_args(GpuTarget)
 
 
 class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers beside PyTorch's, over `texts` texts.
+    """Agreement of an artifact's answers with PyTorch's, over `texts` texts.
 
-    Cosines are None for classify, rerank and fill_mask, whose few numbers have no direction.
+    Cosines are None for classify, rerank and fill_mask: their few numbers have no direction.
 
     Attributes:
-        max_abs_difference: Largest difference of any number of any raw output.
-        cosine_mean: Of the raw outputs, text by text; for embed_tokens of the text's worst token.
-        cosine_p01: The 1st percentile.
-        agreement: Share of decisions that are PyTorch's own: labels, spans, tags, filled words; None for embed and
+        max_abs_difference: Largest absolute difference in any raw output.
+        cosine_mean: Mean cosine of a text's raw output; for embed_tokens that of the text's worst token.
+        cosine_p01: 1st percentile.
+        agreement: Share of decisions that equal PyTorch's: labels, spans, tags, filled words; None for embed and
             embed_tokens.
-        worst: The text with the least cosine, or else the largest difference.
+        worst: The text with the lowest cosine, or else the largest difference.
     """
 
     texts: int
@@ -76,7 +76,7 @@ class Parity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to a text alone beside its answers padded and in mixed batches; cosines as in `Parity`."""
+    """Agreement of the answers to a text alone, padded and in mixed batches; cosines as in `Parity`."""
 
     texts: int
     max_abs_difference: float
@@ -84,13 +84,13 @@ class Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EndToEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artifact's answers to texts beside those of `Manifest.reference_library`.
+    """Agreement of an artifact's answers to texts with those of `Manifest.reference_library`.
 
     Attributes:
-        texts: Whose answers were compared; the tokens of all of `ReferenceLibrary.texts` were.
-        max_difference: Largest difference of any number that a client gets, by the number's size where that is above 1.
-        cosine_mean: Of vectors.
-        agreement: Share of labels, tags, words and spans that are the same; None where nothing is decided.
+        texts: Texts whose answers were compared. Tokens were compared for all of `ReferenceLibrary.texts`.
+        max_difference: Largest difference of any number that a client gets, relative to the number if that is above 1.
+        cosine_mean: Mean cosine of vectors.
+        agreement: Share of equal labels, tags, words and spans; None if the task decides nothing.
     """
 
     texts: int
@@ -100,12 +100,12 @@ class EndToEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReferenceLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The library whose answers to texts were the reference of the end-to-end check.
+    """The library that gave the reference answers of the end-to-end check.
 
     Attributes:
-        library: Its name and version; empty where none loads the folder.
-        texts: Whose tokens were compared.
-        unproven: Why its answers were not compared; empty where they were.
+        library: Name and version; empty if no library loads the folder.
+        texts: Texts whose tokens were compared.
+        unproven: Why its answers were not compared; empty if they were.
     """
 
     library: str = ""
@@ -114,7 +114,7 @@ class ReferenceLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The task's own metric over a file of labelled text, times 100, for PyTorch and for the artifact."""
+    """The task's own metric on a labeled file, times 100, for PyTorch and for the artifact."""
 
     metric: str
     reference: str
@@ -124,11 +124,11 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an INT8 artifact's activations become 8 bits.
+    """How an INT8 artifact quantizes activations.
 
     Attributes:
-        activations: `static` by ranges seen on calibration text, `dynamic` by ranges found while running.
-        calibration: Where the text is from; a file's name, never a path. Empty where none was used or it is not known.
+        activations: `static` uses ranges seen on calibration text, `dynamic` uses ranges found at run time.
+        calibration: Source of the calibration text: a file name, never a path. Empty if none was used or it is unknown.
     """
 
     activations: Literal["static", "dynamic"]
@@ -137,9 +137,9 @@ class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GraphProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the graph that an engine was built of answers beside PyTorch, computed on a CPU.
+    """The comparison with PyTorch of the graph that an engine was built from, computed on a CPU.
 
-    The engine itself is proven where its GPU is.
+    The engine itself is proven on its GPU.
     """
 
     parity: Parity
@@ -149,7 +149,7 @@ class GraphProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the bundle: one that is no artifact, or the weights of one."""
+    """A file of the bundle that is no artifact, or that holds the weights of one."""
 
     file: str
     sha256: str
@@ -157,7 +157,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Part(FileEntry, frozen=True, forbid_unknown_fields=True):
-    """One of the files of an artifact that was cut into parts; `data` as in `Artifact`."""
+    """One file of an artifact that was split; `data` as in `Artifact`."""
 
     data: FileEntry | None = None
 
@@ -166,27 +166,28 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One executable form of the model.
 
     Attributes:
-        size_bytes: Of the file alone.
-        batch_invariant: Whether a text's answer is the same alone, padded and in any batch; only then
-            may the artifact be batched or padded.
-        parity: None where the machine that made it could not run it.
-        operators: How many of each fused operator the graph holds.
-        waived: Limits that it broke and that the recipe let pass.
-        reserved: Why it is served only where `--precision` asks for it or nothing else can be served, as half a
-            sentence; empty where it is served by default.
-        limits: Limits that the recipe set for it, in place of the usual ones.
-        proven_on: What `host.integer_kernels` said where it was compared; empty where nothing does.
-        sample: The part of `parity` that a node whose processor is another repeats before it serves INT8.
+        size_bytes: Size of the artifact's own file.
+        batch_invariant: Whether a text gets the same answer alone, padded and in any batch. Only then may the artifact
+            be batched or padded.
+        parity: None if the exporting machine could not run it.
+        operators: Number of each fused operator in the graph.
+        waived: Limits that it broke and that the recipe waives.
+        reserved: Why it is served only if `--precision` asks for it or nothing else can be served, as half a sentence;
+            empty if it is served by default.
+        limits: Limits that the recipe set in place of the default ones.
+        proven_on: `host.integer_kernels` of the machine that compared it; empty if unknown.
+        sample: The part of `parity` that a node with another processor repeats before it serves INT8.
         engine: What a TensorRT engine is tied to.
-        quantisation: None where activations are not quantised.
-        data: The file beside a graph that holds its weights; None where they lie in the graph.
-        graph: Of an engine: how its graph compares; None where it was not compared.
-        end_to_end: The end-to-end check; None where there was none.
-        split_by: How the model was cut into parts, of which the artifact's own file is the first; None for a whole one.
-        parts: The others, in their order.
-        ranks: In how many shares layers were split, each of as many segments; the first rank's files come first.
-        lookups: Whether the parts share the rows of a table: behind the parts, `parts` then has for each but the first
-            a graph that looks words up before the first part runs.
+        quantisation: None if activations are not quantized.
+        data: The file with a graph's weights; None if they lie in the graph.
+        graph: For an engine, the comparison of its graph; None if it was not compared.
+        end_to_end: The end-to-end check; None if there was none.
+        split_by: How the model was split; the artifact's own file is the first part. None for a whole model.
+        parts: The other parts, in order.
+        ranks: Number of ranks that share each layer, with equally many segments each. The first rank's files come
+            first.
+        lookups: Whether the parts share the rows of a table. If so, `parts` ends with one lookup graph for each part
+            but the first, and these run before the first part.
     """
 
     file: str
@@ -221,7 +222,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def evidence(self) -> Artifact | GraphProof:
-        """What has its figures: itself or, of an engine that nobody has run, the graph that it was built of."""
+        """The source of its figures: itself or, for an engine that nobody has run, the graph it was built from."""
         return self if self.proven or self.graph is None else self.graph
 
     @property
@@ -230,7 +231,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def processes(self) -> list[list[Artifact | Part]]:
-        """The graphs of each process that it is run by, in their order."""
+        """The graphs of each process that runs it, in order."""
         graphs = self.graphs
         if self.split_by != "tensors":
             count = stages(len(graphs), lookups=self.lookups)
@@ -240,12 +241,12 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def split(self) -> str:
-        """In how many parts it is, in words that follow others; empty for a whole one."""
+        """The number of parts, as text that follows other words; empty for a whole artifact."""
         return f", in {len(self.processes)} parts by {self.split_by}" if self.split_by else ""
 
     @property
     def sequences(self) -> list[list[Artifact | Part]]:
-        """What runs one after another: all parts or, of a model split by tensors, the segments of each rank."""
+        """Graphs that run one after another: all parts or, for a split by tensors, the segments of each rank."""
         if self.split_by == "tensors":
             return self.processes
         graphs = self.graphs
@@ -263,11 +264,11 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle was made of.
+    """The checkpoint that a bundle was made from.
 
     Attributes:
-        sha256: Of the weights.
-        revision: The hub's commit, or for a folder a digest of its files; empty in bundles of earlier versions.
+        sha256: Digest of the weights.
+        revision: The Hub's commit, or a digest of a local folder's files; empty in bundles of earlier versions.
     """
 
     name: str
@@ -277,31 +278,29 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a bundle is.
+    """The content of `manifest.json`.
 
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
-        special_ids: Ids of the special tokens by their role: pad, unk, cls, sep, mask.
+        special_ids: Ids of the special tokens by role: pad, unk, cls, sep, mask.
         hidden_size: Components of a token's vector.
-        pooling: How token vectors become one, for the task embed: one of `POOLING_MODES`, or several joined by `+`,
-            whose vectors stand side by side.
-        dimensions: Components of a text's vector, for the task embed; None for as many as a token's.
-        normalize: Whether vectors are scaled to length 1 where a request does not say, for the task embed.
-        matryoshka: To how many of their first components vectors may be cut, for the task embed; to any where it is
-            empty.
-        similarity: How vectors are meant to be compared, for the task embed; None where nothing says.
-        labels: Names of the classes or tags, by index, for the tasks classify and tag.
-        multi_label: Whether classes are independent of one another, for the task classify.
-        regression: Whether the labels stand for values that answers give as they are, for the task classify.
-        activation: What makes a score of a logit where a request does not say, for the task rerank.
-        candidates: How many tokens the graph offers for each mask, for the task fill_mask.
-        truncation_side: The end of a text that is cut off where a request names none.
-        prompts: Texts that a request may ask to be put before its inputs.
-        default_prompt: The name of the one that is put there where a request names none; token ids stay as they are.
-        outputs: In the order in which the graph answers.
-        tools: Versions of the libraries that took part.
-        recipe: A digest of the export's options and version; empty in bundles of earlier versions.
-        reference_library: What answered the same texts at the export; None in bundles of earlier versions.
+        pooling: For embed: one of `POOLING_MODES`, or several joined by `+`, whose vectors are concatenated.
+        dimensions: For embed: components of a text's vector; None for `hidden_size`.
+        normalize: For embed: whether vectors are scaled to length 1 by default.
+        matryoshka: For embed: sizes to which vectors may be truncated; empty allows any.
+        similarity: For embed: the similarity function that the vectors are meant for; None if unknown.
+        labels: For classify and tag: names of the classes or tags, by index.
+        multi_label: For classify: whether classes are independent of one another.
+        regression: For classify: whether the labels name values that answers return unchanged.
+        activation: For rerank: the default function from a logit to a score.
+        candidates: For fill_mask: number of tokens that the graph offers for each mask.
+        truncation_side: The end of a text that is cut off by default.
+        prompts: Texts by name. A request may ask to put one before its inputs.
+        default_prompt: Name of the prompt if a request names none. Token ids get no prompt by default.
+        outputs: In the graph's order.
+        tools: Versions of the libraries that the export used.
+        recipe: Digest of the export's options and version; empty in bundles of earlier versions.
+        reference_library: Reference of the end-to-end check; None in bundles of earlier versions.
     """
 
     schema_version: int
@@ -337,25 +336,25 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def vector_size(self) -> int:
-        """Components of a vector that answers."""
+        """Components of a vector in an answer."""
         return self.dimensions or self.hidden_size
 
     def data_of(self, graph: str) -> FileEntry | None:
-        """The file with a graph's weights; None where they lie in the graph."""
+        """The file with a graph's weights; None if they lie in the graph."""
         if graph in ENGINE_GRAPHS.values():
             return next((entry for entry in self.files if entry.file == f"{graph}{DATA_SUFFIX}"), None)
         graphs = (each for artifact in self.artifacts for each in artifact.graphs)
         return next((each.data for each in graphs if each.file == graph), None)
 
     def entries(self) -> list[FileEntry | Artifact]:
-        """Every file of the bundle but the manifest itself."""
+        """All files of the bundle except the manifest."""
         return [*self.files, *(entry for artifact in self.artifacts for entry in artifact.files)]
 
 
 def problem(manifest: Manifest, model: str, version: str) -> str | None:
-    """The first rule that a manifest breaks, as half a sentence; None where it keeps all.
+    """The first rule that a manifest breaks, as half a sentence; None if it breaks none.
 
-    `model` and `version` are the names of the directories it lies in.
+    `model` and `version` are the names of the directories that it lies in.
     """
     return next((sentence for broken, sentence in _rules(manifest, model, version) if broken), None)
 
@@ -402,10 +401,10 @@ _OF_TASKS = {
     "default_prompt": None,
     "candidates": 0,
 }
-"""Fields that belong to some tasks, and what they are for the others."""
+"""Fields that only some tasks have, with their value for all other tasks."""
 
 _NEEDED = ("pooling", "labels", "candidates")
-"""Those of them that a task's models must have."""
+"""Fields that are required for the tasks that have them."""
 
 
 def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
@@ -433,7 +432,7 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
 
 
 def _misplaced(manifest: Manifest, facts: Collection[str], field: str) -> bool:
-    """Whether a field has a value that is not the task's, or lacks the one that the task needs."""
+    """Whether a field is set for a task that does not have it, or missing for one that needs it."""
     given = getattr(manifest, field) != _OF_TASKS[field]
     return given != (field in facts) if field in _NEEDED else given and field not in facts
 
@@ -534,7 +533,7 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
 
 
 def _fits(artifact: Artifact, build: EngineBuild, manifest: Manifest) -> bool:
-    """Whether an engine is for its target, with profiles that hold the longest text."""
+    """Whether an engine matches its target, and its profiles hold the longest text."""
     shapes = [list(zip(profile.min, profile.opt, profile.max, strict=True)) for profile in build.profiles]
     return (
         f"sm{build.compute_capability.replace('.', '', 1)}" == artifact.target

@@ -1,9 +1,9 @@
 """The node's cache: `<cache-dir>/<model>/<version>/<n>/`, what this node made of a bundle.
 
-It holds what is true on this node alone: the proof that an artifact answers as PyTorch does on this device with these
-libraries, engines built for its GPU, and files that make the next of them faster. `derived.json` names the bundle by
-its manifest's SHA-256 and lists every file; a cache is data from outside as a bundle is, and is held to the same rules.
-What does not fit is ignored: the bundle is then served, or refused, as if there were no cache.
+It holds what is true on this node alone: proofs that artifacts answer as PyTorch does on this device with these
+libraries, engines built for its GPU, and files that make later builds and starts faster. `derived.json` names the
+bundle by its manifest's SHA-256 and lists every file. A cache is untrusted input, and the rules for bundles apply to
+it. An invalid entry is ignored: the bundle is then served, or refused, as if there were no cache.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ DERIVED = "derived.json"
 SCHEMA_VERSION = 1
 
 _KEPT = 3
-"""Entries of a bundle that stay: a server that restarts its engine reads the entry that was the newest when it started,
-and has itself added its costs and its kernels since."""
+"""Entries of a bundle that are kept. A server that restarts its engine reads the entry that was newest when it started,
+and has itself added its costs and kernels since."""
 
 _SHOWN_DIGITS = 12
 
 _WRITING = threading.Lock()
-"""Of two threads that write, the second takes over what the first has published."""
+"""Held while an entry is written: the next thread carries over what the one before has published."""
 
 log = logging.getLogger("bertserve")
 
 
 class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One artifact's answers beside PyTorch's, as this node gave them.
+    """Agreement of one artifact's answers with PyTorch's, measured on this node.
 
     Attributes:
-        file: Of the artifact, in the bundle or among the engines.
+        file: The artifact's file, in the bundle or among the engines.
         device: As `device_of` names it.
-        libraries: Version by name of what ran it.
+        libraries: Versions of the libraries that ran it, by name.
     """
 
     file: str
@@ -68,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, artifact: Artifact) -> Proof:
-        """The proof in an artifact's figures, which this node has just measured."""
+        """The proof from an artifact's figures, which this node has just measured."""
         if artifact.parity is None or artifact.invariance is None:
             raise ValueError(f"{artifact.file} was not compared")
         return cls(
@@ -88,7 +88,7 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         bundle: SHA-256 of the bundle's manifest.
         engines: Native engines, whose files lie beside this manifest.
-        files: Other files there: timing caches, tables of costs.
+        files: Other files there, such as timing caches and cost tables.
     """
 
     schema_version: int
@@ -105,22 +105,22 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def device_of(target: Target) -> str:
-    """What runs a target's artifacts here: the GPU where it is for one and there is one, else the processor."""
+    """The device that runs a target's artifacts: a GPU if the target needs one and there is one, else the CPU."""
     return (host.gpu() if engine_for(target).on_gpu else "") or host.cpu()
 
 
 def libraries_of(target: Target) -> dict[str, str]:
-    """Version by name of what runs a target's artifacts here; empty where nothing is installed that does."""
+    """Versions of the libraries that run a target's artifacts here, by name; empty if none is installed."""
     return host.installed(*engine_for(target).packages)
 
 
 class CacheError(Exception):
-    """What the cache holds of a bundle must not be used; the message names the directory and says why."""
+    """An entry of the cache must not be used. The message names the directory and the reason."""
 
 
 @dataclass(slots=True, frozen=True)
 class CacheEntry:
-    """What the cache holds of a bundle, verified."""
+    """A verified entry of the cache."""
 
     path: Path
     derived: Derived
@@ -130,7 +130,7 @@ class CacheEntry:
 
 
 def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
-    """Verifies and reads the newest entry of a verified bundle; None where there is none.
+    """Verifies and reads the newest entry of a verified bundle; None if there is none.
 
     Raises:
         CacheError: The entry is of another bundle, damaged, or must not be used.
@@ -145,7 +145,7 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
 
 
 def with_engines(root: Path, bundle: Bundle) -> Bundle:
-    """The bundle with the engines that this node has built of it, proven or not; raises CacheError."""
+    """The bundle with the engines that this node built from it, proven or not; raises CacheError."""
     entry = open_entry(root, bundle)
     if entry is None:
         return bundle
@@ -153,9 +153,9 @@ def with_engines(root: Path, bundle: Bundle) -> Bundle:
 
 
 def with_proofs(root: Path, bundle: Bundle) -> Bundle:
-    """The bundle with this node's proofs of artifacts that it brings without one, and with the engines made here.
+    """The bundle with this node's engines, and with its proofs of artifacts that came without one.
 
-    What must not be used is ignored, and the log says why.
+    An entry that must not be used is ignored, and the log says why.
     """
     try:
         entry = open_entry(root, bundle)
@@ -174,14 +174,14 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
 
 
 def is_proven_here(root: Path, bundle: Bundle, artifact: Artifact) -> bool:
-    """Whether this node has proven an artifact with what runs it now; raises CacheError."""
+    """Whether this node has proven an artifact with its current device and libraries; raises CacheError."""
     entry = open_entry(root, bundle)
     proofs = entry.derived.proofs if entry else ()
     return any(proof.file == artifact.file and _stale(proof, artifact) is None for proof in proofs)
 
 
 class CacheWriter(StagedVersion):
-    """Makes the next entry of a bundle in a staging directory and moves it into place whole.
+    """Makes the next entry of a bundle in a staging directory and moves it into place in one step.
 
     with CacheWriter(root, "minilm", 1) as writer:
         (writer.path / "model.sm75.fp16.engine").write_bytes(...)
@@ -198,7 +198,7 @@ class CacheWriter(StagedVersion):
         self._root = root
 
     def __enter__(self) -> Self:
-        """Waits for other threads that write into the cache, then makes the staging directory."""
+        """Waits for other threads that write to the cache, then makes the staging directory."""
         _WRITING.acquire()
         try:
             return super().__enter__()
@@ -222,37 +222,37 @@ class CacheWriter(StagedVersion):
         engines: Sequence[Artifact] = (),
         files: Sequence[str] = (),
     ) -> CacheEntry:
-        """Writes the manifest, verifies the whole, makes it durable and moves it into place.
+        """Writes the manifest, verifies the entry, syncs it to disk and moves it into place.
 
-        What the newest entry holds of the same bundle and is not made anew is taken over.
+        Carries over everything in the newest entry of the same bundle that is not replaced.
 
         Args:
-            bundle: The bundle that all of it was made of.
-            proofs: By the artifact's file; None where the artifact was found not to answer as PyTorch does.
-            engines: What was built; the files lie in `path`.
+            bundle: The bundle that everything was made from.
+            proofs: By the artifact's file; None if the artifact does not answer as PyTorch does.
+            engines: New engines; their files lie in `path`.
             files: Names of other files in `path`.
 
         Raises:
-            CacheError: What was written must not be used.
+            CacheError: The result must not be used.
         """
         made = {engine.file: engine for engine in engines} | {name: file_entry(self.path / name) for name in files}
-        # A proof was of the engine that had the name before.
+        # An old proof was of the engine that had the name before.
         judged = dict.fromkeys((engine.file for engine in engines), None) | dict(proofs or {})
         return attempted(lambda: self._publish(bundle, made, judged), FileExistsError)
 
     def _publish(
         self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
     ) -> CacheEntry:
-        """Publishes once.
+        """Makes one attempt to publish.
 
         Raises:
-            FileExistsError: Another process has published meanwhile; what it brings is to be taken over too.
+            FileExistsError: Another process has published meanwhile; its content must be carried over too.
         """
-        # The number comes first: whatever is published after it was read has it.
+        # Read the number first: an entry that is published after this has the same number.
         self.version = max(versions(self.path.parent), default=0) + 1
         taken: dict[str, FileEntry | Artifact] = {}
         earlier: dict[str, Proof | None] = {}
-        with contextlib.suppress(CacheError):  # what must not be used is made anew
+        with contextlib.suppress(CacheError):  # an entry that must not be used is replaced
             if before := open_entry(self._root, bundle):
                 taken = {entry.file: entry for entry in before.derived.entries() if entry.file not in made}
                 earlier = {proof.file: proof for proof in before.derived.proofs}
@@ -286,14 +286,14 @@ class CacheWriter(StagedVersion):
 
 
 def add_file(root: Path, bundle: Bundle, name: str, content: bytes) -> None:
-    """Puts a file beside what the cache holds of a bundle; raises CacheError where the result must not be used."""
+    """Adds a file to the cached files of a bundle; raises CacheError if the result must not be used."""
     with CacheWriter(root, bundle.manifest.model, bundle.manifest.version) as writer:
         (writer.path / name).write_bytes(content)
         writer.publish(bundle, files=[name])
 
 
 def _check_directory(directory: Path) -> None:
-    """A link that somebody put into the cache must not lead out of it."""
+    """Rejects links, which could lead out of the cache."""
     for path in (directory.parent, directory):
         if path.is_symlink():
             raise UnverifiedError(f"{path} must be a directory, not a link")
@@ -310,14 +310,14 @@ def _verified(path: Path, bundle: Bundle) -> CacheEntry:
 
 
 def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
-    """The rules that a manifest must keep, each as half a sentence; the later ones count on the earlier."""
+    """The rules for a manifest, each as half a sentence. Later rules rely on earlier ones."""
     manifest = bundle.manifest
     yield derived.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}"
     yield (
         (derived.model, derived.version, derived.bundle) != (manifest.model, manifest.version, bundle.sha256),
         f"it was made of another bundle ({derived.bundle[:_SHOWN_DIGITS]!r}, not {bundle.sha256[:_SHOWN_DIGITS]!r})",
     )
-    # What a bundle may hold, a cache may: engines like its own, and files with plain names.
+    # A cache may hold what a bundle may: engines like the bundle's own, and files with plain names.
     artifacts = derived.engines or manifest.artifacts
     whole = msgspec.structs.replace(manifest, artifacts=artifacts, files=(*manifest.files, *derived.files))
     wrong = problem(whole, manifest.model, str(manifest.version))
@@ -355,7 +355,7 @@ def _proven(artifact: Artifact, proof: Proof | None, bundle: Path) -> Artifact:
 
 
 def _stale(proof: Proof, artifact: Artifact) -> str | None:
-    """Why a proof does not hold here any more."""
+    """Why a proof no longer holds here; None if it does."""
     libraries = libraries_of(artifact.target)
     if proof.libraries != libraries:
         return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"

@@ -1,8 +1,8 @@
-"""Directories that are filled out of sight and moved into place when they are whole.
+"""Directories that are filled out of sight and moved into place in one step.
 
-The owner of a staging directory holds the kernel's lock (flock) on it, which ends with the owner however that ends: a
-directory that can be locked is abandoned. A process id would not do: containers that share a volume number their
-processes each for itself.
+The owner of a staging directory holds the kernel's lock (flock) on it. The lock ends with the owner, however that ends,
+so a directory that can be locked is abandoned. A process id would not do: containers that share a volume number their
+processes independently.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _FORGOTTEN_S = 86_400.0
-"""More than any export takes."""
+"""Longer than any export takes."""
 
 _ATTEMPTS = 10
-"""How often other processes may come in between, each time within microseconds."""
+"""Maximum attempts. Each race with another process takes microseconds."""
 
 _PLAIN_MODE = 0o666
-"""The part of a directory's permissions that its files get: nothing in it is run."""
+"""The part of a directory's permissions that its files get: none is executable."""
 
 _LOST_RACES = FileNotFoundError, FileExistsError, BlockingIOError
-"""What another process that removes the directory meanwhile makes of mkdir, of opening it, and of locking it.
+"""Errors of mkdir, open and flock if another process removes the directory meanwhile.
 
-`Path.mkdir(exist_ok=True)` raises FileExistsError where the directory that was in its way is gone when it looks.
+`Path.mkdir(exist_ok=True)` raises FileExistsError if the existing directory is gone when it checks.
 """
 
 T = TypeVar("T")
 
 
 def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
-    """What an attempt returns; it is repeated a few times where another process came in between."""
+    """Returns the result of an attempt, which is repeated a few times after a lost race with another process."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(*lost_races):
             return attempt()
@@ -53,8 +53,8 @@ def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
 class StagingDir:
     """A hidden directory in `home`, named by `prefix` and a random part.
 
-    Used in a `with` block: leaving it removes what is still there, and the directories above that were made for it
-    and are empty. What killed processes left is removed by the next one: anything in `home` with that prefix.
+    Leaving its `with` block removes what is still there, and parent directories that were made for it and are empty.
+    The next staging directory removes leftovers of killed processes: anything in `home` with that prefix.
     """
 
     def __init__(self, home: Path, prefix: str, mode: int = 0o777) -> None:
@@ -73,15 +73,15 @@ class StagingDir:
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
-        with contextlib.suppress(OSError):  # another process is at work in it, or has removed it
+        with contextlib.suppress(OSError):  # another process uses it or has removed it
             for folder in self._new:
                 folder.rmdir()
 
     def _make(self) -> tuple[Path, int]:
-        """The directory and the descriptor that locks it.
+        """Makes the directory; returns its path and the descriptor that locks it.
 
         Raises:
-            OSError: One of `_LOST_RACES`, where another process removes it, or its home.
+            OSError: One of `_LOST_RACES`: another process removed it or its home.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         path = self._home / f"{self._prefix}{secrets.token_hex(8)}"
@@ -96,7 +96,7 @@ class StagingDir:
         return path, handle
 
     def _sweep(self) -> None:
-        with contextlib.suppress(OSError):  # what is wrong with the home is reported when something is made in it
+        with contextlib.suppress(OSError):  # errors of the home are reported when something is made in it
             for leftover in self._home.iterdir():
                 if leftover.name.startswith(self._prefix):
                     _remove_abandoned(leftover)
@@ -106,27 +106,27 @@ class StagingDir:
 def exclusive(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Lets one process at a time into the block, as far as the file system can lock directories.
 
-    The directory is made where it is not there; what was made and is left empty is removed.
+    Missing directories are made, and removed again if they are left empty.
 
     Args:
-        directory: What the processes share.
+        directory: The directory that the processes share.
         on_wait: Called before waiting for another process.
     """
     made, handle = attempted(lambda: _take(directory, on_wait), *_LOST_RACES)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # another process is at work in it
+        with contextlib.suppress(OSError):  # another process uses it
             for folder in made:
                 folder.rmdir()
         os.close(handle)
 
 
 def _take(directory: Path, on_wait: Callable[[], None]) -> tuple[list[Path], int]:
-    """The directories that had to be made, innermost first, and the descriptor that locks the directory.
+    """Locks a directory; returns the directories made for it, innermost first, and the locking descriptor.
 
     Raises:
-        OSError: One of `_LOST_RACES`, where another process removes it before it is locked.
+        OSError: One of `_LOST_RACES`: another process removed it before it was locked.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def _check_there(directory: Path, handle: int) -> None:
 
 
 class StagedVersion(StagingDir):
-    """The next version below a directory; leaving the `with` block without `move` removes everything written."""
+    """The next version below a directory. Leaving the `with` block without `move` removes everything written."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ".staging-")
@@ -161,10 +161,10 @@ class StagedVersion(StagingDir):
         return self
 
     def move(self) -> Path:
-        """Makes what was written durable and moves it into place, which is returned.
+        """Syncs the files to disk, moves them into place and returns the new path.
 
-        Some libraries leave files that only their owner can read. The server often runs as another user, so every file
-        gets what the process's umask gives to any.
+        Some libraries write files that only their owner can read, but the server often runs as another user. So every
+        file gets the permissions that the process's umask allows.
 
         Raises:
             FileExistsError: Another process has moved this version into place meanwhile.
@@ -186,11 +186,11 @@ class StagedVersion(StagingDir):
 
 
 def _remove_abandoned(path: Path) -> None:
-    with contextlib.suppress(OSError):  # it is owned, or no directory, or gone meanwhile, or not ours to read
+    with contextlib.suppress(OSError):  # owned, no directory, already gone, or not readable
         handle = _open(path)
         try:
-            # Where only files are locked, as over NFS, nothing tells whether the owner lives. A leftover costs room on
-            # a disk, a directory taken from its owner the work of hours: there only what is old goes.
+            # On file systems that lock only files, such as NFS, the owner may be alive. A leftover costs disk space; a
+            # directory taken from its owner costs hours of work. So only old ones are removed there.
             if _lock(handle) or os.fstat(handle).st_mtime < time.time() - _FORGOTTEN_S:
                 shutil.rmtree(path, ignore_errors=True)
         finally:
@@ -198,15 +198,15 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    """A directory's descriptor. No program that this process runs inherits it: the lock would live on with that."""
+    """Opens a directory. Programs that this process runs do not inherit the descriptor, which would keep the lock."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _lock(handle: int) -> bool:
-    """Locks a directory; False where its file system cannot do that.
+    """Locks a directory; False if its file system cannot do that.
 
     Raises:
-        BlockingIOError: Another process has it locked.
+        BlockingIOError: Another process holds the lock.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +218,7 @@ def _lock(handle: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Has the system write a file, or the entries of a directory, to the disk."""
+    """Syncs a file, or the entries of a directory, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

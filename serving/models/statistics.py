@@ -1,4 +1,4 @@
-"""What models have answered, and which versions are not served: plain data."""
+"""Statistics of models, and versions that are not served: plain data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ModelStatistics(msgspec.Struct):
 
 
 class VersionState(NamedTuple):
-    """A version that is not served, and why; `state` is `LOADING` or `UNAVAILABLE`, as in v2's index."""
+    """A version that is not served, and why. `state` is `LOADING` or `UNAVAILABLE`, as in the v2 index."""
 
     name: str
     version: str

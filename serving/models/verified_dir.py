@@ -1,7 +1,7 @@
-"""Verified directories: a manifest in them lists every other file with its size and SHA-256.
+"""Verified directories: a manifest lists every other file with its size and SHA-256.
 
-Bundles are such directories, and so is what a node makes of them. What is read here comes from outside: only plain
-files count, no link leads out, and nothing may lie there that is not listed.
+Bundles and cache entries are such directories. Their content is untrusted: only plain files count, no link may lead
+out, and unlisted files are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Schema = TypeVar("Schema", bound=msgspec.Struct)
 
 
 class Entry(Protocol):
-    """A file in a manifest: its plain name, and the SHA-256 of its content in hexadecimal."""
+    """A file in a manifest: its plain name, and its SHA-256 in hexadecimal."""
 
     @property
     def file(self) -> str: ...
@@ -36,7 +36,7 @@ class Entry(Protocol):
 
 
 class UnverifiedError(Exception):
-    """A directory is not what its manifest says; worded to follow the directory's path and a colon."""
+    """A directory does not match its manifest. The message follows the directory's path and a colon."""
 
 
 def digest(path: Path) -> str:
@@ -45,10 +45,10 @@ def digest(path: Path) -> str:
 
 
 def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
-    """The manifest `name` in a directory, and the SHA-256 of its bytes.
+    """Reads the manifest `name` in a directory; returns it and the SHA-256 of its bytes.
 
     Raises:
-        UnverifiedError: It is missing, no plain file, too large, or something else.
+        UnverifiedError: It is missing, no plain file, too large, or invalid.
     """
     try:
         mode = path.lstat().st_mode
@@ -67,18 +67,18 @@ def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
     try:
         return msgspec.json.decode(content, type=schema), hashlib.sha256(content).hexdigest()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        # The words of the error may be the file's own, and they end on terminals and in logs.
+        # The error may quote the file, and ends up on terminals and in logs.
         words = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(error))
         raise UnverifiedError(f"{name} is not a manifest: {words}") from error
 
 
 def check(path: Path, name: str, entries: Iterable[Entry]) -> None:
-    """Checks that a directory holds the manifest `name`, the files as they are listed, and no others.
+    """Checks that a directory holds the manifest `name`, the files as listed, and no others.
 
     The listed names must have been checked to be plain.
 
     Raises:
-        UnverifiedError: It does not.
+        UnverifiedError: The directory differs.
     """
     expected = {entry.file: entry for entry in entries}
     present = {entry.name for entry in os.scandir(path)} - {name}
@@ -107,6 +107,6 @@ def write(path: Path, name: str, manifest: msgspec.Struct) -> None:
 
 
 def versions(directory: Path) -> list[int]:
-    """The version numbers below a model's directory, ascending; other names are left alone."""
+    """Version numbers below a model's directory, ascending. Other names are ignored."""
     names = [entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit() and str(int(name)) == name)

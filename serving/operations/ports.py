@@ -1,6 +1,6 @@
-"""The ports for probes: HAProxy's agent check, and the metrics port, which has neither keys nor TLS.
+"""The ports for probes: HAProxy's agent check, and the metrics port. Neither has keys or TLS.
 
-HTTP/1.1 and gRPC's health service share the metrics port, told apart by their first bytes.
+HTTP/1.1 and gRPC's health service share the metrics port. The first bytes tell them apart.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from serving.telemetry.recent import Recent
 
 _TEXT_TOKENS = 64
-"""Of the text whose cost tells how fast a replica is."""
+"""Length of the text whose cost measures the speed of a replica."""
 
 
 def text_s(dispatcher: Dispatcher) -> float:
-    """Predicted seconds of a text on the idle device, of the slowest model; 0 while there has been no engine."""
+    """Predicted seconds for a text on the idle device, of the slowest model; 0 before there is an engine."""
     return max((costs.alone_us(_TEXT_TOKENS) for costs in dispatcher.costs), default=0.0) / 1e6
 
 
@@ -53,18 +53,18 @@ def load_report(dispatcher: Dispatcher, recent: Recent) -> LoadReport:
 
 
 _WHOLE_S = 0.002
-"""An idle replica that answers a text within this has its whole weight. Only ratios of weights count, so all replicas
-must agree."""
+"""An idle replica that answers a text within this time has its full weight. Only ratios of weights count, so all
+replicas must use the same value."""
 
 _HALVING_S = 0.1
-"""So long a wait halves the weight. The proxy's own count of requests follows the load at once; weights are told later,
-and where they fell sooner all requests between two checks would go to the replica that was idle at the first."""
+"""Wait that halves the weight. The proxy's own count of requests follows the load at once, but weights arrive later. If
+they fell sooner, all requests between two checks would go to the replica that was idle at the first."""
 
 _PATIENCE_S = 5.0
 
 
 class AgentPort:
-    """The port of agent checks. It has neither keys nor TLS: HAProxy brings none."""
+    """The port of agent checks. It has neither keys nor TLS, because HAProxy uses neither for them."""
 
     def __init__(self, opened: socket.socket, lifecycle: Lifecycle, dispatcher: Dispatcher) -> None:
         self._lifecycle = lifecycle
@@ -83,22 +83,22 @@ class AgentPort:
             connection.close_if_idle()
 
     def line(self) -> bytes:
-        """What HAProxy is told now."""
+        """The line that HAProxy gets now."""
         if self._lifecycle.ready:
             return b"ready up %d%%\n" % weight_percent(self._dispatcher)
         return b"drain\n" if self._lifecycle.state is State.DRAINING else b"down\n"
 
 
 def weight_percent(dispatcher: Dispatcher) -> int:
-    """In inverse proportion to the cost of a text, and less where others wait: from 1 to 100."""
+    """This replica's weight, 1 to 100: inversely proportional to the cost of a text, lower while others wait."""
     slowness = max(text_s(dispatcher) / _WHOLE_S, 1.0)
     return max(1, round(100 / slowness / (1 + dispatcher.load().wait_s / _HALVING_S)))
 
 
 class _Check(asyncio.Protocol):
-    """A connection: told once, and open until the client closes it.
+    """A connection of an agent check. It gets one line, and stays open until the client closes it.
 
-    What that sends (`agent-send`) is read: what is unread when a socket closes takes back what was sent.
+    Data that the client sends (`agent-send`) is read: closing a socket with unread data would discard the line.
     """
 
     def __init__(self, all_of_them: set[_Check], line: Callable[[], bytes]) -> None:
@@ -119,7 +119,7 @@ class _Check(asyncio.Protocol):
         self._all.discard(self)
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """As `Closable` has it: once it was told there is nothing left to do."""
+        """As in `Closable`. The check is complete once the line is written."""
         return (True, self._since)
 
     def close_if_idle(self) -> None:
@@ -127,14 +127,14 @@ class _Check(asyncio.Protocol):
 
 
 _WORD = PREFACE[:4]
-"""No HTTP/1.1 request begins so: the method is reserved."""
+"""No HTTP/1.1 request begins like this: the method is reserved."""
 
 
 class ProbeListener(HttpListener):
-    """The metrics port. Nothing here needs a large body, so none is read; its budget is spent by no other port.
+    """The metrics port. No endpoint here needs a large body, so none is read. It has its own buffer budget.
 
     Attributes:
-        limiter: Its own too.
+        limiter: Its own connection limiter.
     """
 
     def __init__(self, app: App, methods: Mapping[str, Method], opened: socket.socket, settings: Settings) -> None:
@@ -189,7 +189,7 @@ class _Undecided(asyncio.Protocol):
         self._all.discard(self)
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Never used, since it was opened; None once it is closing."""
+        """Never used, and idle since it was opened; None once it is closing."""
         return None if self._transport.is_closing() else (False, self._since)
 
     def close_if_idle(self) -> None:

@@ -1,1 +1,1 @@
-"""Which engine and which version serves, and how another takes its place."""
+"""Selects the engine and the versions that serve, and switches to others."""

@@ -1,4 +1,4 @@
-"""Builds TensorRT engines for this node's GPU while the server serves, by `bertserve build` in a process of its own."""
+"""Builds TensorRT engines for this node's GPU while the server serves, in a process of `bertserve build`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.build")
 
 _END_S = 5.0
-"""For a build that is ended to remove what it has written."""
+"""Grace period for a terminated build to remove its files."""
 
 _ENDS = "the server ends before the engine is built"
 _SAID_FIRST = "bertserve build: "
@@ -36,7 +36,7 @@ class EngineBuilder:
         """Builds and proves a bundle's engine and writes it to the cache; takes minutes.
 
         Raises:
-            EngineFailed: The message says why. `passing` where memory or disk was short or the server ends.
+            EngineFailed: The message says why. `passing` if memory or disk was short or the server ends.
         """
         with self._turn:
             if self._end_by is not None:
@@ -58,19 +58,19 @@ class EngineBuilder:
             reason = (
                 last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
             )
-            for path in (bundle.parents[1], self._cache):  # clients are shown it, without paths of this machine
+            for path in (bundle.parents[1], self._cache):  # clients see it, without this machine's paths
                 reason = reason.replace(f"{os.path.abspath(path)}/", "")  # noqa: PTH100  `resolve` would follow links
             passing = status in {os.EX_TEMPFAIL, -signal.SIGKILL}
             raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
 
     def stop(self) -> None:
-        if self._end_by is None:  # once: a second signal would interrupt its clearing up
+        if self._end_by is None:  # only once: a second signal would interrupt its cleanup
             self._end_by = time.monotonic() + _END_S
             if (process := self._process) is not None:
                 process.terminate()
 
     def close(self) -> None:
-        """Stops, and waits up to `_END_S` until the build has removed what it wrote."""
+        """Stops the build, and waits up to `_END_S` until it has removed its files."""
         self.stop()
         if (process := self._process) is not None and self._end_by is not None:
             process.kill_after(max(0.0, self._end_by - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Which engine runs the models: what `--engine auto` tries, in which order, and why an engine was rejected.
+"""Chooses the engine that runs the models: the order in which `--engine auto` tries them, and why it rejects one.
 
-An engine is taken if it says that the machine can run it and every model has a form for it. A named engine runs or the
-server does not start; `auto` goes on to the next and ends with ONNX Runtime on the CPU. A server on a CPU that has or
-should have a GPU is degraded.
+An engine is chosen if it can run on this machine and every model has an artifact for it. With a named engine, the
+server runs it or does not start. `auto` tries the next one, and ends with ONNX Runtime on the CPU. A server on a CPU is
+degraded if the machine has, or should have, a GPU.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ BUILT = tensorrt.ENGINE.name
 
 _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
-"""Memory on a GPU: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
+"""GPU memory needed: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
 
 _NOT_LOOKED_AT = discovery.Machine(problem="no GPU was looked for")
 
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """What runs the models.
+    """The engine that runs the models.
 
     Attributes:
-        repository: The models, each in the form that the engine runs.
-        gpus: The GPUs in use; none on a CPU.
-        rejected: What was tried before, the best first.
-        left_out: Why GPUs of the same kind do not take part.
-        by_default: Whether nobody asked for a precision.
+        repository: The models, each with the artifact that the engine runs.
+        gpus: GPUs in use; none on a CPU.
+        rejected: Engines tried before, the best first.
+        left_out: Why GPUs of the same kind are not used.
+        by_default: Whether no precision was requested.
     """
 
     engine: str
@@ -79,14 +79,14 @@ class Choice:
         return EngineChoice(self.engine, self.degraded, self.gpus, self.rejected, self.left_out)
 
     def log(self, failed: str = "") -> None:
-        """Says which engine runs and why not a better one; `failed` is the one whose place it takes."""
-        told_before = bool(failed) and not ENGINES[failed].on_gpu  # why it is none for GPUs
+        """Logs which engine runs and why no better one does; `failed` is the engine that it replaces."""
+        told_before = bool(failed) and not ENGINES[failed].on_gpu  # the log already says why no GPU engine runs
         where = f" on {len(self.gpus)} x {self.gpus[0].name}" if self.gpus else ""
         log.info("engine: %s%s", self.engine, where, extra=members(engine=self.engine, gpus=len(self.gpus)))
         for rejected in self.rejected:
             for_gpus = ENGINES[rejected.engine].on_gpu
             if not for_gpus or ((self.degraded or self.gpus) and not told_before):
-                # a CPU without OpenVINO lacks nothing
+                # OpenVINO is optional on a CPU
                 say = log.warning if for_gpus or rejected.engine == failed else log.info
                 tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
@@ -99,10 +99,10 @@ class Choice:
 
 
 class Chooser:
-    """Chooses an engine, and another one where that fails.
+    """Chooses an engine, and another one if that fails.
 
     Args:
-        look: Finds the GPUs; called at most once, and only if it matters.
+        look: Finds the GPUs. Called at most once, and only if needed.
     """
 
     def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
@@ -116,7 +116,7 @@ class Chooser:
         """The best engine for the verified models.
 
         Raises:
-            StartupError: The models must not be served, or nothing can run them.
+            StartupError: The models must not be served, or no engine can run them.
         """
         asked = self._settings.engine
         bundles = verify_bundles(self._settings.models, self._settings.cache_dir)
@@ -125,9 +125,9 @@ class Chooser:
         return self._best(AUTO if asked == "auto" else [ENGINES[asked]], bundles)
 
     def fallback(self, engine: str, reason: str, served: Sequence[ServedModel], *, crashed: bool) -> Choice | None:
-        """The choice after an engine that did not start, or that `crashed` too often; None if there is none.
+        """The choice after an engine that did not start or, with `crashed`, died too often; None if there is none.
 
-        In the place of one that crashed it is degraded.
+        In place of an engine that crashed, the choice is degraded.
         """
         self.reject(engine, reason)
         kind = ENGINES[engine]
@@ -165,7 +165,7 @@ class Chooser:
         return bool(bundle.engine_graphs) if precision == "auto" else precision in bundle.engine_graphs
 
     def select_artifact(self, path: Path, engine: EngineChoice) -> ServableArtifact:
-        """A version of a model, not verified yet, in the form that an engine can run."""
+        """A version of a model, not verified yet, with the artifact that an engine can run."""
         servable = self._select(self._read(path), ENGINES[engine.engine], engine.gpus[0].target if engine.gpus else "")
         if self._settings.precision == "auto":
             log_agreement(servable)
@@ -176,7 +176,7 @@ class Chooser:
         return bundle if cache is None else with_proofs(cache, bundle)
 
     def _select(self, bundle: Bundle, engine: EngineKind, target: str) -> ServableArtifact:
-        """The best form that answers on this processor as it was proven to."""
+        """The best artifact that answers on this processor as it was proven to."""
         settings = self._settings
         servable = select_artifact(
             bundle, settings.precision, engine.name, unproven=settings.allow_unproven, target=target
@@ -187,7 +187,7 @@ class Chooser:
         return self._select(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
 
     def build_obstacle(self) -> str:
-        """Why no engine can be built here; empty where one can."""
+        """Why no engine can be built here; empty if one can."""
         machine = self._machine
         if machine.problem:
             return machine.problem
@@ -203,7 +203,7 @@ class Chooser:
         return self._machine.gpus
 
     def reject(self, engine: str, reason: str) -> None:
-        """Records why an engine is not taken. Clients see the reason, without this machine's paths."""
+        """Records why an engine is rejected. Clients see the reason, without this machine's paths."""
         for path in filter(None, (self._settings.models, self._settings.cache_dir)):
             reason = reason.replace(f"{os.path.abspath(path)}/", f"{path.name}/")  # noqa: PTH100  as it is named
         self._rejected[engine] = reason
@@ -268,7 +268,7 @@ class Chooser:
         return Choice(engine.name, repository, gpus, rejected, degraded, left_out, by_default)
 
     def _on_this_processor(self, engine: EngineKind, bundles: Sequence[Bundle]) -> list[Bundle]:
-        """The bundles without what answers otherwise here; raises StartupError where nothing is left of one."""
+        """The bundles without artifacts that answer differently here; raises StartupError if one has none left."""
         try:
             return [self._select(bundle, engine, "").bundle for bundle in bundles]
         except BundleError as error:
@@ -276,7 +276,7 @@ class Chooser:
 
     def _gpus(self, engine: EngineKind, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
-        # What was split for CPUs runs on GPUs where these are asked for.
+        # Models that were split for CPUs run on GPUs only if the engine is named.
         split = engine.runs_cpu_parts and engine.name == self._settings.engine
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine, split=split):
             raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
@@ -289,7 +289,7 @@ class Chooser:
 
 
 def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:
-    """Why a GPU has too little free memory for models; empty where it has enough."""
+    """Why a GPU has too little free memory for models; empty if it has enough."""
     wanted = model_bytes * _WORKING_FACTOR / _MIB + _WORKING_MIB
     free, total = free_bytes // _MIB, gpu.memory_bytes // _MIB
     if free >= wanted:

@@ -1,4 +1,4 @@
-"""What an engine process loads, with the costs and kernels that this node has cached for it."""
+"""The load of an engine process, with the costs and kernels that this node has cached for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PreparedLoad:
     _kernels: KernelCache
 
     def cache_costs(self, measured: Sequence[Sequence[CostPoint]]) -> None:
-        """Caches the costs of a warm-up, which must not have been paused."""
+        """Caches the costs measured by a warm-up that was not paused."""
         self._costs.write(self.choice.summary(), self.choice.repository.models, measured)
 
     def cache_kernels(self) -> None:
@@ -74,7 +74,7 @@ class LoadBuilder:
             self._gpus = GpuWatch.follow([gpu.uuid for gpu in choice.gpus], self._registry)
 
     def check_room(self, load: EngineLoad) -> None:
-        """Raises EngineFailed where a GPU has no memory for a second engine, which would end the first too."""
+        """Raises EngineFailed if a GPU lacks the memory for a second engine, which would end the first one too."""
         if self._gpus is None:
             return
         size = sum(_size_bytes(model) // min(model.stages, len(load.gpus)) for model in load.models)
@@ -85,7 +85,7 @@ class LoadBuilder:
 
 
 def _size_bytes(model: ModelSpec) -> int:
-    """Of all that an engine loads of a model: each of its parts, and the weights beside it."""
+    """Bytes that an engine loads for a model: each of its parts, and their external weights."""
     graphs = [Path(file) for file in (model.path, *(part.path for part in model.parts))]
     files = [*graphs, *(graph.with_name(f"{graph.name}{DATA_SUFFIX}") for graph in graphs)]
     return sum(file.stat().st_size for file in files if file in graphs or file.is_file())

@@ -1,9 +1,10 @@
-"""The entry of the engine process: its first steps, before anything that takes time is imported.
+"""The entry point of the engine process: its first steps, before slow imports.
 
-It asks the kernel to end it with the server, and says so. From then on the server may pause it: a process that is
-stopped by a signal would not see that the server's sockets have closed, and would hold its memory for ever.
+It asks the kernel to end it with the server, and then sends STARTED. From then on the server may pause it. Otherwise a
+process that is stopped by a signal would not see that the server's sockets have closed, and would hold its memory
+forever.
 
-What the process is made of meets here: of all the engine room only this file knows bundles.
+This file assembles the process. It is the only file of the engine side that knows bundles.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main(descriptors: list[int]) -> None:
 
 
 def _verify(bundles: list[tuple[str, str]]) -> None:
-    """Verifies bundles that the server has not verified itself; their manifests must not have changed since."""
+    """Verifies bundles that the server has not verified itself. Their manifests must not have changed since."""
     from pathlib import Path  # noqa: PLC0415  see the module
 
     from serving.errors import BundleError  # noqa: PLC0415

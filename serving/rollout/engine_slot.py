@@ -8,19 +8,18 @@
 | KEPT     | the current generation | warm and idle             | `roll_back`: DRAINING; `release`: SERVING |
 | FAILED   | nothing                | none                      | the server ends                           |
 
-When the current engine process ends, this is tried in turn:
+When the current engine process ends, the slot tries in turn:
 
-1. DRAINING or KEPT: the previous generation serves again at once. SERVING.
-2. The supervisor starts a process of the same generation. STARTING.
-3. It refuses to load or dies too often: an engine of another kind, where the settings allow one. STARTING.
-4. The server ends. FAILED.
+1. In DRAINING or KEPT, the previous generation serves again at once: SERVING. 2. The supervisor starts a process of the
+same generation: STARTING. 3. If that refuses to load or dies too often, an engine of another kind starts if the
+settings allow it: STARTING. 4. The server ends: FAILED.
 
-Before the first engine there is nothing to wait for: 503. If the previous generation ends, its waiting requests fail
-and the state is SERVING. If one of several GPUs is lost, the others go on and the server is degraded.
+Before the first engine is warm, requests get 503. If the previous generation ends, its waiting requests fail and the
+state is SERVING. If one of several GPUs is lost, the others go on and the server is degraded.
 
-A switch is one step of the event loop: requests that start after it use the new models, earlier ones keep the old
-models until they are answered. The new engine warms up beside the one that serves, at idle priority. At most two
-engine processes hold models: the previous generation is released once the new bundle is verified.
+A switch is one step of the event loop. Requests that start after it use the new models; earlier ones keep the old
+models until they are answered. The new engine warms up beside the one that serves, at idle priority. At most two engine
+processes hold models: the previous generation is released once the new bundle is verified.
 """
 
 from __future__ import annotations
@@ -97,8 +96,8 @@ class EngineSlot:
     """Owns the engine generations of a server. It alone writes `repository.engine`.
 
     Attributes:
-        on_up: Called whenever an engine is warm after there was none.
-        on_end: Called whenever the current engine ends by itself, or the next one before it is ready.
+        on_up: Called when an engine is warm after there was none.
+        on_end: Called when the current engine ends by itself, or the next one ends before it is ready.
         on_fall_back: Called with the versions whose engine ended, when the previous generation serves again.
         previous: The previous generation, until it is released or ends.
     """
@@ -161,7 +160,7 @@ class EngineSlot:
 
     @property
     def load(self) -> EngineLoad:
-        """What the current engine has loaded, or the next one will."""
+        """What the current engine has loaded, or the next one will load."""
         return self._supervisor.load
 
     @property
@@ -178,7 +177,7 @@ class EngineSlot:
         return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
 
     def still_serves(self, models: Iterable[ServedModel]) -> bool:
-        """Whether the same models are served: a fall back may happen while another engine warms up."""
+        """Whether the same models are served. The slot may have fallen back while another engine warmed up."""
         return all(self._repository.named(model.name) is model for model in models)
 
     def reject(self, engine: str, reason: str) -> None:
@@ -187,7 +186,7 @@ class EngineSlot:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The right to bring up another engine, once one serves and the previous generation is drained."""
+        """Grants the right to start another engine, once one serves and the previous generation is drained."""
         async with self._turn:
             if self._drain is not None:
                 await asyncio.wait({self._drain})
@@ -195,16 +194,16 @@ class EngineSlot:
             yield
 
     async def serving(self) -> None:
-        """Waits until an engine serves: one that has ended is being started again, or the server ends."""
-        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  seldom, and no hurry
+        """Waits until an engine serves. An engine that has ended is being restarted, or the server ends."""
+        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  rare and not urgent
             await asyncio.sleep(_POLL_S)
 
     @asynccontextmanager
     async def beside(self, load: EngineLoad) -> AsyncIterator[EngineLife]:
-        """A warm engine beside the one that serves; it ends with the block unless it was switched to.
+        """A warm engine beside the one that serves. It ends with the block unless it was switched to.
 
         Raises:
-            EngineFailed: It refused; the message is for the operator.
+            EngineFailed: It refused its load; the message is for the operator.
             EngineLost: It ended before it was ready.
             TimeoutError: It took longer than `engine_start_s`.
         """
@@ -230,7 +229,7 @@ class EngineSlot:
                 await engine.close()
 
     def switch(self, generation: EngineGeneration) -> None:
-        """Serves with a generation whose engine came from `beside`. Models that do not change keep their indices.
+        """Switches to a generation whose engine came from `beside`. Unchanged models keep their indices.
 
         Raises:
             EngineLost: One of the two engines has ended.
@@ -245,7 +244,7 @@ class EngineSlot:
         self._drain = self._spawn(self._drained(before))
 
     def roll_back(self) -> None:
-        """Serves with the previous generation again; raises EngineLost where there is none."""
+        """Switches back to the previous generation; raises EngineLost if there is none."""
         if self.previous is None or self.previous.engine.gone:
             raise EngineLost("the engine before is not there any more; try again", retry_after_s=1)
         self.switch(self.previous)
@@ -257,7 +256,7 @@ class EngineSlot:
 
     def _activate(self, generation: EngineGeneration) -> None:
         current = {model.name: model for model in self.models}
-        # What one kind of engine has taught says nothing of another.
+        # Corrections learned on one kind of engine do not apply to another.
         same_kind = generation.choice.engine == self.choice.engine
         taught = {
             model.index: self._dispatcher.costs[current[model.name].index]
@@ -273,11 +272,11 @@ class EngineSlot:
         self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     async def _drained(self, generation: EngineGeneration) -> None:
-        """Waits for the requests that still use a generation's models; no new one does."""
+        """Waits for the requests that still use a generation's models. No new request does."""
         staying = {model.index for model in self.models}
         leaving = [model.index for model in generation.models if model.index not in staying]
         engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
-        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  requests pay for no event
+        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(_POLL_S)
         if engine.gone:
             return
@@ -326,11 +325,11 @@ class EngineSlot:
             self._dispatcher.engine_restarts(self._supervisor.restart_s)
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
-        """The supervisor has given up: an engine of another kind is started, or the server ends."""
+        """The supervisor has given up: starts an engine of another kind, or fails the server."""
         self._choosing = self._spawn(self._choose_fallback(reason, crashed=crashed), partial(self._give_up, reason))
 
     async def _choose_fallback(self, reason: str, *, crashed: bool) -> None:
-        """Starts an engine of another kind, or fails the server. Cached files of gigabytes are hashed in a thread."""
+        """Starts an engine of another kind, or fails the server. A thread hashes cached files of gigabytes."""
 
         def prepared() -> PreparedLoad | None:
             choice = self._chooser.fallback(engine, reason, models, crashed=crashed)
@@ -349,7 +348,10 @@ class EngineSlot:
         self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
 
     def _fall_back(self) -> bool:
-        """Serves with the previous generation; False without one. What only the ended engine could answer fails."""
+        """Serves with the previous generation; False without one.
+
+        Requests that only the ended engine could answer fail.
+        """
         ended = self.engine
         if self.previous is None or self.previous.engine.gone or ended is None:
             return False
@@ -369,7 +371,7 @@ class EngineSlot:
 
     def _start_fallback(self, prepared: PreparedLoad) -> None:
         choice = prepared.choice
-        # A request that is being read knows its model by its index.
+        # A request that is being read refers to its model by index.
         indices = {model.name: model.index for model in self.models}
         self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.summary()
@@ -378,7 +380,7 @@ class EngineSlot:
         self._supervise()
 
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
-        """Fails the server where not even a process can be started."""
+        """Fails the server if not even a process can be started."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the engine cannot be started", exc_info=error)
             self.engine_failed("the engine process cannot be started; the log has the details")
@@ -453,6 +455,6 @@ class EngineSlot:
 
 
 def _set(values: list[T], index: int, value: T) -> None:
-    """Sets an element; a list that is too short is filled up with the value."""
+    """Sets an element. A list that is too short is padded with the value."""
     values.extend([value] * (index + 1 - len(values)))
     values[index] = value

@@ -1,8 +1,9 @@
 """Idle priority for an engine process that warms up beside the one that serves.
 
-SCHED_IDLE and nice values cannot be left again without a privilege, and do not apply to a GPU. So the server stops the
-process (SIGSTOP) while its engine works and continues it (SIGCONT) while the engine is idle; both reach all threads
-within some ten microseconds. The process always gets a tenth of the time, so that it warms up beside a busy server.
+SCHED_IDLE and nice values cannot be undone without a privilege, and do not apply to a GPU. So the server stops the
+process (SIGSTOP) while the engine that serves works, and continues it (SIGCONT) while that is idle. Both signals reach
+all threads within about ten microseconds. The process always gets a tenth of the time, so that it warms up beside a
+busy server.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.1
 MIN_RUN_S = 0.01
-"""Of each period."""
+"""Minimum run time in each period."""
 
 
 class IdlePriority:
-    """In its `with` block, pauses a process while a dispatcher's engine works.
+    """Pauses a process while a dispatcher's engine works, within its `with` block.
 
     Attributes:
-        paused_s: For how long the process was stopped.
+        paused_s: Total time for which the process was stopped.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -56,7 +57,7 @@ class IdlePriority:
         self._pid = None
 
     def follow(self, pid: int) -> None:
-        """Pauses this process, which has just been started."""
+        """Pauses this process from now on. It has just been started."""
         self._pid = pid
         self._since = time.perf_counter()
         self._ran_s = 0.0
@@ -88,7 +89,7 @@ class IdlePriority:
             os.kill(self._pid, signal.SIGCONT if runs else signal.SIGSTOP)
 
     def _end_period(self) -> None:
-        """Gives the process a turn if it ran too little in the period; the next period begins after it."""
+        """Gives the process a turn if it ran too little in the period. The next period begins after the turn."""
         ran_s = self._ran_s + (time.perf_counter() - self._since if self._runs else 0.0)
         self._has_turn = not self._has_turn and ran_s < MIN_RUN_S
         self._update()
@@ -96,6 +97,6 @@ class IdlePriority:
         self._wait(MIN_RUN_S if self._has_turn else PERIOD_S)
 
     def _wait(self, seconds: float) -> None:
-        """Until the period ends; where that fails the process runs on, as fast as it may."""
+        """Schedules the end of a period or turn. If that fails, the process runs on without pauses."""
         runs_on = partial(self._set, runs=True)
         self._timer = asyncio.get_running_loop().call_later(seconds, guarded, runs_on, self._end_period)

@@ -1,7 +1,7 @@
-"""`bertserve serve --model-id`: exports a model into the cache where it is not there yet, by `bertserve export`.
+"""`bertserve serve --model-id`: exports a model into the cache by `bertserve export`, unless it is there.
 
-That runs in a process of its own, so that the server never holds PyTorch. Its `--if-changed` finds what is there, and
-of several starts at once lets one do the work.
+The export runs in a process of its own, so that the server never holds PyTorch. Its `--if-changed` finds an existing
+export, and lets one of several concurrent starts do the work.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ log = logging.getLogger("bertserve.export")
 
 _EXPORTS = "exports"
 _END_S = 20.0
-"""For an export that is ended to remove what it has written."""
+"""Grace period for a terminated export to remove its files."""
 
 _SHOWN_DIGITS = 12
 
 
 class Home(NamedTuple):
-    """Where an exported model and what belongs to it lie in the cache."""
+    """Directories in the cache for an exported model and for what belongs to it."""
 
     models: Path
     cache_dir: Path
 
 
 def home_of(settings: Settings) -> Home:
-    """Of the model that settings name: each request for another artifact, task or revision has its own."""
+    """The directories for the settings' model. Each combination of artifacts, task and revision has its own."""
     root, name = settings.cache_dir or Path(), settings.model_id
-    # The same folder by any path; what is no folder is an id.
+    # The same folder may be named by several paths. A name that is no folder is an id.
     asked = os.path.abspath(name) if Path(name).is_dir() else name  # noqa: PTH100  `resolve` would follow links
     key = hashlib.sha256(json.dumps([asked, *_options(settings)]).encode()).hexdigest()[:_SHOWN_DIGITS]
     folder = root / _EXPORTS / f"{Path(asked).name}-{key}"
@@ -54,15 +54,15 @@ def home_of(settings: Settings) -> Home:
 
 
 def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
-    """Settings that serve the export of `model_id`, which is made now where the cache does not hold it.
+    """Settings that serve the export of `model_id`, which is made now unless the cache holds it.
 
     Args:
         settings: With `model_id` and `cache_dir`.
-        environment: Of the export.
+        environment: Environment of the export.
 
     Raises:
         StartupError: The export was killed.
-        SystemExit: It ended with this code, and with a sentence of its own on standard error.
+        SystemExit: The export failed with this code, and wrote its own message to standard error.
     """
     home, started = home_of(settings), time.monotonic()
     options = ["--out", str(home.models), "--if-changed", *_options(settings), "--", settings.model_id]
@@ -92,7 +92,7 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
 
 
 def _options(settings: Settings) -> list[str]:
-    """What `bertserve export` is told beside the model: the task, the revision, and what the engine runs."""
+    """Options for `bertserve export` beside the model: the task, the revision, and what the engine runs."""
     asked = {"--revision": settings.revision, "--task": settings.task}
     words = [word for name, value in asked.items() if value for word in (name, value)]
     return [*words, *(word for form in _forms(settings) for word in ("--precision", form)), *_graph(settings)]

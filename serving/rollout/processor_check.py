@@ -1,9 +1,9 @@
-"""Compares INT8 with PyTorch on this processor, where its export was proven on one with other instructions.
+"""Compares INT8 with PyTorch on this processor if the export proved it on one with other instructions.
 
-Kernels for 8-bit products differ more than others do, and a library that computes them wrongly says nothing. So a few
-of the texts whose answers by PyTorch lie in the bundle are computed before the artifact is served, by `python -m
-export.proof.sample` in a process of its own. An artifact that breaks its limits is left out, and the next best one is
-taken. The node's cache keeps what was found.
+Kernels for 8-bit products differ more between processors than others do, and a library that computes them wrongly
+reports no error. So a few texts whose PyTorch answers lie in the bundle are computed before the artifact is served.
+`python -m export.proof.sample` does this in a process of its own. An artifact that breaks its limits is left out, and
+the next best one is served. The node's cache keeps the findings.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _LIMIT_S = 300.0
-"""A second or two are usual; an emulated processor takes a hundred times as long."""
+"""One or two seconds are usual; an emulated processor takes a hundred times as long."""
 
 _LARGEST_BYTES = 1 << 16
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found of an artifact on this node.
+    """The finding for one artifact on this node.
 
     Attributes:
         artifact: SHA-256 of its file.
-        libraries: Version by name of what ran it.
-        sentence: For a person, to follow the file's name.
+        libraries: Versions of the libraries that ran it, by name.
+        sentence: Text for people that follows the file's name.
     """
 
     artifact: str
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessorCheck:
-    """The findings of one server; without a `cache` they are made anew at each start."""
+    """The findings of one server. Without a `cache`, each start makes them anew."""
 
     def __init__(self, cache: Path | None, threads: int) -> None:
         self._cache = cache
@@ -63,7 +63,7 @@ class ProcessorCheck:
         self._found: dict[str, Finding] = {}
 
     def refused(self, servable: ServableArtifact) -> dict[str, str]:
-        """Why artifacts of a form must not be served here, by their files; compares those of which nothing is known."""
+        """Why artifacts must not be served here, by file. Compares those that have no finding yet."""
         unknown = [artifact for artifact in servable.artifacts if self._is_unknown(servable.bundle, artifact)]
         if unknown:
             self._compare(servable.bundle, unknown)
@@ -89,7 +89,7 @@ class ProcessorCheck:
         return finding is None
 
     def _compare(self, bundle: Bundle, artifacts: Sequence[Artifact]) -> None:
-        """Compares artifacts, logs what was found and keeps it. Where nothing can be compared, they are served."""
+        """Compares artifacts, and logs and keeps the findings. Artifacts that cannot be compared are served."""
         started, here = time.perf_counter(), ", ".join(host.integer_kernels())
         model, files = bundle.manifest.model, [artifact.file for artifact in artifacts]
         answer, problem = _sampled(bundle.path, files, self._threads)
@@ -119,7 +119,7 @@ class ProcessorCheck:
 
 
 def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
-    """Whether artifacts may be served and what was found, by file; else why not."""
+    """By file, whether an artifact may be served and what was found; else the reason why nothing was compared."""
     if not host.installed("safetensors"):
         return {}, host.installing("verify")
     command = module_command("export.proof.sample", str(bundle), str(threads), *files)
@@ -135,18 +135,18 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
         )
     except subprocess.TimeoutExpired:
         return {}, f"it took more than {_LIMIT_S:g} s"
-    except OSError as error:  # want of memory or of processes
+    except OSError as error:  # too little memory or too many processes
         return {}, f"it could not be started: {error}"
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         return {}, last or f"it ended with status {done.returncode}"
-    # A library may have written before.
+    # A library may have printed something before.
     answer: dict[str, tuple[bool, str]] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     return answer, ""
 
 
 def _read(root: Path, bundle: Bundle, artifact: Artifact) -> Finding | None:
-    """The finding in the node's cache; None where there is none of this artifact, processor and library."""
+    """The cached finding for this artifact, processor and library; None if there is none."""
     entry = open_entry(root, bundle)
     file = entry.file(_file_name(artifact)) if entry else None
     if entry is None or file is None or file.size_bytes > _LARGEST_BYTES:

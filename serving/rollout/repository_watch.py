@@ -1,8 +1,8 @@
-"""Looks for new versions in the model repository while the server runs.
+"""Watches the model repository for new versions while the server runs.
 
-A version is loaded once all files of its manifest are there with their sizes and nothing has changed between two looks,
-so that a version that is being copied is left alone. Only versions newer than the one that serves count. A refused
-version is tried again when it has changed; one that failed for a passing reason, after a pause.
+A version is loaded once all files of its manifest have their full size and nothing has changed between two polls, so
+that a version that is being copied is left alone. Only versions newer than the one that serves count. A refused version
+is tried again when it has changed. One that failed for a temporary reason is tried again after a pause.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""Of each file: name, inode, time of change (ns), size."""
+"""For each file: name, inode, modification time (ns), size."""
 
 _PATIENT_LOOKS = 30
-"""After so many looks at an incomplete, unchanged version the log says so."""
+"""Polls of an incomplete, unchanged version after which the log reports it."""
 
 
 class RepositoryWatch:
@@ -45,7 +45,7 @@ class RepositoryWatch:
             for name, served in self._versions.served().items():
                 try:
                     await self._follow(name, served)
-                except Exception:  # the watch's own loop: one version that nobody foresaw does not end it
+                except Exception:  # boundary of the loop: an unforeseen error does not end the watch
                     log.exception("%s: looking for versions failed; it goes on", name)
 
     async def _follow(self, name: str, served: int) -> None:
@@ -54,7 +54,7 @@ class RepositoryWatch:
             return
         try:
             await self._versions.swap(name, version)
-        except VersionRefused:  # the log has it
+        except VersionRefused:  # already logged
             pass
         except VersionNotLoaded:
             self._tried.pop((name, version), None)
@@ -67,7 +67,7 @@ class RepositoryWatch:
             log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
             return None
         for version in reversed(newer):
-            if self._versions.unserved.waits((name, version)):  # nothing older takes its place meanwhile
+            if self._versions.unserved.waits((name, version)):  # no older version takes its place meanwhile
                 return None
             if self._is_due(name, version):
                 return version
@@ -105,7 +105,7 @@ def _signature(path: Path) -> Signature:
 
 
 def _missing(path: Path, signature: Signature) -> str | None:
-    """What a version lacks of what its manifest lists; None where it is complete."""
+    """What a version lacks of the files in its manifest; None if it is complete."""
     sizes = {name: size for name, _, _, size in signature}
     if MANIFEST not in sizes:
         return f"{MANIFEST} is missing"

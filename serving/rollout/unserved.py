@@ -1,4 +1,4 @@
-"""Versions that are not served: why, and when one that failed for a passing reason is tried again."""
+"""Versions that are not served: why, and when one that failed for a temporary reason is tried again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRIES = 8
-"""After so many a version is left alone."""
+"""Maximum tries of a version."""
 
 _LONGEST_S = 600.0
 
@@ -28,8 +28,8 @@ class UnservedVersions:
     """Why versions of a repository are not served.
 
     Args:
-        first_pause_s: The pause before the second try, doubled with each further one; 0 where nothing is tried again.
-        clock: Seconds.
+        first_pause_s: Pause before the second try, doubled for each further one; 0 disables retries.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class UnservedVersions:
         self._retries: dict[Key, _Retry] = {}
 
     def public(self, words: str) -> str:
-        """A message without paths of this machine, for clients."""
+        """Removes this machine's paths from a message for clients."""
         for path in self._private:
             words = words.replace(path, "")
         return words
@@ -55,14 +55,14 @@ class UnservedVersions:
         self._left_out[key] = reason
 
     def is_left_out(self, key: Key) -> bool:
-        """Whether a version was refused, or passed over because an older one was asked for."""
+        """Whether a version was refused, or passed over because an older one was requested."""
         return key in self._left_out
 
     def fail(self, key: Key, reason: str, *, served: int) -> float | None:
-        """Records a failure that passes; only versions newer than `served` are tried again.
+        """Records a temporary failure. Only versions newer than `served` are tried again.
 
         Returns:
-            Seconds until the next try: 0 where there is none, None where this try was the last.
+            Seconds until the next try: 0 if there is none, None if this try was the last.
         """
         pause_s = 0.0
         if self._first_pause_s and key[1] > served:
@@ -76,18 +76,18 @@ class UnservedVersions:
         return pause_s
 
     def waits(self, key: Key) -> bool:
-        retry = self._retries.get(key)  # at once: a thread asks, and the event loop forgets
+        retry = self._retries.get(key)  # one read: a thread asks while the event loop may forget the key
         return retry is not None and self._clock() < retry.due
 
     def when(self, key: Key, *, served: int) -> str:
-        """When a failed version is tried again, in words."""
+        """When a failed version is tried again, as text."""
         if key not in self._retries or key[1] <= served:
             return "not tried again by itself"
         tries, due = self._retries[key]
         return f"tried again in {max(0, math.ceil(due - self._clock()))} s (try {tries + 1} of {TRIES})"
 
     def incomplete(self, key: Key, missing: str | None) -> None:
-        """Records what a version that is being copied lacks; None for nothing any more."""
+        """Records what a version that is being copied lacks; None if it is complete."""
         if missing is None:
             self._incomplete.pop(key, None)
         else:
@@ -98,8 +98,8 @@ class UnservedVersions:
             reasons.pop(key, None)
 
     def reasons(self, served: Mapping[str, int]) -> dict[Key, str]:
-        """Why each version is not served, as long as its directory exists."""
-        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last
+        """Why each version is not served. Versions whose directory is gone are forgotten."""
+        for key in {*self._left_out, *self._failed, *self._incomplete.copy()}:  # a thread changes the last one
             if _is_gone(self._root / key[0] / str(key[1])):
                 self._incomplete.pop(key, None)
                 self.forget(key)
@@ -113,6 +113,6 @@ class UnservedVersions:
 def _is_gone(path: Path) -> bool:
     try:
         path.lstat()
-    except OSError as error:  # from a failing volume nothing can be concluded
+    except OSError as error:  # a failing volume proves nothing
         return isinstance(error, FileNotFoundError)
     return False

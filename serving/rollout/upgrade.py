@@ -1,8 +1,8 @@
 """Builds TensorRT engines while another engine serves, and switches to them.
 
-A node whose bundles have no TensorRT engine for its GPU starts with an engine that runs. Meanwhile one is built for
-each model that is served, swapped ones included. When no model lacks one, an engine process with them takes over. A
-failure is shown among the reasons, the server goes on as it is, and the next start tries again.
+A node whose bundles have no TensorRT engine for its GPU starts with another kind of engine. Meanwhile it builds one for
+each served model, including hot-swapped ones. Once every model has one, an engine process with them takes over. After a
+failure the server goes on as it is and shows the reason. The next start tries again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 BUILDING = "an engine is being built for this GPU; until it serves: "
-"""Before the reason why there was none."""
+"""Precedes the reason why there was no engine."""
 
 
 class Upgrade:
@@ -52,20 +52,20 @@ class Upgrade:
             await self._until_it_serves()
         except (BundleError, StartupError, EngineFailed, EngineLost, TimeoutError, OSError) as error:
             reason = reason_of(error)
-            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  says it all
+            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  the message is enough
             slot.reject(BUILT, f"{reason}; it is tried again at the next start")
-        except Exception:  # its own end of the loop: an unforeseen error costs the new engine alone
+        except Exception:  # boundary of the task: an unforeseen error costs only the new engine
             log.exception("no TensorRT engine takes over")
             slot.reject(BUILT, "an engine for this GPU could not be built; the log has the details")
 
     async def _until_it_serves(self) -> None:
         built: set[str] = set()
         while True:
-            # What is served is known only while nobody else switches.
+            # What is served is certain only while nobody else switches.
             async with self._slot.turn():
                 served = tuple(self._slot.models)
                 lacking = await asyncio.to_thread(self._lacking, served)
-                # One that was built and still lacks an engine: the switch says why.
+                # If a model was built and still lacks an engine, the switch says why.
                 if built.issuperset(model.bundle.sha256 for model in lacking):
                     if await self._switch(served):
                         return
@@ -78,7 +78,7 @@ class Upgrade:
         return [model for model in served if self._chooser.must_build(model.bundle.path)]
 
     async def _switch(self, served: Sequence[ServedModel]) -> bool:
-        """False where a fall back has changed what is served meanwhile."""
+        """Switches to the built engines. Returns False if the slot has fallen back to other models meanwhile."""
         slot = self._slot
         choice = await asyncio.to_thread(self._chooser.built, served)
         prepared = await asyncio.to_thread(self._loads.prepare, choice)
@@ -87,7 +87,7 @@ class Upgrade:
             await slot.serving()
             if not slot.still_serves(served):
                 return False
-            # The tokenizers stay: their wordpiece caches are warm.
+            # The old tokenizers are kept: their wordpiece caches are warm.
             models = [
                 replace(model, index=index, tokenizer=before.tokenizer)
                 for model, before, index in zip(choice.repository.models, served, slot.new_indices(), strict=False)

@@ -1,4 +1,4 @@
-"""`bertserve build` and `bertserve export` in processes that end with the server and log as it does.
+"""`bertserve build` and `bertserve export` as processes that end with the server and log as it does.
 
 `python -m serving.rollout.verb_process PID VERB ARGUMENTS` becomes one. A build has idle priority.
 """
@@ -24,9 +24,9 @@ _FIRST_TO_KILL = "1000"
 
 
 class VerbProcess:
-    """A verb that is running, in a session of its own: a terminal's Ctrl-C passes it by.
+    """A running verb in a session of its own, which a terminal's Ctrl-C does not reach.
 
-    What it has started, such as TensorRT's builder, is of that session too.
+    Processes that it starts, such as TensorRT's builder, belong to that session too.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class VerbProcess:
         )
 
     def lines(self) -> Iterator[str]:
-        """What it says until it has ended, where it says that to a pipe."""
+        """The lines that it writes until it ends, if it writes to a pipe."""
         for line in self._process.stdout or ():
             if line.strip():
                 yield " ".join(line.split())
 
     def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""
-        with self._process as process:  # which closes the pipe
+        with self._process as process:  # closes the pipe
             return process.wait()
 
     @property
@@ -63,11 +63,11 @@ class VerbProcess:
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Asks it to end, and to remove what it has written."""
+        """Asks it to end and to remove its files."""
         self._signal(signal.SIGTERM)
 
     def kill_after(self, limit_s: float) -> None:
-        """Waits for its end, and kills what is left of its session then or after so long."""
+        """Waits for its end, at most so long, and then kills what is left of its session."""
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
@@ -75,7 +75,7 @@ class VerbProcess:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Also where the first of them has been killed: what it had started holds the pipe, and so the reader.
+        # Also if its first process was killed: processes that it started keep the pipe open, and the reader waits.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -87,9 +87,9 @@ def become(parent: str, verb: str, *arguments: str) -> None:
         os.nice(_MIN_NICE)
         with contextlib.suppress(OSError):  # not every sandbox has the file
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
-        with contextlib.suppress(OSError):  # some sandboxes forbid it; the least niceness is there already
+        with contextlib.suppress(OSError):  # some sandboxes forbid it; the nice value applies already
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  wants no shell
+    os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  needs no shell
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Which version of each model is served, and how another takes its place.
+"""Selects the version of each model that serves, and switches to others.
 
-A version is verified, loaded and warmed in an engine process of its own, beside the one that serves; only then does the
-engine slot switch to it. One that fails on the way does not serve, and the reason is shown. A reason that lies in the
-version refuses it for good; a passing one (its process was killed, memory ran out, it took too long) does not. If a
-new version's engine process ends while the previous generation is still there, that serves again at once.
+A version is verified, loaded and warmed up in an engine process of its own, beside the one that serves. Only then does
+the engine slot switch to it. A version that fails on the way does not serve, and the reason is shown. It is refused for
+good if the reason lies in the version, and not for a temporary reason (its process was killed, memory ran out, it took
+too long). If a new version's engine process ends while the previous generation is still there, that generation serves
+again at once.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 _AGAIN_S = 5.0
-"""When a load call may be worth repeating, where no watch tries the version again."""
+"""When to retry a load request if no watch tries the version again."""
 
 
 class Versions:
     """The versions of the models that the repository held when the server started.
 
     Args:
-        builder: Builds a TensorRT engine for a version that lacks one; None where that is not wanted.
+        builder: Builds a TensorRT engine for a version that lacks one; None to build none.
 
     Attributes:
-        outcomes: Swaps so far: `switched`, `refused`, `failed` for a passing reason, `rolled_back` as the engine ended.
+        outcomes: Swaps so far: `switched`, `refused`, `failed` for a temporary reason, `rolled_back` as the engine
+            ended.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Versions:
         return [VersionState(name, str(version), *state) for (name, version), state in sorted(states.items())]
 
     async def load(self, name: str, version: int | None = None) -> None:
-        """Serves a version, the newest by default, and takes its model into service; goes on if the caller leaves.
+        """Serves a version, the newest by default, and puts its model in service; goes on if the caller leaves.
 
         Raises:
             ModelNotFound: The repository had no such model when the server started, or has no such version.
@@ -137,7 +139,7 @@ class Versions:
                 log.error("%s: the engine of version %d ended, version %d serves again", name, ended[name], version)
 
     def stop(self) -> None:
-        """Gives up what is being loaded and loads no more; whoever asked for it is told."""
+        """Cancels all loading and starts no more; callers are told."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
@@ -222,7 +224,7 @@ class Versions:
         tell(log.error, "%s: version %d is not served: %s", model=key[0], version=key[1], reason=str(error) or reason)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
-        """Loads a version in a new engine, with the other models as they are, and switches to it."""
+        """Loads a version in a new engine, with the other models unchanged, and switches to it."""
         slot, choice = self._slot, self._slot.choice
         path = self._root / before.name / str(version)
         servable = await asyncio.to_thread(self._select_artifact, path, choice)
@@ -240,7 +242,7 @@ class Versions:
         others = [*models[:position], *models[position + 1 :]]
         specs = [model.spec() for model in models]
         specs[position] = servable.spec()
-        # The costs are those of the models that serve, so that of the old version is the new one's own.
+        # The costs are those of the models that serve: the new version takes over those of the old one.
         load = msgspec.structs.replace(slot.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with slot.beside(load) as engine:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
@@ -251,24 +253,24 @@ class Versions:
             slot.switch(EngineGeneration(engine, load, models, choice))
 
     def _select_artifact(self, path: Path, choice: EngineChoice) -> ServableArtifact:
-        """A version, not verified yet, and its form for an engine, which may have to be built."""
+        """A version, not verified yet, with the artifact for an engine, which may have to be built."""
         if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
             self._builder.build(path)
         return self._chooser.select_artifact(path, choice)
 
     def _is_kept(self, name: str, version: int) -> bool:
-        """Whether the previous generation differs in nothing but this version of this model."""
+        """Whether the previous generation differs only in this version of this model."""
         previous = self._slot.previous
         return previous is not None and previous.versions == self.served() | {name: version}
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a version that failed so may be tried again; otherwise the reason lies in it."""
+    """Whether a version that failed with this error may be tried again. Otherwise the reason lies in the version."""
     return error.passing if isinstance(error, EngineFailed) else not isinstance(error, BundleError)
 
 
 def reason_of(error: Exception) -> str:
-    if isinstance(error, OSError):  # its own words name files
+    if isinstance(error, OSError):  # its message names files
         return error.strerror or "it took too long to load"
     if isinstance(error, MemoryError):
         return "there was not enough memory for it"
@@ -283,7 +285,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
-    """The new version's tokenizer. Where it reads texts alike, the old one is kept with its warm wordpiece cache."""
+    """The new version's tokenizer; the old one, with its warm wordpiece cache, if both read texts alike."""
     if _reading(before.manifest) == _reading(bundle.manifest):
         return before.tokenizer
     sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)
@@ -293,6 +295,6 @@ def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
 
 
 def _reading(manifest: Manifest) -> tuple[Any, ...]:
-    """All that decides how a model's texts are read."""
+    """Everything that decides how a model reads texts."""
     files = [entry.sha256 for entry in manifest.files if entry.file == TOKENIZER]
     return files, manifest.max_length, manifest.vocab_size, manifest.special_ids
