@@ -1,7 +1,7 @@
 """The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as it goes here.
 
-`python -m loadtest.benchmarks.raw_engine` measures when asked (see child.py). Inputs are made before the clock
-starts, so what is timed is `InferenceSession.run` and nothing else.
+`python -m loadtest.benchmarks.raw_engine` measures when asked (see child.py). Inputs are made before the clock starts,
+so what is timed is `InferenceSession.run` and nothing else.
 """
 
 from __future__ import annotations

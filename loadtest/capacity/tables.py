@@ -78,8 +78,7 @@ class BatchCosts:
 
         A stage takes its part of the time and transfers its result to the next one, or back, in `transfer_us`. There
         are as many batches in flight as stages; each takes as long as all stages together. All lanes of a pipeline are
-        equal. A server's warm-up
-        points and variations are dropped, because they apply only to the wide lane.
+        equal. A server's warm-up points and variations are dropped, because they apply only to the wide lane.
 
         Raises:
             BenchError: The points already have several kinds of lanes.

@@ -23,15 +23,11 @@ _CROWDED_US = 100_000
 
 _OVERTAKING = 0.5
 """Share of the time up to an item's key that later arrivals with smaller keys take, while others wait. Most arrivals
-are shorter
-than the longest ones, so this is cautious, and matters for long texts.
-"""
+are shorter than the longest ones, so this is cautious, and matters for long texts."""
 
 _CAUTION = 1.2
 """Factor on the predicted wait of a request that is not alone: accepting a request that is late wastes the engine's
-work. Without
-it, one accepted request in twenty was late at twice the load.
-"""
+work. Without it, one accepted request in twenty was late at twice the load."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -117,8 +113,8 @@ class LoadPredictor:
         """When a request's answer can be promised if it is queued now.
 
         Before it come running work, queued work with a smaller key or in a higher class, and some of what will arrive
-        before its own
-        key's time. For bulk work it is the earliest time: an unknown number of other requests goes first.
+        before its own key's time. For bulk work it is the earliest time: an unknown number of other requests goes
+        first.
         """
         key = self.key(demand, deadline, now)
         ahead_us = self.queue.backlog.ahead_us(priority, key) + self.expected_us

@@ -170,8 +170,8 @@ class Everywhere:
         )
 
     def __enter__(self) -> Self:
-        if self.app.api.jobs is not None:
-            self._stack.callback(self.app.api.jobs.close)
+        if self.app.context.jobs is not None:
+            self._stack.callback(self.app.context.jobs.close)
         self._address = self._stack.enter_context(listening_beside(self.app))
         self._uvicorn_address = self._stack.enter_context(under_uvicorn(self.app))
         self._client = self._stack.enter_context(closing(TestClient(self.app)))
@@ -199,7 +199,7 @@ class Everywhere:
 
     def case(self, route: ApiRoute) -> Case:
         """A request for a route, with the example that the document has."""
-        docs, api = route.docs, self.app.api
+        docs, api = route.docs, self.app.context
         names = docs.models(api) if docs is not None and docs.models is not None else ["embed"]
         path = route.path.replace("{model}", (names or ["embed"])[0]).replace("{version}", "1").replace("{region}", "r")
         example = docs.example if docs is not None else {"inputs": "a"}
@@ -271,8 +271,8 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
     """With the document's own examples; GET also as HEAD."""
     for route in plain.routes():
         case = plain.case(route)
-        hidden = route.docs is None or (route.docs.models is not None and not route.docs.models(plain.app.api))
-        off = route.docs is not None and route.docs.offered is not None and not route.docs.offered(plain.app.api)
+        hidden = route.docs is None or (route.docs.models is not None and not route.docs.models(plain.app.context))
+        off = route.docs is not None and route.docs.offered is not None and not route.docs.offered(plain.app.context)
         assert plain.ask(case) in ({403} if off else {200, 400, 424, 501} if hidden else {200}), route.path
         if route.method == "GET":
             plain.ask(case._replace(method="HEAD"))

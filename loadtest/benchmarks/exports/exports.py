@@ -2,9 +2,8 @@
 
     python -m loadtest.benchmarks.exports exports --labelled demo=stsb-test.csv minilm-sst2=sst2-test.tsv
 
-Each export is `bertserve export` in a process of its own, with every artifact that this machine can run and
-every limit waived, so that a figure beyond its limit stands on the page with the limit's name instead of
-ending the run.
+Each export is `bertserve export` in a process of its own, with every artifact that this machine can run and every limit
+waived, so that a figure beyond its limit stands on the page with the limit's name instead of ending the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server's side of one connection of HTTP/2 (RFC 9113): bytes in, events and bytes out.
 
-What a peer can make the connection hold or do is bounded by `Limits`: header blocks and what they decode to; streams
-at a time; bytes of requests, because a stream may send 64 KiB and more only against a grant; replies, by the peer's
+What a peer can make the connection hold or do is bounded by `Limits`: header blocks and what they decode to; streams at
+a time; bytes of requests, because a stream may send 64 KiB and more only against a grant; replies, by the peer's
 windows; work in one turn of the caller's loop; and work that nothing comes of, by a credit. Time is the caller's.
 """
 

@@ -1,11 +1,11 @@
 """Header blocks (HPACK, RFC 7541): decoded within limits and behind a cache, written as literals.
 
-The tables are the `hpack` library's. The loop over a block is ours, because limits have to count
-while a block is decoded: a field beyond them is decoded for what it does to the dynamic table, and not kept.
+The tables are the `hpack` library's. The loop over a block is ours, because limits have to count while a block is
+decoded: a field beyond them is decoded for what it does to the dynamic table, and not kept.
 
-A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as long
-as the table is the same, so what was read from it is kept, and only new blocks are decoded. Replies use no dynamic
-table: their blocks are constants, and no state is kept for a connection.
+A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as long as
+the table is the same, so what was read from it is kept, and only new blocks are decoded. Replies use no dynamic table:
+their blocks are constants, and no state is kept for a connection.
 """
 
 from __future__ import annotations
