@@ -120,7 +120,7 @@ class V2Service:
 
     def over(self, pipeline: Pipeline) -> V2Service:
         other = copy.copy(self)
-        other._pipeline = pipeline  # noqa: SLF001  its own
+        other._pipeline = pipeline  # noqa: SLF001  a copy of this class
         return other
 
     def _look_again(self) -> None:

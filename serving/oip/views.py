@@ -119,7 +119,7 @@ class View(msgspec.Struct, frozen=True):
     outputs: tuple[TensorMetadata, ...]
     write: Callable[[Any, Manifest, int], Values]
 
-    def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  of any task
+    def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  the answer of any task
         """The outputs of an answer.
 
         Args:
@@ -160,7 +160,7 @@ class View(msgspec.Struct, frozen=True):
             name=self.name,
             platform=platform,
             backend=backend,
-            max_batch_size=int(max_batch_size),  # msgspec writes no `Limit`
+            max_batch_size=int(max_batch_size),  # msgspec cannot encode a `Limit`
             input=[_config(info) for info in self.inputs],
             output=[_config(info) for info in self.outputs],
             dynamic_batching=DynamicBatching(),
@@ -218,7 +218,7 @@ def _text_view(model: ServedModel) -> View:
     )
 
 
-def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers, or texts
+def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers or texts
     if not isinstance(values, np.ndarray):
         return Output(info.name, info.datatype, [len(values)], values)
     return Output(info.name, info.datatype, values.shape, values.ravel().tolist() if values.dtype == object else values)
@@ -232,7 +232,7 @@ def _tokens_view(model: ServedModel) -> View:
     return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
 
 
-def _json(message: Any) -> str:  # noqa: ANN401  whatever msgspec writes
+def _json(message: Any) -> str:  # noqa: ANN401  anything that msgspec encodes
     return msgspec.json.encode(message).decode()
 
 

@@ -122,7 +122,7 @@ class TeiService:
             max_input_length=manifest.max_length,
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=None,
-            max_client_batch_size=int(settings.max_client_batch_size),  # msgspec writes no `Limit`
+            max_client_batch_size=int(settings.max_client_batch_size),  # msgspec cannot encode a `Limit`
             auto_truncate=settings.auto_truncate,
             tokenization_workers=1,
             version=SERVER_VERSION,
