@@ -85,7 +85,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
         at += 1
-        if shift >= _LONGEST_VARINT_BITS:  # a single number that fills the message would take minutes
+        if shift >= _LONGEST_VARINT_BITS:  # otherwise a number that fills the message would take minutes
             raise IndexError
     return value | byte << shift, at + 1
 

@@ -119,7 +119,7 @@ class View(msgspec.Struct, frozen=True):
     outputs: tuple[TensorMetadata, ...]
     write: Callable[[Any, Manifest, int], Values]
 
-    def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  the answer of any task
+    def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  of any task
         """The outputs of an answer.
 
         Args:

@@ -191,9 +191,7 @@ def _recorded(options: FillMaskOptions, _: Facts, count: int) -> list[list[list[
 
 
 def _item(text: str) -> dict[str, Any]:
-    return {
-        "text": text if any(mask in text for mask in (MASK, "<mask>")) else f"{MASK} {text}"
-    }  # in front, where it is not truncated
+    return {"text": text if any(mask in text for mask in (MASK, "<mask>")) else f"{MASK} {text}"}  # never truncated
 
 
 def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON

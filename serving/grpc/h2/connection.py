@@ -549,7 +549,7 @@ class H2Connection:
             self.outgoing.append(frames.rst_stream(number, ErrorCode.NO_ERROR))
         if stream.context is not None:
             self._credit += stream.work
-            stream.context = None  # it likely refers to the stream: without a cycle both are freed at once
+            stream.context = None  # it may refer to the stream: without a cycle both are freed at once
         self._close(stream)
 
     def _reset_faulty(self, number: int, code: ErrorCode) -> None:
