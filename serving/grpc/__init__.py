@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2: the port, its calls and its services. `h2` parses frames, `calls` the messages in them."""
+"""gRPC over HTTP/2: the port, its calls and services. `h2` parses frames, `calls` parses the messages in them."""

@@ -1,6 +1,6 @@
-"""gRPC's boundary: requests arrive as bytes and are parsed here, and only listed errors leave.
+"""The gRPC boundary: parses request messages, and lets only the project's own errors out.
 
-The fields of a large message are counted first: one of many small fields takes up to forty times its size.
+The fields of a large message are counted before parsing: many small fields take up to forty times their size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WIDTHS = {_FIXED64: 8, _GROUP: 0, _GROUP_END: 0, _FIXED32: 4}
 
 
 def has_more_fields(data: bytes, kind: type[Message], most: int) -> bool:
-    """Whether a message and all that are in it have more fields, as far as its bytes are a message at all."""
+    """Whether a message, with all nested ones, has more than `most` fields. Stops at bytes that are not protobuf."""
     left = most
     pending: list[tuple[int, int, Any]] = [(0, len(data), kind.DESCRIPTOR)]
     try:
@@ -65,15 +65,19 @@ def has_more_fields(data: bytes, kind: type[Message], most: int) -> bool:
                 else:
                     at += _WIDTHS[encoding]
     except (IndexError, KeyError):
-        pass  # no message: the parser comes no further
+        pass  # not protobuf: the parser stops here too
     return False
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins here, and where it ends; raises IndexError for one of more than ten bytes."""
+    """The varint at an offset, and its end.
+
+    Raises:
+        IndexError: It is cut off, or has more than ten bytes.
+    """
     value = data[at]
     at += 1
-    if value < 0x80:  # noqa: PLR2004  as nearly all
+    if value < 0x80:  # noqa: PLR2004  as in nearly all fields
         return value, at
     value &= 0x7F
     shift = 7
@@ -81,32 +85,32 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
         at += 1
-        if shift >= _LONGEST_VARINT_BITS:  # or one number of all the message would take minutes
+        if shift >= _LONGEST_VARINT_BITS:  # otherwise a number that fills the message would take minutes
             raise IndexError
     return value | byte << shift, at + 1
 
 
 @cache
-def _messages(descriptor: Any) -> Mapping[int, Any]:  # noqa: ANN401  of one of two implementations
-    """The fields of a kind of message that are messages themselves, by number."""
+def _messages(descriptor: Any) -> Mapping[int, Any]:  # noqa: ANN401  protobuf has two implementations
+    """The message-typed fields of a message type, by number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
 _UNCHECKED_BYTES = 16_384
-"""A message of this size is parsed in a millisecond, whatever is in it."""
+"""A message of up to this size is parsed within a millisecond, whatever it contains."""
 
 _MAX_FIELDS = 4096
-"""Of a message beside its inputs; numbers are packed, many into one field."""
+"""Maximum fields of a message besides its inputs. Numbers are packed, many into one field."""
 
 log = logging.getLogger("bertserve.grpc")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What becomes of one message of several: its reply, or the error with which the call ends.
+    """The outcome of one message of a stream: its reply, or the error that ends the call.
 
     Attributes:
-        request_id: The request's, where it is refused.
-        trace: The message's, which ends when the reply is sent.
+        request_id: The id of the request if it is refused.
+        trace: The message's trace, which ends when the reply is sent.
     """
 
     reply: bytes
@@ -116,9 +120,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None:
-    """Runs a call's method on a message, or on all of a call together; each with whether it is compressed.
+    """Runs a call's method on one message, or on all messages of the call. Each has its compressed flag.
 
-    A call of one reply is ended here, and there is no result: its task, which is kept, would hold the reply.
+    A call with a single reply is completed here and returns None. Its task is kept and would keep a result alive.
     """
     is_one_of_several = call.head.method.duplex is not None
     trace: RequestTrace | None = None
@@ -129,7 +133,7 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
             call.trace = trace
         for data, compressed in messages:
             requests.append(_parse(call, await _inflate(call, data) if compressed else data, trace))
-        messages.clear()  # not kept twice while the request waits
+        messages.clear()  # do not keep the data twice while the request waits
         reply = await _run(call, requests, trace)
     except BertserveError as error:
         failure = error.without_traceback()
@@ -137,7 +141,7 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         if is_cancelled():
             call.tell(trace, 0, ClientGone("the client cancelled the call"))
             raise
-        # What it waited for has ended.
+        # The awaited work was cancelled, not this call.
         failure = NotReady("the server ends before this call could be answered", begun=True)
     except Exception:  # the gRPC boundary
         log.exception("a call failed", extra=fields(request_id=_request_id(call, requests, trace)))
@@ -152,7 +156,7 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
 
 
 async def _run(call: Call, requests: list[Message], trace: RequestTrace | None) -> bytes:
-    """Runs a call's method, and ends the call, unless it has several replies: then this one is returned."""
+    """Runs a call's method. Ends the call unless it has several replies; then returns this reply."""
     method = call.head.method
     if method.unary is not None:
         call.finish((await method.unary(requests[0], call)).SerializeToString())
@@ -166,11 +170,12 @@ async def _run(call: Call, requests: list[Message], trace: RequestTrace | None) 
 
 
 async def _inflate(call: Call, data: bytes) -> bytes:
-    """A compressed message as it was.
+    """Decompresses a message.
 
     Raises:
         BuffersFull: There is no room for it.
-        InvalidCompression: The call names no compression, or the message is not compressed so.
+        InvalidCompression: The call names no compression, or the message does not use it.
+        UnsupportedMediaType: The compression is not supported.
     """
     encoding = call.metadata(b"grpc-encoding") or b"identity"
     if encoding == b"identity":
@@ -185,7 +190,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
 
 
 def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
-    """The message; its own id, if it has one, names it in its trace."""
+    """Parses a message. A message with an `id` sets the request id of its trace."""
     if call.deadline is not None and call.deadline <= call.connection.loop.time():
         raise DeadlineExceeded("the call's deadline had passed before its message was read")
     kind = call.head.method.kind
@@ -209,5 +214,5 @@ def _check_fields(call: Call, data: bytes) -> None:
 
 def _request_id(call: Call, requests: list[Message], trace: RequestTrace | None) -> str:
     if trace is not None and trace.request_id:
-        return trace.request_id  # one of our own would be another one each time
+        return trace.request_id  # a generated id would differ each time
     return call.request_id(getattr(requests[0], "id", "") if requests else "")

@@ -1,4 +1,4 @@
-"""Calls by the messages they bring: one, several that are answered together, or several answered one by one."""
+"""Kinds of calls: one message, several messages with one reply, or several messages with a reply each."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class UnaryCall(Call, eq=False):
-    """It is handed to its method once the message and the end of the client's half have arrived."""
+    """A call that starts its method once the message and the end of the client's side have arrived."""
 
     _body: bytearray | None = None
     _task: asyncio.Task[object] | None = None
 
     def received(self, data: bytes, *, ended: bool) -> None:
-        """Collects the message; starts its method once all is there."""
+        """Collects the message, and starts the method when it is complete."""
         body: bytes | bytearray = data
         if self._body is not None:
             body = self._body
@@ -54,7 +54,7 @@ class UnaryCall(Call, eq=False):
             self.refuse(error)
             return
         if prefix is not None and ended:
-            # Without the copy that a slice of a bytearray would be.
+            # Avoids the copy that slicing a bytearray makes.
             message = data[PREFIX_BYTES:] if self._body is None else bytes(memoryview(body)[PREFIX_BYTES:])
             self._body = None
             self._task = self.connection.loop.create_task(answer(self, [(message, prefix[0])]))
@@ -66,14 +66,14 @@ class UnaryCall(Call, eq=False):
 
     def lost(self) -> None:
         super().lost()
-        task, self._task = self._task, None  # which keeps its CancelledError, whose frames hold this call
+        task, self._task = self._task, None  # the task keeps a CancelledError, whose frames hold this call
         if task is not None and not task.done():
             task.cancel()
             self.record(ClientGone("the client cancelled the call"))
 
 
 class GatheredCall(UnaryCall, eq=False):
-    """A call of several messages, which are handed to its method together; they are as large as one may be."""
+    """A call of several messages that its method gets together. The size limit of one message applies to all."""
 
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
     _messages: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
@@ -107,14 +107,14 @@ class GatheredCall(UnaryCall, eq=False):
 
 
 _MAX_ANSWERS = 64
-"""Messages of one call that are worked on at a time; further ones wait where flow control holds them."""
+"""Maximum messages of one call in progress. Flow control holds back further ones."""
 
 
 class BidirectionalCall(Call, eq=False):
-    """Its messages are worked on side by side."""
+    """A call of several messages that are processed concurrently and answered in order."""
 
     idle: bool = True
-    # Of messages that are worked on, and answers that wait, the bytes: of each task that has not ended, and of all.
+    # Bytes of messages in progress and of waiting answers: for each unfinished task, and in total.
     _sizes: dict[asyncio.Task[Any], int] = msgspec.field(default_factory=dict)
     _in_work: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
@@ -124,7 +124,7 @@ class BidirectionalCall(Call, eq=False):
     _over: bool = False
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Does nothing: what belongs to one message cannot go behind all of them."""
+        """Does nothing: trailing metadata cannot belong to a single message."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
         self._buffer += data
@@ -147,7 +147,7 @@ class BidirectionalCall(Call, eq=False):
         self._advance()
 
     def keys_changed(self) -> None:
-        """Ends if the key it was opened with is no longer valid: it could go on for ever."""
+        """Ends the call if its key is no longer valid. Otherwise it could go on forever."""
         keys, authorization = self.connection.port.keys, self.metadata(b"authorization")
         if keys is not None and not self.head.method.open and not keys.allow(authorization):
             self.refuse(refusal(authorization))
@@ -186,7 +186,7 @@ class BidirectionalCall(Call, eq=False):
             self._advance()
 
     def _advance(self) -> None:
-        """Sends the answers that are next, starts the messages that are whole, ends what has ended."""
+        """Sends the next answers, starts complete messages, and ends the call if it is over."""
         if self._over:
             return
         last = self._send_answers()
@@ -216,8 +216,8 @@ class BidirectionalCall(Call, eq=False):
         return not self._draining and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
 
     def _send_answers(self) -> Answer | None:
-        """Sends what is next, until the client takes no more (`sent` goes on), or returns the one that is refused."""
-        # One that is done and still has a size here is counted as its message: `_answered` comes back for it.
+        """Sends the next answers until the client takes no more; `sent` continues. Returns an answer with an error."""
+        # A finished task that is still in `_sizes` counts with its message's size. `_answered` will call this again.
         while self._answers and self._answers[0] not in self._sizes and self.stream.unsent is None:
             made = _made(self._answers.popleft())
             if made is None:
@@ -241,5 +241,5 @@ class BidirectionalCall(Call, eq=False):
 
 
 def _made(task: asyncio.Task[Answer | None]) -> Answer | None:
-    """What a task has made; None where it was cancelled."""
+    """The result of a task; None if it was cancelled."""
     return None if task.cancelled() else task.result()

@@ -1,4 +1,4 @@
-"""A call of gRPC on a stream of HTTP/2: its metadata, its deadline, its replies and its status."""
+"""A gRPC call on an HTTP/2 stream: its metadata, deadline, replies and status."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from serving.tasks.base import A
 
 _PREFIX = struct.Struct(">BI")
-"""Before each message: whether it is compressed, and its length."""
+"""Precedes each message: the compressed flag and the length."""
 
 PREFIX_BYTES = _PREFIX.size
 
 UNCOUNTED_BYTES = 4096
-"""A message that arrives at once and is no larger is not counted as what its connection holds."""
+"""Size in bytes up to which a message that arrives at once is not counted in the buffer budget."""
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 class Method(msgspec.Struct, frozen=True, eq=False):
-    """A method of a service.
+    """A method of a service: one of the first four attributes is set.
 
     Attributes:
-        unary: From the message and its call to the reply; or
-        streaming: to several, one after another; or
-        duplex: from each message of a stream, the call of all of them and the message's trace, to its reply; or
-        gathered: from all messages of a stream and their call to one reply.
-        open: Whether it needs no API key where the server has some.
+        unary: Takes a message and its call; returns the reply.
+        streaming: Takes a message and its call; yields several replies.
+        duplex: Takes each message of a stream, the call and the message's trace; returns its reply.
+        gathered: Takes all messages of a stream and the call; returns one reply.
+        open: Whether it needs no API key even if the server has keys.
     """
 
     kind: type[Message]
@@ -68,16 +68,16 @@ class Method(msgspec.Struct, frozen=True, eq=False):
 
 
 class CallHead(msgspec.Struct, frozen=True, eq=False):
-    """What the headers of a call say.
+    """The headers of a call, decoded.
 
-    It is kept for later calls with the same headers, so that nothing in it is changed by one.
+    It is cached for later calls with the same headers, so no call may change it.
 
     Attributes:
-        route: The method's path; `?` where there is no such method.
-        body_limit: Bytes that a message may have.
-        timeout_s: How long the client waits; None for ever.
-        metadata: All fields; those that come twice are joined, see `serving.net.requests.combined`.
-        error: What such calls are refused with, whatever their messages are.
+        route: The method's path; `?` if there is no such method.
+        body_limit: Maximum size of a message in bytes.
+        timeout_s: How long the client waits; None if it sets no timeout.
+        metadata: All fields. Repeated ones are joined, see `serving.net.requests.gathered`.
+        error: The error with which such calls are refused, whatever their messages.
     """
 
     method: Method
@@ -92,9 +92,9 @@ class Call(msgspec.Struct, eq=False):
     """One call, as its connection, its method and the boundary see it.
 
     Attributes:
-        deadline: When the client stops waiting, by the loop's clock; None if it waits for ever.
-        idle: Whether the client need not send anything now: it is between two messages.
-        trace: What is noted of its only message, or of all together; None where nobody is told.
+        deadline: On the loop's clock; None if there is none.
+        idle: Whether the client is between two messages, so that the server does not wait for data.
+        trace: The trace of its only message, or of all together; None if there is no observer.
     """
 
     connection: GrpcConnection
@@ -114,21 +114,21 @@ class Call(msgspec.Struct, eq=False):
     _consumed: int = 0
     _bytes_out: int = 0
 
-    # What methods use.
+    # Used by methods.
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client stops waiting, below zero once it has; None if it waits for ever."""
+        """Seconds until the deadline, negative once it has passed; None if there is none."""
         return None if self.deadline is None else self.deadline - self.connection.loop.time()
 
     def timeout_ms(self) -> float | None:
-        """The same in milliseconds, never zero or less."""
+        """Milliseconds until the deadline, always above 0; None if there is none."""
         remaining_s = self.time_remaining()
         return None if remaining_s is None else max(remaining_s, 1e-6) * 1e3
 
     def stamp(
         self, request: InferRequest[A], arrival: float, trace: RequestTrace | None = None, message_id: str = ""
     ) -> InferRequest[A]:
-        """What a message asks for, with its arrival, id, trace, and what is left of the call's time."""
+        """Adds the arrival time, id, trace and remaining time to a request."""
         return request.stamp(arrival, message_id, trace or self.trace, self.timeout_ms())
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
@@ -138,7 +138,7 @@ class Call(msgspec.Struct, eq=False):
         return self.head.metadata.get(name)
 
     def record(self, error: BertserveError, message_id: str = "", trace: RequestTrace | None = None) -> None:
-        """Counts an error that does not end the call, of the message that has this id and this trace."""
+        """Counts an error of one message, with its id and trace, that does not end the call."""
         request_id = self.request_id(message_id)
         self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
         if trace is not None:
@@ -146,16 +146,16 @@ class Call(msgspec.Struct, eq=False):
             trace.request_id = request_id
 
     def request_id(self, message_id: str = "") -> str:
-        """The id in logs: from the call's metadata, else from its message, else one of the server's."""
+        """The id in logs: from the call's metadata, else from its message, else generated by the server."""
         return request_id(self.metadata(b"x-request-id") or message_id.encode("utf-8", "replace"))
 
-    # What the boundary uses.
+    # Used by the boundary.
 
     def reply(self, message: bytes | None, trailers: bytes | None = None) -> None:
-        """Sends a message, the end of the call, or both: every reply goes out here.
+        """Sends a message, the end of the call, or both. Every reply goes through here.
 
         Raises:
-            BuffersFull: There is no room for what the client does not take; its stream is reset.
+            BuffersFull: The client does not read, and there is no room for the data. The stream is reset.
         """
         connection, stream = self.connection, self.stream
         headers = None if self._headed else REPLY_HEADERS
@@ -172,7 +172,7 @@ class Call(msgspec.Struct, eq=False):
         connection.flush()
 
     async def reply_all(self, messages: AsyncIterator[Message]) -> None:
-        """Sends messages, each once the client has taken the one before, and ends the call."""
+        """Sends messages, each after the client has taken the previous one, and ends the call."""
         try:
             async with asyncio.timeout_at(self.deadline):
                 async for message in messages:
@@ -185,13 +185,13 @@ class Call(msgspec.Struct, eq=False):
         self.finish()
 
     def finish(self, message: bytes | None = None) -> None:
-        """Ends the call well, with its message if it has not been sent."""
+        """Ends the call with status OK, after its message if there is one left to send."""
         trailing = self._trailing + self._load_report()
         self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
-        """Ends the call with an error; what is no call of gRPC at all also gets HTTP's status."""
+        """Ends the call with an error. A request that is not a gRPC call also gets an HTTP status."""
         request_id = request_id or self.request_id()
         trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
         if not self._headed:
@@ -206,7 +206,7 @@ class Call(msgspec.Struct, eq=False):
             self.tell(trace, 0, error)
 
     def abandon(self) -> None:
-        """Resets the stream of a call of which not even an error could be told."""
+        """Resets the stream of a call to which not even an error could be sent."""
         stream = self.stream
         self.connection.h2.reset(stream, ErrorCode.INTERNAL_ERROR)
         stream.context = None
@@ -214,7 +214,7 @@ class Call(msgspec.Struct, eq=False):
         self.connection.flush()
 
     def begin_trace(self, size: int) -> RequestTrace | None:
-        """The trace of messages of so many bytes; None where nobody is told."""
+        """Starts the trace of messages with a total size in bytes; None if there is no observer."""
         observer = self.connection.port.observer
         if observer is None:
             return None
@@ -229,7 +229,7 @@ class Call(msgspec.Struct, eq=False):
         return trace
 
     def tell(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
-        """Ends a trace, once, now that a reply of so many bytes was sent, or that nothing is sent any more."""
+        """Ends a trace, at most once. `size` is that of the reply in bytes, 0 if there is none."""
         observer = self.connection.port.observer
         if observer is None or trace is None or trace.ended:
             return
@@ -245,11 +245,11 @@ class Call(msgspec.Struct, eq=False):
         return (reports.report().trailer(),)
 
     def grow(self, size: int) -> bool:
-        """Counts so many bytes more of a message that is worked on; whether there is room for them."""
+        """Counts more bytes of a message in progress. Returns whether there is room for them."""
         return self._hold(self._held + size)
 
     def _next_message(self, buffer: bytearray) -> tuple[bytes, int] | None:
-        """Takes the next of several messages off a buffer, once it is whole, and whether it is compressed."""
+        """Takes the next complete message of a stream off a buffer, with its compressed flag; None if there is none."""
         prefix = read_prefix(buffer, self.head.body_limit)
         if prefix is None:
             return None
@@ -267,11 +267,11 @@ class Call(msgspec.Struct, eq=False):
         return data, compressed
 
     def _kept(self) -> int:
-        """What the call holds now, beside messages that are worked on."""
+        """Bytes that the call holds now, without messages in progress."""
         return 0 if self.stream.unsent is None else len(self.stream.unsent)
 
     def _hold(self, size: int) -> bool:
-        """Counts what the call holds now; whether there is room for it."""
+        """Sets the number of bytes that the call holds. Returns False and changes nothing if there is no room."""
         share, more = self.connection.share, size - self._held
         if more < 0:
             share.give(-more)
@@ -280,7 +280,7 @@ class Call(msgspec.Struct, eq=False):
         self._held = size
         return True
 
-    # What the connection calls (`StreamHandler`).
+    # Called by the connection (`StreamHandler`).
 
     def lost(self) -> None:
         if self._held:
@@ -308,13 +308,16 @@ class Call(msgspec.Struct, eq=False):
                 self.connection.h2.reset(stream, ErrorCode.CANCEL)
                 stream.context = None
                 self.lost()
-        elif not (stream.ended or stream.wanted or self.idle):  # else it waits for its answer or a grant
+        elif not (stream.ended or stream.wanted or self.idle):  # otherwise it waits for its answer or a grant
             self._waited_s += seconds
             if self._waited_s > limit_s:
                 self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
 
     def _wait_for_window(self) -> None:
-        """A part of the reply is held back: it counts, and the trailers wait for `sent`: else nobody would be told."""
+        """Counts the held-back part of a reply, and keeps the trailers until `sent`.
+
+        If the stream had its trailers already, HTTP/2 would end it without an event.
+        """
         stream = self.stream
         self._trailers, stream.trailers = stream.trailers, None
         self._sending = SendProgress(len(stream.unsent or b""))
@@ -326,7 +329,7 @@ class Call(msgspec.Struct, eq=False):
 
 
 def read_prefix(buffer: bytes | bytearray, limit: int) -> tuple[int, int] | None:
-    """Whether the message at the start of a buffer is compressed, and where it ends; None while that is unknown."""
+    """The compressed flag and the end of the message at the start of a buffer; None if not enough has arrived."""
     if len(buffer) < PREFIX_BYTES:
         return None
     compressed, size = _PREFIX.unpack_from(buffer)

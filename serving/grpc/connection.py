@@ -1,4 +1,4 @@
-"""One connection of a gRPC port: HTTP/2 on a connection, and what ends streams that take too long."""
+"""One connection of a gRPC port: HTTP/2 over the transport, and time limits of its streams."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _HEARING_S = 20.0
-"""How long a client may take to hear that its connection is too old, as gRPC's own servers have it. Once the server
-ends, the port says how long."""
+"""How long a client may take to acknowledge that its connection has reached its maximum age. gRPC's own servers use the
+same value. During shutdown the port decides instead."""
 
 _FREE_BYTES = 1 << 16
-"""What a connection may hold beside the budget, so that small messages are read while that is spent."""
+"""Bytes that a connection may hold outside the budget, so that small messages are read while the budget is used up."""
 
 _GRANTED_MESSAGES = 4
-"""Messages of the largest size that a connection may be sending at a time; further ones wait for their turn."""
+"""Messages of maximum size that a connection may send at a time. Further ones wait for their turn."""
 
 _CALL_S = 0.0001
-"""What a call takes that has begun, about: those of one client wait for their turn, and not others behind them."""
+"""Approximate CPU time of starting a call. Calls of one client wait for their turn, and do not delay other clients."""
 
 _LINGER_S = 1.0
-"""How long what a refused client still sends is read and thrown away, so that it can read the refusal."""
+"""How long data from a refused client is read and discarded, so that the client can read the refusal."""
 
 
 class GrpcPort(Port["GrpcConnection"]):
-    """What the connections of one port share, and what answers their streams.
+    """State that the connections of one port share. `open` creates the handlers of their streams.
 
     Attributes:
         methods: By path.
-        limits: Those of each connection.
-        debts: What their peers have used up on connections before.
-        keys: What all but the open methods need one of; None where there are none.
-        observer: Is told of requests that have ended; None where nobody listens.
-        load_reports: What balancers are told of the load behind a reply; None where nothing is.
+        limits: The limits of each connection.
+        debts: The credit that peers used up on earlier connections.
+        keys: The API keys, one of which all methods need that are not open; None if there are none.
+        observer: Notified of requests that have ended; None if there is no observer.
+        load_reports: Load reports for load balancers, sent with replies; None if disabled.
         large_body_lock: Held by the call whose message is being decompressed.
     """
 
@@ -73,34 +73,34 @@ class GrpcPort(Port["GrpcConnection"]):
         self.debts = PeerDebts(limits.credit, limits.credit_per_s)
 
     def open(self, connection: GrpcConnection, stream: Stream, headers: Headers) -> StreamHandler | None:
-        """What handles a new stream; None if it has been answered."""
+        """The handler of a new stream; None if it has already been answered."""
         raise NotImplementedError
 
 
 class StreamHandler(Protocol):
-    """What handles one stream."""
+    """The handler of one stream."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
-        """The client sent data, or its end."""
+        """The client sent data, or ended its side."""
 
     def sent(self) -> None:
-        """The client has taken what was held back."""
+        """All held-back data has been sent."""
 
     def lost(self) -> None:
-        """Nobody waits for this stream any more."""
+        """The stream is gone, and nobody waits for an answer."""
 
     def draining(self) -> None:
-        """The server ends: what waits for nothing but its client must end too."""
+        """The server is shutting down. A stream that waits only for its client must end too."""
 
     def keys_changed(self) -> None:
-        """The API keys are others now."""
+        """The API keys have changed."""
 
     def tick(self, seconds: float) -> None:
-        """Ends the stream where its client has kept the server waiting for too long."""
+        """Ends the stream if its client has kept the server waiting for too long."""
 
 
 class GrpcConnection(Connection[GrpcPort]):
-    """One connection; what methods of `h2` leave to be sent goes out with `flush`."""
+    """One connection. `flush` sends what methods of `h2` leave in its output buffer."""
 
     __slots__ = (
         *("_draining_s", "_idle_after", "_is_draining", "_peer", "_progress", "_stalled_s", "_unsent", "h2"),
@@ -111,16 +111,16 @@ class GrpcConnection(Connection[GrpcPort]):
 
     def __init__(self, port: GrpcPort) -> None:
         super().__init__(port, _FREE_BYTES)
-        self._waits = False  # for the debts of its peer
+        self._waits = False  # because of its peer's debts
         self._is_draining = port.ending
         self._draining_s: float | None = None
         self._stalled_s = 0.0
         self._progress = self._unsent = self._idle_after = 0
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Waits for the preface; over TLS, ends what has not agreed on HTTP/2 (RFC 9113, 3.2)."""
+        """Waits for the preface. Closes a TLS connection that has not negotiated HTTP/2 (RFC 9113, 3.2)."""
         super().connection_made(transport)
         address = transport.get_extra_info("peername")
         self._peer = peer_of(address[0]) if address else ""
@@ -140,12 +140,12 @@ class GrpcConnection(Connection[GrpcPort]):
         super().connection_lost(exc)
 
     def _stop_waiting(self) -> None:
-        """Reads what has come while the peer's debts made this connection wait."""
+        """Reads what arrived while the peer's debts delayed this connection."""
         self._waits = False
         self._read_on_next_turn()
 
     def pause_writing(self) -> None:
-        """The client is not read either, until it reads."""
+        """Stops reading from the client until it reads again."""
         super().pause_writing()
         self._unsent = self._transport.get_write_buffer_size()
         self.h2.pause()
@@ -161,10 +161,10 @@ class GrpcConnection(Connection[GrpcPort]):
         self.flush()
         self._read_on_next_turn()
 
-    # What is received.
+    # Receiving.
 
     def receive(self, data: bytes) -> None:
-        """Has HTTP/2 read it; what is beyond a turn's work, or what comes behind too much of it, waits for another."""
+        """Passes data to HTTP/2. Work beyond the limit of a turn waits for another turn."""
         h2 = self.h2
         self._handle(h2.receive(data))
         if h2.outgoing or h2.pongs or h2.finished:
@@ -185,11 +185,11 @@ class GrpcConnection(Connection[GrpcPort]):
     def _take_turn(self) -> float:
         before = self.h2.last_stream
         super()._take_turn()
-        return _CALL_S * (self.h2.last_stream - before) / 2  # clients use odd numbers alone
+        return _CALL_S * (self.h2.last_stream - before) / 2  # clients use only odd numbers
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
-            # An event may be of a stream that was answered, or given up, since it happened.
+            # Since the event, its stream may have been answered or reset.
             if type(event) is DataReceived:
                 if not event.stream.closed:
                     event.stream.context.received(event.data, ended=event.ended)
@@ -204,7 +204,7 @@ class GrpcConnection(Connection[GrpcPort]):
             self._take_leave()
 
     def _handle_end(self, event: Event) -> None:
-        """Of a stream whose client has taken all or gives up; that of the connection follows from what is sent."""
+        """Handles the end of a stream, or of its held-back data. A failed connection is closed by `flush`."""
         if isinstance(event, StreamReset):
             handler, event.stream.context = event.stream.context, None
             if handler is not None:
@@ -212,7 +212,7 @@ class GrpcConnection(Connection[GrpcPort]):
         elif isinstance(event, DataSent) and not event.stream.closed:
             event.stream.context.sent()
 
-    # What the port and the handlers of streams call.
+    # Called by the port and by stream handlers.
 
     def flush(self) -> None:
         if self._ending:
@@ -223,7 +223,7 @@ class GrpcConnection(Connection[GrpcPort]):
             self._close()
 
     def tick(self, seconds: float) -> None:
-        """Renews the credit and ends streams that have taken too long, too."""
+        """Also renews the credit, and ends streams that have taken too long."""
         h2, settings = self.h2, self.port.settings
         self._handle(h2.renew(seconds))
         if h2.pending:
@@ -252,9 +252,9 @@ class GrpcConnection(Connection[GrpcPort]):
         self.flush()
 
     def drain(self) -> None:
-        """The server ends: sends the client away, and takes what it sends before it has heard of that.
+        """Starts to drain: sends GOAWAY, and still accepts streams opened before the client knows of it.
 
-        However long that takes: what has not come yet may be on its way, or wait in the system for this process.
+        There is no time limit here: data may still be in transit, or in the kernel's buffer.
         """
         if not (self.h2.finished or self.h2.refusing):
             self._is_draining = True
@@ -262,7 +262,7 @@ class GrpcConnection(Connection[GrpcPort]):
             self.flush()
 
     def refuse_more(self) -> None:
-        """The time to drain is over: names the last stream, whether or not the client has heard of the end."""
+        """Ends the drain: names the last stream, whether or not the client has acknowledged the GOAWAY."""
         if self.h2.greeted and not self.h2.finished:
             self._begin_shutdown()
             self.h2.finish_shutdown()
@@ -270,7 +270,7 @@ class GrpcConnection(Connection[GrpcPort]):
             self.flush()
 
     def keys_changed(self) -> None:
-        """Reads all headers anew from now on, and asks the calls that are there."""
+        """Drops cached headers, and lets open calls check their keys again."""
         self.h2.forget_headers()
         for handler in self._handlers():
             handler.keys_changed()
@@ -280,7 +280,10 @@ class GrpcConnection(Connection[GrpcPort]):
         self.flush()
 
     def _take_leave(self) -> None:
-        """The next step of the end: the client is told, and once it has heard, calls without an end are ended."""
+        """Takes the next step of a drain.
+
+        The client gets a GOAWAY. Once it has acknowledged that, handlers end the calls that have no end of their own.
+        """
         if not self.h2.greeted:
             return
         self._begin_shutdown()
@@ -295,12 +298,12 @@ class GrpcConnection(Connection[GrpcPort]):
             self._idle_since, self._idle_after, self._used = self.loop.time(), last, last > 0
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Give or take a tick."""
+        """Accurate to one tick."""
         is_busy = self.h2.streams or self.h2.last_stream != self._idle_after
         return None if is_busy else super().idle_since()
 
     def close_if_idle(self) -> None:
-        """Ends an idle connection at once, for another one, unless its client has not received all that was said."""
+        """Closes an idle connection to make room for another one, at once if everything was sent."""
         has_all = not unsent_bytes(self._transport)
         self.end("another connection needs its place")
         if has_all:
@@ -315,15 +318,15 @@ class GrpcConnection(Connection[GrpcPort]):
         return [stream.context for stream in self.h2.streams if stream.context is not None]
 
     def _end_credit(self) -> None:
-        """The connection is over, and its peer owes what it has used up."""
+        """Marks the connection as over, and charges its peer for the credit it has used up."""
         if not self._ending:
             self._ending = True
             self.port.debts.charge(self._peer, self.h2.spent)
 
     def _close(self) -> None:
-        """Says no more, and listens a moment longer, so that what was said is read."""
+        """Stops sending, and reads a moment longer so that the client can read what was sent."""
         self._end_credit()
         if self.h2.begun:
             self.linger(_LINGER_S)
         else:
-            self._transport.close()  # there is nothing to say in another protocol
+            self._transport.close()  # the client speaks another protocol

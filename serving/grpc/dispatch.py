@@ -1,4 +1,4 @@
-"""From the headers of a stream to its call, or to the error with which it is refused."""
+"""Turns the headers of a stream into a call, or refuses the stream with an error."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from serving.grpc.h2 import Headers, Stream
 
 OPEN_BYTES = 4096
-"""Of a message of a caller without a key: there is nothing of that size to ask."""
+"""Maximum size in bytes of a message from a caller without an API key. Open methods need no larger ones."""
 
 _NO_METHOD = Method(Message)
-"""Of calls that are refused before a method is asked."""
+"""The method of calls that are refused before any method runs."""
 
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:\+([^;]*?))?(?: *;.*)?", re.IGNORECASE)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -41,10 +41,10 @@ _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1
 
 
 class CallDispatch(GrpcPort):
-    """The calls of one port.
+    """Opens the calls of one port.
 
     Attributes:
-        methods: By path; an error in place of a method that is not offered.
+        methods: By path. An error stands for a method that is not offered.
     """
 
     methods: Mapping[str, Method | BertserveError]
@@ -52,7 +52,7 @@ class CallDispatch(GrpcPort):
     def open(
         self, connection: GrpcConnection, stream: Stream, headers: Headers
     ) -> UnaryCall | BidirectionalCall | None:
-        """The call on a new stream; None if its headers are enough to refuse it."""
+        """The call on a new stream; None if its headers suffice to refuse it."""
         head = headers.memo
         if head is None:
             head = headers.memo = self._read_head(headers)
@@ -76,7 +76,7 @@ class CallDispatch(GrpcPort):
             return CallHead(_NO_METHOD, route, 0, None, values, head)
         return head
 
-    def _checked(  # noqa: PLR0911  as many refusals
+    def _checked(  # noqa: PLR0911  one for each refusal
         self, headers: Headers, route: str, values: Mapping[bytes, bytes]
     ) -> CallHead | BertserveError:
         settings, keys = self.settings, self.keys
@@ -87,7 +87,7 @@ class CallDispatch(GrpcPort):
         method = self.methods.get(route, RouteNotFound("no such method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
-            # Before anything that would tell what there is.
+            # Checked before anything that would reveal which methods exist.
             if not isinstance(method, Method) or not method.open:
                 return refusal(values.get(b"authorization"))
             body_limit = min(body_limit, OPEN_BYTES)
@@ -105,7 +105,7 @@ class CallDispatch(GrpcPort):
 
 
 def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
-    """Why a request is no call of gRPC in protobuf, whatever it asks for."""
+    """The error for a request that is not a gRPC call with protobuf messages; None if it is one."""
     kind = _CONTENT_TYPE.fullmatch(values.get(b"content-type", b""))
     if kind is None:
         return UnsupportedMediaType("the content-type must be application/grpc")

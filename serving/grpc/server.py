@@ -1,4 +1,4 @@
-"""The gRPC port: opens, closes and drains."""
+"""The gRPC port: opens, drains and closes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class GrpcListener(Listener):
         limiter: ConnectionLimiter | None = None,
         observer: RequestObserver | None = None,
     ) -> None:
-        """Prepares; nothing is accepted before `start`. The listening socket is owned from here on.
+        """Takes ownership of the listening socket. Nothing is accepted before `start`.
 
-        `budget` is what its connections may hold, together with those of other ports.
+        `budget` limits what its connections may hold, together with those of other ports.
         """
         self.health = HealthService([SERVICE, *TEI])
         methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
@@ -67,15 +67,15 @@ class GrpcListener(Listener):
         v2_service.lifecycle.subscribe(self._follow)
 
     async def finish(self, drain_s: float, grace_s: float) -> None:
-        """Accepts no more, answers what clients send before they know, then ends their connections.
+        """Drains the port: accepts no connections, answers calls sent before clients know, then closes connections.
 
         Args:
-            drain_s: How long clients may take to hear of the end; then further calls are refused.
-            grace_s: How long, after that, the calls that are there may take.
+            drain_s: How long clients may take to learn of the shutdown. Then further calls are refused.
+            grace_s: How long open calls may take after that.
         """
         self.health.close()
         self._orca.close()
-        self._calls.ending = True  # for connections whose handshake has not ended
+        self._calls.ending = True  # for connections whose handshake is not complete
         self.close()
         limit = asyncio.get_running_loop().time() + drain_s
         self._calls.drain()

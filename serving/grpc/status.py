@@ -1,4 +1,4 @@
-"""gRPC's statuses, and the blocks with which replies begin and end (PROTOCOL-HTTP2.md)."""
+"""gRPC status codes, and the header blocks that start and end replies (PROTOCOL-HTTP2.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serving.inference.requests import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
-"""gRPC's status codes."""
+"""gRPC's status codes by name."""
 
 OK_TRAILERS = encode_fields([("grpc-status", "0")])
 
@@ -57,7 +57,7 @@ def error_trailers(error: BertserveError, request_id: str) -> bytes:
 
 
 def retry_details(code: int, message: str, retry_after_ms: int) -> str:
-    """The value of `grpc-status-details-bin`, by which clients know when to come back; without padding."""
+    """The value of `grpc-status-details-bin`, without padding. It tells clients when to retry."""
     status = Status(code=code, message=message)
     retry = RetryInfo()
     retry.retry_delay.FromMilliseconds(retry_after_ms)
@@ -66,12 +66,12 @@ def retry_details(code: int, message: str, retry_after_ms: int) -> str:
 
 
 def ignored_metadata(ignored: Ignored | None) -> tuple[tuple[str, str], ...]:
-    """Names what was passed over of a request's parameters."""
+    """Metadata with the ignored parameters of a request."""
     return (("bertserve-ignored-fields", str(ignored)),) if ignored else ()
 
 
 def outcome_metadata(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
-    """What is told behind an answer."""
+    """Trailing metadata of an answer: times, tokens and cache hits."""
     times = outcome.timings
     return (
         ("bertserve-tokenize-us", str(round(times.tokenize_us))),

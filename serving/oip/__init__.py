@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2, whichever port asks."""
+"""The Open Inference Protocol v2, for both HTTP and gRPC."""

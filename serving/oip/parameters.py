@@ -1,4 +1,4 @@
-"""The parameters of a v2 request that say how to infer, from either wire."""
+"""Parameters of a v2 request that control inference, for both HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),
     *("long", "window_tokens", "window_overlap", "window_scores"),
 )
-"""The parameters that say how to infer."""
+"""The parameters that control inference."""
 
 REQUEST = Level(
     (*READ, "priority", "binary_data_output", "triton_enable_empty_final_response"),
@@ -33,16 +33,16 @@ OUTPUT = Level(
     ("binary_data", "classification", "shared_memory_region"), owners=V2_OUTPUT, place="outputs[].parameters"
 )
 CONTROL = Level(("version",), owners=V2_CONTROL, place="parameters")
-"""The parameters that are read of a request, of its inputs and outputs, and of a model's loading and unloading."""
+"""The known parameters of a request, of its inputs and outputs, and of model loading and unloading."""
 
 _US_PER_MS = 1000
 
 
 def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> None:
-    """Adds to a request what its parameters say of how to infer.
+    """Applies the parameters of a request that control inference.
 
     Raises:
-        InvalidRequest: One that is read has a value that it cannot have, or the task does not read windows.
+        InvalidRequest: A parameter has an invalid value, or the task does not support windows.
     """
     request.truncate = typed(values, "truncate", bool, "true or false")
     request.timeout_ms = _timeout_ms(values)
@@ -70,7 +70,7 @@ def _timeout_ms(values: Mapping[str, Any]) -> float | None:
 
 
 def typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
-    """A parameter of a type, called so in `words`; None where the request does not have it."""
+    """A parameter of type `kind`, which error messages call `words`; None if the request does not have it."""
     value = values.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise InvalidRequest(f"the parameter `{name}` must be {words}")
@@ -78,7 +78,7 @@ def typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any: 
 
 
 def _choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> Any:  # noqa: ANN401  one of them
-    """A parameter that has one of a few values; None where the request does not have it."""
+    """A parameter with one of the `allowed` values; None if the request does not have it."""
     value = values.get(name)
     if value is not None and value not in allowed:
         raise InvalidRequest(f"the parameter `{name}` must be one of {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""What v2 answers, on both wires: HTTP routes and gRPC calls only write it in their own way."""
+"""The v2 API, independent of the transport: HTTP routes and gRPC calls only encode it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FILE = "file:"
 
 
 class ServerMetadata(msgspec.Struct):
-    """What this server is."""
+    """The name, version and extensions of this server."""
 
     name: str
     version: str
@@ -64,7 +64,7 @@ class StatisticsReply(msgspec.Struct):
 
 
 class ModelState(msgspec.Struct):
-    """A model of the repository."""
+    """The state of a model in the repository."""
 
     name: str
     version: str
@@ -73,29 +73,29 @@ class ModelState(msgspec.Struct):
 
 
 class ModelVersions(Protocol):
-    """What changes which versions are served."""
+    """Controls which model versions are served."""
 
     async def load(self, name: str, version: int | None = None) -> None:
-        """Serves a version, None for the newest, and takes its model into service.
+        """Loads a version, None for the newest, and puts its model into service.
 
         Raises:
             ModelNotFound: There is no such model or version.
-            VersionRefused: It must not or cannot be served.
-            VersionNotLoaded: It could not be loaded now.
+            VersionRefused: The version must not or cannot be served.
+            VersionNotLoaded: The version cannot be loaded now.
         """
 
     def unload(self, name: str) -> None:
         """Takes a model out of service."""
 
     def others(self) -> Sequence[VersionState]:
-        """The versions that are not served, and why."""
+        """The versions that are not served, with the reasons."""
 
 
 class V2Service:
-    """The models under their names on v2.
+    """The v2 API: the models by their v2 names.
 
     Attributes:
-        max_inputs: Inputs of one request.
+        max_inputs: Maximum inputs of one request.
         control: Whether requests may load and unload models.
     """
 
@@ -120,7 +120,7 @@ class V2Service:
 
     def over(self, pipeline: Pipeline) -> V2Service:
         other = copy.copy(self)
-        other._pipeline = pipeline  # noqa: SLF001  its own
+        other._pipeline = pipeline  # noqa: SLF001  a copy of this class
         return other
 
     def _look_again(self) -> None:
@@ -135,10 +135,10 @@ class V2Service:
         return sorted({view.model.version for view in self._views.values()})
 
     def view(self, name: str, wanted: str | None = None) -> View:
-        """What stands behind a name.
+        """The view with a v2 name.
 
         Raises:
-            ModelNotFound: Nothing of that name and version is served.
+            ModelNotFound: No model of that name and version is served.
         """
         view = self._view(name)
         self._repository.find(view.served, wanted)
@@ -151,7 +151,7 @@ class V2Service:
         return view
 
     def model_ready(self, name: str, wanted: str | None) -> bool:
-        """Whether a model takes requests; one that is not served does not."""
+        """Whether a model accepts requests; False for a model that is not served."""
         try:
             self.view(name, wanted)
         except ModelNotFound:
@@ -169,11 +169,11 @@ class V2Service:
         outputs: Sequence[str],
         parameters: Mapping[str, Any],
     ) -> tuple[View, InferRequest[Any]]:
-        """What a request asks for, and the view that writes the answer; no `outputs` means all of them.
+        """Decodes a request, and returns it with the view that writes its answer. No `outputs` means all of them.
 
         Raises:
-            InvalidRequest: It does not fit the model, or a parameter has a value that it cannot have.
-            ModelNotFound: Nothing of that name is served.
+            InvalidRequest: The request does not fit the model, or a parameter has an invalid value.
+            ModelNotFound: No model of that name is served.
         """
         view = self._view(name)
         if outputs:
@@ -190,12 +190,14 @@ class V2Service:
         return view, request
 
     def raw_input(self, name: str, body: memoryview) -> Tensor:
-        """What a raw binary request brings: its body is the data of a model's only input, one text or one row of ids.
+        """The input tensor of a raw binary request.
+
+        Its body is the data of the model's only input: one text, or one row of token ids.
 
         Raises:
-            InvalidRequest: The model has two inputs, or the body is no row of ids.
+            InvalidRequest: The model has two inputs, or the body is not a row of ids.
             MalformedRequest: The text is not UTF-8.
-            ModelNotFound: Nothing of that name is served.
+            ModelNotFound: No model of that name is served.
         """
         view = self._view(name)
         if len(view.inputs) > 1:
@@ -204,7 +206,7 @@ class V2Service:
         return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
 
     async def infer_under(self, view: View, request: InferRequest[A]) -> Outcome[A]:
-        """Has the pipeline answer a request, and counts it where it fails."""
+        """Runs a request through the pipeline, and counts it if it fails."""
         try:
             return await self._pipeline.infer(request)
         except BertserveError:
@@ -214,27 +216,27 @@ class V2Service:
             raise
 
     def config(self, name: str, wanted: str | None) -> ModelConfig:
-        """A model as Triton's clients want it described.
+        """A model's configuration in Triton's form.
 
         Raises:
-            ModelNotFound: Nothing of that name and version is served.
+            ModelNotFound: No model of that name and version is served.
         """
         return self.view(name, wanted).config(self.max_inputs, self._repository.engine)
 
     def statistics(self, name: str | None, wanted: str | None = None) -> StatisticsReply:
-        """What a model, or each, has answered since the server started.
+        """The statistics of one model, or of all, since the server started.
 
         Raises:
-            ModelNotFound: Nothing of that name and version is served.
+            ModelNotFound: No model of that name and version is served.
         """
         chosen = [self.view(name, wanted)] if name else [view for view in self._views.values() if view.takes_text]
         return StatisticsReply([self._statistics(view) for view in chosen])
 
     def index(self, *, ready: bool) -> list[ModelState]:
-        """The models of the repository: the version of each that is served, and the state of others.
+        """The models of the repository: the served version of each, and the state of the others.
 
         Args:
-            ready: Only those that take requests.
+            ready: Include only models that accept requests.
         """
         states = []
         others = [] if ready else self._versions.others()
@@ -248,21 +250,21 @@ class V2Service:
         return states
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Serves a version of a model of the repository, the newest if the request names none.
+        """Loads a version of a model in the repository, the newest if the request names none.
 
-        Where another version is served, that serves on until this one is warm; one that is served already is taken
-        into service again if it was out of it.
+        If another version is served, it stays in service until the new one is warm. A version that is loaded already is
+        put back into service if necessary.
 
         Args:
-            name: Its name.
-            parameters: Of the request; `version` is read.
+            name: The model's v2 name.
+            parameters: Parameters of the request; `version` is read.
 
         Raises:
             Forbidden: `model_control` is off.
-            InvalidRequest: It brings a configuration or files, or a version that is no number.
+            InvalidRequest: The request contains a configuration or files, or its version is not a number.
             ModelNotFound: The repository had no such model when the server started, or has no such version.
-            VersionRefused: The version must not or cannot be served; what is served serves on.
-            VersionNotLoaded: It could not be loaded now, and the request may be repeated.
+            VersionRefused: The version must not or cannot be served. The current one stays in service.
+            VersionNotLoaded: The version cannot be loaded now. The request may be retried.
         """
         self._check_control(name)
         if any(name.startswith(_FILE) and value is not None for name, value in parameters.items()):
@@ -270,7 +272,7 @@ class V2Service:
         await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
 
     def unload(self, name: str) -> None:
-        """Takes a model out of service; its memory stays with the engine until the server ends.
+        """Takes a model out of service. The engine keeps its memory until the server ends.
 
         Raises:
             Forbidden: `model_control` is off.
@@ -319,7 +321,7 @@ def _ns(time_us: float) -> int:
 
 
 def _version(wanted: object) -> int | None:
-    """The number of a version as requests write it; None where they name none."""
+    """The version number in a request; None if it names none."""
     if wanted is None:
         return None
     words = str(wanted)
@@ -329,7 +331,7 @@ def _version(wanted: object) -> int | None:
 
 
 def refuse_region(parameters: Mapping[str, object]) -> None:
-    """Refuses parameters of a tensor that say that it lies in shared memory.
+    """Rejects parameters of a tensor that place it in shared memory.
 
     Raises:
         Unsupported: They do.
@@ -339,10 +341,11 @@ def refuse_region(parameters: Mapping[str, object]) -> None:
 
 
 def refuse_unsupported(parameters: Mapping[str, object]) -> None:
-    """Refuses parameters of an output that ask for what is not built.
+    """Rejects parameters of an output that ask for unsupported features.
 
     Raises:
-        Unsupported: Shared memory, or Triton's classification; no classes, which is 0, ask for nothing.
+        Unsupported: They ask for shared memory, or for Triton's classification. 0 classes are accepted: they ask for
+            nothing.
     """
     refuse_region(parameters)
     classes = parameters.get("classification")

@@ -1,6 +1,6 @@
-"""Tensors of the Open Inference Protocol v2: what a request's mean, and how a reply's are written.
+"""Tensors of the Open Inference Protocol v2: decodes those of requests, and encodes those of replies.
 
-BYTES elements lie in a blob as a little-endian u32 length and so many bytes (Triton's binary data extension).
+In a blob, a BYTES element is a little-endian u32 length and that many bytes (Triton's binary data extension).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEXT, PAIR = "text", "text_pair"
 LITELLM_TEXT = "input_text"
-"""What LiteLLM calls the texts, whatever the model's metadata call them."""
+"""LiteLLM's name for the texts, whatever the model's metadata say."""
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
@@ -35,15 +35,15 @@ _LARGEST_DIMENSION = 2**31
 _NUMBERS = {INT32: "<i4", INT64: "<i8", FP32: "<f4"}
 _MATRIX = 2
 _MAX_NUMBERS = 1 << 20
-"""One by one; it takes tens of milliseconds to look at them."""
+"""Maximum numbers that are sent one by one. Checking them takes tens of milliseconds."""
 
 
 class Tensor(msgspec.Struct):
     """A tensor of a request.
 
     Attributes:
-        data: Its elements one by one, in row-major order, flat or row by row; or
-        blob: as bytes.
+        data: The elements in row-major order, flat or row by row; None if there is a `blob`.
+        blob: The elements as bytes; None if there is `data`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Output(msgspec.Struct):
     """A tensor of a reply.
 
     Attributes:
-        values: Numbers of that shape, or texts in row-major order.
+        values: Numbers in the tensor's shape, or texts in row-major order.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Output(msgspec.Struct):
 
 
 def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
-    """What a request's tensors ask for: texts, pairs of texts, or tokens.
+    """Decodes a request's tensors to texts, text pairs or tokens.
 
     Raises:
-        InvalidRequest: They are none of these, or do not fit one another.
+        InvalidRequest: They are none of these, or do not match each other.
         MalformedRequest: A text is not UTF-8.
     """
     if len(tensors) == 1 and tensors[0].name in {TEXT, LITELLM_TEXT}:
@@ -103,10 +103,10 @@ def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
 
 
 def raw_tensor(name: str, datatype: str, body: memoryview) -> Tensor:
-    """A request of one input whose bytes are all there is: one text without its length, or the ids of one.
+    """The tensor in a raw request body: one text without its length, or one row of token ids.
 
     Raises:
-        InvalidRequest: It is no whole number of ids.
+        InvalidRequest: The body is not a whole number of ids.
         MalformedRequest: The text is not UTF-8.
     """
     if datatype == BYTES:
@@ -118,7 +118,7 @@ def raw_tensor(name: str, datatype: str, body: memoryview) -> Tensor:
 
 
 def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
-    """Refuses tensors of more rows or dimensions than any request may have, before anything walks through them."""
+    """Rejects tensors with too many rows or dimensions, before anything iterates over them."""
     for tensor in tensors:
         if len(tensor.shape) > _MATRIX:
             raise InvalidRequest(
@@ -129,10 +129,10 @@ def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
 
 
 def texts_of(tensor: Tensor) -> list[str]:
-    """The elements of a BYTES tensor of the shape [n] or [n, 1].
+    """The elements of a BYTES tensor with shape [n] or [n, 1].
 
     Raises:
-        InvalidRequest: Another datatype or shape, or data that do not fit it.
+        InvalidRequest: The datatype or shape is another, or the data do not match it.
         MalformedRequest: An element is not UTF-8.
     """
     name = tensor.name
@@ -174,10 +174,10 @@ def split_bytes(blob: memoryview, expected: int, name: str = TEXT) -> list[str]:
 
 
 def decode_text(value: bytes, name: str = TEXT) -> str:
-    """One BYTES element.
+    """Decodes one BYTES element.
 
     Raises:
-        MalformedRequest: Not UTF-8.
+        MalformedRequest: It is not UTF-8.
     """
     try:
         return value.decode("utf-8")
@@ -211,7 +211,7 @@ def _tokens_of(named: dict[str, Tensor]) -> list[TextInput]:
 
 
 def _matrix(tensor: Tensor) -> NDArray[np.int64]:
-    """The numbers of an INT32 or INT64 tensor of the shape [n, m], all of which fit into 32 bits."""
+    """The numbers of an INT32 or INT64 tensor with shape [n, m]. All must fit into 32 bits."""
     name = tensor.name
     if tensor.datatype not in {INT32, INT64}:
         raise InvalidRequest(f"input {name!r} must have the datatype {INT64} or {INT32}")

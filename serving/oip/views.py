@@ -1,7 +1,7 @@
-"""The two names of a model on v2, what each takes and what it answers.
+"""The two v2 names of a model, each with its inputs and outputs.
 
-`{model}` takes texts and answers what its task means: `Task.outputs`, a row for each text.
-`{model}.tokens` takes token ids and answers the graph's own tensors.
+`{model}` takes texts and returns the outputs of its task (`Task.outputs`), one row per text. `{model}.tokens` takes
+token ids and returns the graph's own outputs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from serving.records import Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
-"""Triton's names for what runs an artifact, by its kind: platform and backend."""
+"""Triton's names for the platform and the backend, by the artifact's kind."""
 TOKENS = ".tokens"
 
 _DATATYPES = {"int32": INT32, "float32": FP32}
 _CONFIG_TYPES = {BYTES: "TYPE_STRING"}
 
 Values = Sequence[Any]
-"""Each output's values, in the order of the outputs."""
+"""The values of each output, in the order of the outputs."""
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
-    """A tensor; -1 is a dimension that varies."""
+    """A tensor; -1 is a variable dimension."""
 
     name: str
     datatype: str
@@ -44,7 +44,7 @@ class TensorMetadata(msgspec.Struct, frozen=True):
 
 
 class ModelMetadata(msgspec.Struct):
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
 
     name: str
     versions: list[str]
@@ -54,13 +54,13 @@ class ModelMetadata(msgspec.Struct):
 
 
 class Reshape(msgspec.Struct):
-    """What a tensor's shape really is, beside the batch."""
+    """The actual shape of a tensor, without the batch dimension."""
 
     shape: list[int]
 
 
 class TensorConfig(msgspec.Struct, omit_defaults=True):
-    """A tensor without the dimension of the batch."""
+    """A tensor, without the batch dimension."""
 
     name: str
     data_type: str
@@ -69,13 +69,13 @@ class TensorConfig(msgspec.Struct, omit_defaults=True):
 
 
 class DynamicBatching(msgspec.Struct):
-    """That requests are batched with one another."""
+    """Dynamic batching: requests are batched with each other."""
 
     max_queue_delay_microseconds: int = 0
 
 
 class TransactionPolicy(msgspec.Struct):
-    """That each request has one answer."""
+    """Each request has exactly one reply."""
 
     decoupled: bool = False
 
@@ -87,7 +87,7 @@ class ConfigParameter(msgspec.Struct):
 
 
 class ModelConfig(msgspec.Struct):
-    """A model as Triton's clients want it described."""
+    """A model's configuration in Triton's form."""
 
     name: str
     platform: str
@@ -101,13 +101,13 @@ class ModelConfig(msgspec.Struct):
 
 
 class View(msgspec.Struct, frozen=True):
-    """One name of a model.
+    """One v2 name of a model.
 
     Attributes:
         served: The model's own name.
-        options: What a request under this name asks of it.
-        inputs: What it advertises; it may take more.
-        write: Makes the outputs' values of an answer.
+        options: The task options of requests to this name.
+        inputs: The advertised inputs. More may be accepted.
+        write: Makes the values of the outputs from an answer.
     """
 
     name: str
@@ -123,12 +123,12 @@ class View(msgspec.Struct, frozen=True):
         """The outputs of an answer.
 
         Args:
-            answer: As the options make it.
-            names: Which outputs, in this order; none means all.
-            width: Tokens of a row of the request, where it brought tokens.
+            answer: The answer to this view's options.
+            names: Outputs to return, in this order; empty means all.
+            width: Tokens in a row of the request, if it contains tokens.
 
         Raises:
-            InvalidRequest: A text has another number of masks than one.
+            InvalidRequest: A text does not have exactly one mask.
         """
         outputs = [
             _output(info, values)
@@ -143,7 +143,7 @@ class View(msgspec.Struct, frozen=True):
         """Checks the outputs that a request asks for.
 
         Raises:
-            InvalidRequest: An output that the model does not have, or one twice.
+            InvalidRequest: The model does not have an output, or it is named twice.
         """
         own = {info.name for info in self.outputs}
         if not own.issuperset(names) or len(set(names)) != len(names):
@@ -154,13 +154,13 @@ class View(msgspec.Struct, frozen=True):
         return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 
     def config(self, max_batch_size: int, engine: EngineChoice) -> ModelConfig:
-        """The same in the shape of Triton's model configuration, with what runs it among the parameters."""
+        """The configuration in Triton's form. Its parameters describe the engine."""
         platform, backend = _PLATFORMS[self.model.artifact.kind]
         return ModelConfig(
             name=self.name,
             platform=platform,
             backend=backend,
-            max_batch_size=int(max_batch_size),  # msgspec writes no `Limit`
+            max_batch_size=int(max_batch_size),  # msgspec cannot encode a `Limit`
             input=[_config(info) for info in self.inputs],
             output=[_config(info) for info in self.outputs],
             dynamic_batching=DynamicBatching(),
@@ -181,13 +181,13 @@ class View(msgspec.Struct, frozen=True):
 
 
 def views(repository: Repository) -> dict[str, View]:
-    """Every name of every model; of two that are alike, the one that a bundle gave itself wins."""
+    """All names of all models. If two are equal, the name that a bundle gave itself wins."""
     tokens = [_tokens_view(model) for model in repository.models]
     return {view.name: view for view in (*tokens, *map(_text_view, repository.models))}
 
 
 def _parameters(engine: EngineChoice) -> dict[str, str]:
-    """What runs a model: its name, its GPUs, and why not what would be faster."""
+    """Describes the engine of a model: its name, its GPUs, missing GPUs, and why faster engines were rejected."""
     gpus = {"gpu": ", ".join(gpu.name for gpu in engine.gpus)} if engine.gpus else {}
     rejected = {f"not_{rejected.engine}": rejected.reason for rejected in engine.rejected}
     missing = {"gpus_missing": "; ".join(words)} if (words := (*engine.left_out, *engine.lost)) else {}
@@ -196,7 +196,7 @@ def _parameters(engine: EngineChoice) -> dict[str, str]:
 
 def _config(info: TensorMetadata) -> TensorConfig:
     kind = _CONFIG_TYPES.get(info.datatype, f"TYPE_{info.datatype}")
-    # Triton wants one dimension at least beside the batch, and `reshape` to take it away again.
+    # Triton requires at least one dimension besides the batch, and `reshape` removes it again.
     return TensorConfig(info.name, kind, info.shape[1:] or [1], None if info.shape[1:] else Reshape([]))
 
 
@@ -218,7 +218,7 @@ def _text_view(model: ServedModel) -> View:
     )
 
 
-def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers, or texts
+def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers or texts
     if not isinstance(values, np.ndarray):
         return Output(info.name, info.datatype, [len(values)], values)
     return Output(info.name, info.datatype, values.shape, values.ravel().tolist() if values.dtype == object else values)
@@ -232,12 +232,12 @@ def _tokens_view(model: ServedModel) -> View:
     return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
 
 
-def _json(message: Any) -> str:  # noqa: ANN401  whatever msgspec writes
+def _json(message: Any) -> str:  # noqa: ANN401  anything that msgspec encodes
     return msgspec.json.encode(message).decode()
 
 
 def _rows(answer: Sequence[Row], manifest: Manifest, width: int) -> Values:
-    """The rows of each output together; what it has for each token or each mask is filled up with zeros."""
+    """Stacks the rows of each output. Outputs per token or per mask are padded with zeros."""
     ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
     if any(spec.name == POSITIONS for spec in manifest.inputs):
         width = 0

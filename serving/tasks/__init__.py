@@ -1,6 +1,6 @@
-"""One module a task, which says everything about it; whoever needs to know asks it.
+"""All tasks. One module per task defines everything about it.
 
-A task of your own, in a module of your own, is served once that module has called `add`.
+To serve a task of your own, call `add` from its module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serving.tasks.base import Task, TaskOptions, Way
 
 TASKS: dict[str, Task[Any, Any]] = {}
-"""Every task, by its name."""
+"""All tasks by name."""
 
 WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
     way.options: way for way in (chunks.WAY, chunks.LATE, zero_shot.WAY, tensors.WAY)

@@ -1,8 +1,8 @@
-"""The task `answer`: the part of a context that answers a question, scored as Transformers' pipeline does.
+"""The task `answer`: extractive question answering, with the scores of Transformers' pipeline.
 
-A context that does not fit beside its question is read in overlapping windows. In each window start and end get a
-probability over the context's tokens and the first one, which stands for there being no answer; a span's score is the
-product of the two. Spans of the same characters, in one window or several, are one answer, and their scores add up.
+A context that does not fit beside its question is read in overlapping windows. In each window, start and end get a
+probability over the context's tokens and the first token, which stands for no answer. A span's score is the product of
+the two. Spans of the same characters, in one window or several, are one answer, and their scores are added.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 
 class AnswerSpan(msgspec.Struct, frozen=True):
-    """A part of a context that answers a question; an empty one says that the context holds no answer.
+    """A part of a context that answers a question; empty if the context holds no answer.
 
     Attributes:
         answer: The characters of the context.
-        score: Probability that the answer starts and ends there, in its window; the sum where the same words are an
+        score: Probability that the answer starts and ends there, in its window. It is the sum if the same words are an
             answer several times.
-        start: Its first character, counted in Unicode code points.
-        end: The character behind its last.
+        start: Position of its first character, in Unicode code points.
+        end: Position after its last character.
     """
 
     answer: str
@@ -63,15 +63,14 @@ class AnswerSpan(msgspec.Struct, frozen=True):
 
 
 class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
-    """The answer is, for each pair of question and context, its answers with the best first.
+    """Options whose answer is, for each pair of question and context, the answers with the best first.
 
     Attributes:
-        top_k: Answers wanted; a short context has fewer.
+        top_k: Maximum answers. A short context has fewer.
         no_answer: Let "the context holds no answer" compete with the answers.
-        overlap_tokens: Tokens that neighbouring windows of a long context share; None for half of a window, 128 at
-            most.
-        window_tokens: Tokens of a window, question included; at most the model's.
-        whole_words: Answers begin and end with words, not with tokens inside of them.
+        overlap_tokens: Tokens that neighboring windows of a long context share; None means half a window, at most 128.
+        window_tokens: Tokens of a window, question included; at most the model's limit.
+        whole_words: Answers start and end at word boundaries.
     """
 
     top_k: int = 1
@@ -87,8 +86,8 @@ MAX_ANSWERS = 100
 _MIN_WINDOW = 256
 
 _MORE_SPANS, _SPARE_SPANS = 2, 10
-"""Spans of tokens looked at in each window: so many times the answers wanted, and so many more. Several of them are the
-same span of words."""
+"""Candidate spans of tokens in each window: the wanted answers times `_MORE_SPANS`, plus `_SPARE_SPANS`. Several of
+them can be the same span of words."""
 
 Span = tuple[int, int]
 
@@ -127,13 +126,13 @@ def finish(
     """The answers to one question, best first, from the graph's `start_logits` and `end_logits`.
 
     Args:
-        context: Where the answers are.
-        windows: At least one.
-        rows: For each window `start_logits` and `end_logits`, float32 [tokens or more].
-        options: Limits.
+        context: The text that holds the answers.
+        windows: The windows of the context; at least one.
+        rows: `start_logits` and `end_logits` of each window, float32 [tokens or more].
+        options: Limits of the answers.
 
     Returns:
-        At least one; an empty one where there is nothing to choose from.
+        At least one answer. It is empty if there is nothing to choose from.
     """
     answers: dict[str, AnswerSpan] = {}
     null = 1.0
@@ -156,7 +155,7 @@ def finish(
 
 
 def _probabilities(window: AlignedText, logits: Array) -> NDArray[np.float64]:
-    """Of a window's tokens: a softmax over the first one and those of the context; 0 elsewhere."""
+    """Softmax over the first token of a window and the tokens of its context; 0 for other tokens."""
     allowed = window.words >= 0
     allowed[0] = True
     return softmax(np.where(allowed, logits[: len(allowed)].astype(np.float64), -np.inf))
@@ -165,7 +164,7 @@ def _probabilities(window: AlignedText, logits: Array) -> NDArray[np.float64]:
 def _best_spans(
     window: AlignedText, starts: NDArray[np.float64], ends: NDArray[np.float64], options: AnswerOptions
 ) -> Iterator[tuple[Span, float]]:
-    """The likeliest spans of one window in characters, each with its score, best first."""
+    """The most likely spans of one window, in characters, each with its score, best first."""
     length = min(options.max_answer_tokens, len(ends))
     padded = np.append(ends, np.zeros(length - 1))
     scores = (starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
@@ -186,7 +185,7 @@ def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True):
-    """A question and the text that should hold its answer, of any length."""
+    """A question and the context that should hold its answer, of any length."""
 
     question: str
     context: str
@@ -196,14 +195,14 @@ class AnswerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to answer.
 
     Attributes:
-        top_k: Answers wanted; more than one are answered as a list.
-        max_answer_len: Tokens of the longest answer.
-        handle_impossible_answer: Answer nothing where that is likelier than every answer.
-        doc_stride: Tokens that neighbouring windows of a long context share; null means half of a window, 128 at most.
-        max_seq_len: Tokens of a window, question included; at most the model's.
-        max_question_len: Not used: a question may have half of a window.
-        align_to_words: Answers begin and end with words, not with tokens inside of them.
-        truncate: Cut a question that is too long; null means the server's default. A context is never cut.
+        top_k: Maximum answers. The reply is a list if this is more than 1.
+        max_answer_len: Maximum tokens of an answer.
+        handle_impossible_answer: Return an empty answer if it is more likely than every other.
+        doc_stride: Tokens that neighboring windows of a long context share; null means half a window, at most 128.
+        max_seq_len: Tokens of a window, question included; at most the model's limit.
+        max_question_len: Ignored. A question may take up half a window.
+        align_to_words: Answers start and end at word boundaries.
+        truncate: Truncate a question that is too long; null means the server's default. A context is never truncated.
     """
 
     owners: ClassVar[Owners] = ANSWER
@@ -254,7 +253,7 @@ def _write(answer: Sequence[Sequence[AnswerSpan]], _: Facts) -> Sequence[Any]:
     return [span.answer for span in best], floats([span.score for span in best]), *sides
 
 
-def _check(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
+def _check(found: Any) -> int:  # noqa: ANN401  any JSON
     replies.number(found["score"])
     if replies.place(found) != len(replies.words(found["answer"])):
         raise replies.WrongError("an answer that is not as long as its place")
@@ -277,7 +276,7 @@ TASK = Task(
     graph=(GraphOutput("start_logits", (-1,)), GraphOutput("end_logits", (-1,))),
     head="ForQuestionAnswering",
     texts=(2,),
-    served_agreement=0.92,  # argued in docs/int8.md
+    served_agreement=0.92,  # the reasons are in docs/int8.md
     path="/answer",
     example={"inputs": {"question": "What is a T4?", "context": "A T4 is a graphics card for servers."}},
     route=Route(

@@ -1,7 +1,7 @@
-"""What a task is: one module that says everything about it, which all other rooms ask.
+"""The definition of a task, which all other packages read.
 
-What it says of a model is in the words of `Facts`, and what it asks of a tokenizer in those of `Tokenizer`: tasks stand
-above the rooms of bundles and of requests, so that both may ask them.
+`Facts` is what a task knows about a model, and `Tokenizer` what it needs from a tokenizer. Tasks import neither the
+bundles' nor the requests' packages, so that both can import tasks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
 A = TypeVar("A", bound=Sized)
-"""What a task answers: one element for each input."""
+"""The answer of a task: one element for each input."""
 
 
 class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
-    """What a request may change about its answer; the class of the options says which task is asked for."""
+    """What a request may change about its answer. The class of the options selects the task."""
 
 
 class Facts(Protocol):
-    """What a task may know of a model; a manifest is that, and explains them."""
+    """What a task may know about a model. A manifest implements and documents it."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -69,7 +69,7 @@ class Facts(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What a task may ask of a model's tokenizer; `TextTokenizer` explains it."""
+    """What a task may ask of a model's tokenizer. `TextTokenizer` implements and documents it."""
 
     max_length: int
     mask_id: int | None
@@ -103,11 +103,11 @@ class Tokenizer(Protocol):
 
 
 class Work(msgspec.Struct, Generic[O]):
-    """A request that the engine has answered.
+    """A request that the engine has processed.
 
     Attributes:
-        texts: What went to the engine; at least one for each input.
-        rows: Each text's row of every output; outputs of a token each are padded.
+        texts: The texts sent to the engine; at least one for each input.
+        rows: Each text's row of every output. Outputs per token are padded.
     """
 
     inputs: Sequence[TextInput]
@@ -143,17 +143,17 @@ def never(_: object) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Way(Generic[O, A]):
-    """How requests with one class of options are answered, in functions between inputs, rows and the answer.
+    """How requests with one class of options are answered: functions from inputs to rows to the answer.
 
     Attributes:
-        task: Of the models that answer; None suits models of every task.
-        check: Refuses options that a model cannot follow, with `InvalidRequest`.
-        sizes_bytes: Size of each input; refuses those that are too long to be read.
-        expand: Makes the inputs that the model reads of the request's; None where they are the same.
-        encode: None where each input is encoded by itself, as `TextTokenizer.encode` does.
+        task: The task of the models that answer; None fits models of every task.
+        check: Rejects options that a model does not support, with `InvalidRequest`.
+        sizes_bytes: Size of each input. Rejects inputs that are too long to be read.
+        expand: Turns the request's inputs into those that the model reads; None if they are the same.
+        encode: None if each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
-        prompt_apart: Whether inputs are pairs of the prompt and the text, in place of both in one.
-        windows: Whether a text that is too long is read in several windows with these options; otherwise it is cut.
+        prompt_apart: Whether inputs are pairs of prompt and text, instead of both in one text.
+        windows: Whether these options read a text that is too long in several windows; otherwise it is truncated.
     """
 
     options: type[O]
@@ -172,7 +172,7 @@ class GraphOutput(NamedTuple):
     """An output of a task's graph.
 
     Attributes:
-        dims: Beside the batch: -1 for each token (or mask), `hidden_size`, `labels`, `candidates`, or a number.
+        dims: Dimensions besides the batch: -1 (per token or mask), `hidden_size`, `labels`, `candidates`, or a number.
     """
 
     name: str
@@ -185,7 +185,7 @@ def _no_dims(_: Facts) -> tuple[int, ...]:
 
 
 class Output(NamedTuple):
-    """An output on the Open Inference Protocol: its name, its datatype and its dimensions beside the batch."""
+    """An output on the Open Inference Protocol: its name, datatype, and dimensions besides the batch."""
 
     name: str
     datatype: str
@@ -193,13 +193,13 @@ class Output(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """The type of a vector of so many float32, in a column of bulk work."""
+    """The type of a float32 vector in a column of bulk work."""
 
     size: int
 
 
 class Asked(NamedTuple):
-    """What a message of a task's own route asks for."""
+    """The inputs and options of a message to a task's own route."""
 
     inputs: Sequence[TextInput]
     options: TaskOptions[Any]
@@ -208,14 +208,14 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Route:
-    """A task's own route, in the shape of Hugging Face's inference API.
+    """A task's own route, in the form of Hugging Face's inference API.
 
     Attributes:
-        gives: The type of what it answers, for the document.
-        read: Reads a message. The second argument is whether it came where no task was named (`/`, `/models/{model}`),
-            whose clients expect the defaults of Transformers' pipelines.
-        write: What is answered, of the message and the answer.
-        summary: A sentence for the document.
+        gives: The type of the reply, for the OpenAPI document.
+        read: Reads a message. The second argument is whether its path names no task (`/`, `/models/{model}`); such
+            clients expect the defaults of Transformers' pipelines.
+        write: Makes the reply from the message and the answer.
+        summary: A sentence for the OpenAPI document.
     """
 
     takes: Any
@@ -227,18 +227,18 @@ class Route:
 
 @dataclass(slots=True, frozen=True)
 class LoadFormat:
-    """Requests and replies as the load generator makes and reads them, in code apart from what answers.
+    """How the load generator makes requests and reads replies, independent of the serving code.
 
     Attributes:
-        fields: What a line of texts must name.
-        optional: What it may name.
-        item: The fields of a text alone.
-        body: The JSON that asks for an item on the task's own route.
-        tensors: The Open Inference Protocol's input tensors for it, each with one text for a row.
-        answers: The answer to each input, of a reply's JSON.
-        row: The answer to an input, of its row of each output of the Open Inference Protocol.
-        check: Raises for what is no answer, and else tells the width that all answers of a model share.
-        inputs: How many inputs an item is.
+        fields: Required fields of an item in a file of texts.
+        optional: Optional fields of an item.
+        item: The fields of an item that is only a text.
+        body: The JSON that requests an item on the task's own route.
+        tensors: The input tensors of an item on the Open Inference Protocol, each with one text per row.
+        answers: The answer to each input, from a reply's JSON.
+        row: The answer to one input, from its row of each output of the Open Inference Protocol.
+        check: Raises if a value is not an answer; otherwise returns the width that all answers of a model share.
+        inputs: Number of inputs in an item.
     """
 
     answers: Callable[[Any], Sequence[Any]]
@@ -254,24 +254,24 @@ class LoadFormat:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Task(Generic[O, A]):
-    """A task. `export.tasks` says beside it what needs PyTorch: its head, and how its answers are proven.
+    """A task. `export.tasks` defines the parts that need PyTorch: its head, and how its answers are verified.
 
     Attributes:
-        graph: The outputs of its graph: what a request may not change lies inside, what it may change outside.
-        facts: The fields of a manifest that belong to it; those of `NEEDED` it must have.
-        head: What follows the stem in the name of the class of Transformers that answers it.
-        texts: How many texts an input may be. Of two the first is the query or the question.
-        served_agreement: The least share of decisions that are PyTorch's with which INT8 is served by default.
-        example: A body for it.
-        parameters: Whether its requests have `parameters` beside their `inputs`.
-        route: What its own route takes and gives; None where a protocol's module says that.
-        outputs: Those on the Open Inference Protocol.
-        write: Each output's values, in the order of the outputs, of an answer.
-        asked: What the Open Inference Protocol asks of a model.
-        recorded: An answer to so many inputs, for the API's document.
+        graph: The outputs of its graph. The graph computes what a request cannot change; the rest is computed outside.
+        facts: The fields of a manifest that belong to it. Those of `NEEDED` are required.
+        head: The suffix of the Transformers class that answers it, after the model's stem.
+        texts: Possible numbers of texts in an input. Of two texts, the first is the query or the question.
+        served_agreement: Minimum share of decisions equal to PyTorch's with which INT8 is served by default.
+        example: An example body.
+        parameters: Whether its requests have `parameters` besides their `inputs`.
+        route: Its own route; None if the module of a protocol defines it.
+        outputs: Its outputs on the Open Inference Protocol.
+        write: The values of each output, in the order of the outputs, from an answer.
+        asked: The options of requests on the Open Inference Protocol; None means the defaults.
+        recorded: A sample answer to a number of inputs, for the OpenAPI document.
         column: Name and type of its column in bulk work: `float`, a record, a `Vector`, or a list of one of them.
-        owners: Who documents options beside those that are read.
-        summary: What a model answers, in a few words; empty for nothing beside the task's name.
+        owners: Who documents options besides those that are read.
+        summary: A model's answers in a few words; empty to show only the task's name.
     """
 
     way: Way[O, A]
@@ -303,21 +303,21 @@ class Task(Generic[O, A]):
 
     @property
     def headless(self) -> bool:
-        """Whether it answers what the encoder does, without a head."""
+        """Whether it returns the output of the encoder, without a head."""
         return self.head == "Model"
 
     def graph_inputs(self, *, segments: bool) -> tuple[TensorSpec, ...]:
         """The inputs of its graph.
 
-        `input_ids`, `attention_mask` and, where the architecture knows segments, `token_type_ids`: int32 [batch,
-        sequence]. A task of masks takes `mask_positions` too, int32 [batch, masks]: positions in the sequence; what is
-        left of a row is 0 and its answers are thrown away.
+        `input_ids`, `attention_mask` and, if the architecture has token types, `token_type_ids`: int32 [batch,
+        sequence]. A task with masks also takes `mask_positions`, int32 [batch, masks]: positions in the sequence. The
+        rest of a row is 0, and its answers are discarded.
         """
         names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if "candidates" in self.facts else [])]
         return tuple(TensorSpec(name, "int32", (-1, -1)) for name in names)
 
     def graph_outputs(self, **sizes: int) -> tuple[TensorSpec, ...]:
-        """The outputs of its graph, given `hidden_size` (of a text's vector, for embed), `labels` and `candidates`."""
+        """The outputs of its graph for given `hidden_size` (for embed, the vector size), `labels` and `candidates`."""
         return tuple(
             TensorSpec(name, dtype, (-1, *(sizes[size] if isinstance(size, str) else size for size in dims)))
             for name, dims, dtype in self.graph
@@ -328,7 +328,7 @@ class Task(Generic[O, A]):
 
 
 def each(answer: object) -> Callable[[Any, Facts, int], list[Any]]:
-    """The same recorded answer for every input."""
+    """Makes a function that returns the same sample answer for every input."""
     return lambda _, __, count: [answer] * count
 
 
@@ -338,7 +338,11 @@ def check_top_k(top_k: int | None, most: int) -> None:
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:
-    """The inputs of a task whose answer points into its text; anything else is an `InvalidRequest`."""
+    """The inputs of a task whose answer points into its text.
+
+    Raises:
+        InvalidRequest: An input is not a single text.
+    """
     texts = [value for value in inputs if isinstance(value, str)]
     if len(texts) != len(inputs):
         raise InvalidRequest("each input must be one text")
@@ -346,7 +350,11 @@ def texts_of(inputs: Sequence[TextInput]) -> list[str]:
 
 
 def pairs_of(inputs: Sequence[TextInput]) -> list[tuple[str, str]]:
-    """The inputs of a task that looks at two texts at once; anything else is an `InvalidRequest`."""
+    """The inputs of a task that reads two texts at once.
+
+    Raises:
+        InvalidRequest: An input is not a pair of texts.
+    """
     pairs = [value for value in inputs if isinstance(value, tuple)]
     if len(pairs) != len(inputs):
         raise InvalidRequest("each input must be a pair of texts")
@@ -358,7 +366,7 @@ def floats(values: Sequence[Any]) -> NDArray[np.float32]:
 
 
 def padded(column: Sequence[Any], width: int = 0) -> NDArray[Any]:
-    """Arrays [n, ...] of different lengths as one, [arrays, longest or `width`, ...], filled up with zeros."""
+    """Stacks arrays [n, ...] of different lengths into [arrays, longest or `width`, ...], padded with zeros."""
     filled = np.zeros((len(column), max(width, *map(len, column)), *column[0].shape[1:]), column[0].dtype)
     for row, part in zip(filled, column, strict=True):
         row[: len(part)] = part
@@ -366,13 +374,13 @@ def padded(column: Sequence[Any], width: int = 0) -> NDArray[Any]:
 
 
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Probabilities along the last axis; the largest logit is subtracted first, so that none overflows."""
+    """Probabilities along the last axis. The largest logit is subtracted first, so that none overflows."""
     scaled = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
     probabilities: NDArray[np.float64] = scaled / scaled.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Each number between 0 and 1 by itself; no logit overflows."""
+    """The sigmoid of each number by itself. No logit overflows."""
     probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
     return probabilities

@@ -1,8 +1,8 @@
 """Long texts in chunks: the task `embed` with a vector for each chunk, and late chunking.
 
-A chunk is embedded as if it were asked alone. Late chunking reads the whole text first, in windows where it does not
-fit, and means the vectors of each chunk's tokens (Günther et al., "Late Chunking", arXiv 2409.04701); the first and the
-last chunk count the special tokens at their end, so that a text of one chunk is the text's own mean.
+A chunk is embedded as if it were sent alone. Late chunking reads the whole text first, in windows if it does not fit,
+and averages the vectors of each chunk's tokens (Günther et al., "Late Chunking", arXiv 2409.04701). The first and the
+last chunk include the special tokens at their ends, so that a text of one chunk gets the mean of the whole text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     """A part of a text and its vector, float32 [dimensions].
 
     Attributes:
-        start: Its first character, counted in Unicode code points.
-        end: The character behind its last.
+        start: Position of its first character, in Unicode code points.
+        end: Position after its last character.
     """
 
     start: int
@@ -42,12 +42,12 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
 
 
 class ChunkOptions(TaskOptions[list[list[Chunk]]], frozen=True):
-    """The answer is, for each text, its chunks in their order; each ends with a word, if words are that short.
+    """Options whose answer is, for each text, its chunks in order. A chunk ends with a word if words are short enough.
 
     Attributes:
-        tokens: Of the largest chunk, special tokens and those of a prompt included; None for what the model takes.
-        overlap_tokens: Tokens, about, that neighbouring chunks share; half a chunk at most.
-        vectors: How vectors are answered.
+        tokens: Maximum tokens of a chunk, including special tokens and a prompt; None means the model's limit.
+        overlap_tokens: Approximate number of tokens that neighboring chunks share; at most half a chunk.
+        vectors: Options of the vectors.
     """
 
     tokens: int | None = None
@@ -56,11 +56,11 @@ class ChunkOptions(TaskOptions[list[list[Chunk]]], frozen=True):
 
 
 class LateChunkOptions(ChunkOptions, frozen=True):
-    """The same from one reading of the whole text: a chunk's vector is the mean of its tokens' vectors."""
+    """Late chunking: the whole text is read first. A chunk's vector is the mean of its tokens' vectors."""
 
 
 MAX_CHUNKS = 1000
-"""Of all texts of a request."""
+"""Maximum chunks of all texts of a request."""
 
 MIN_CHUNK = 8
 
@@ -86,7 +86,7 @@ def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptio
 def encode(
     tokenizer: Tokenizer, inputs: Sequence[TextInput], options: ChunkOptions, *, truncate: Truncate
 ) -> Sequence[EncodedText]:
-    del truncate  # nothing is cut
+    del truncate  # nothing is truncated
     size = options.tokens or tokenizer.max_length
     return tokenizer.encode_chunks(pairs_of(inputs), tokens=size, overlap=options.overlap_tokens, most=MAX_CHUNKS)
 

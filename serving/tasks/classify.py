@@ -1,4 +1,4 @@
-"""The task `classify`: the classes of a text or a pair of texts."""
+"""The task `classify`: the classes of a text or a text pair."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ if TYPE_CHECKING:
 
 
 class LabelScore(msgspec.Struct, frozen=True):
-    """A class and how likely it is, or its raw score."""
+    """A class and its probability, or its raw score."""
 
     label: str
     score: float
 
 
 class ClassifyOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
-    """The answer is, for each input, its classes with the best first.
+    """Options whose answer is, for each input, its classes.
 
     Attributes:
-        function: `none` leaves logits as they are. None means the model's own: `softmax`, or `sigmoid` where classes
-            are independent of one another or there is only one; `none` for a regression.
-        top_k: None keeps all classes.
-        windows: None cuts texts that are too long. Windows are scored each for itself.
-        ranked: The best first; otherwise in the order of the model's labels, of which two may have the same name.
+        function: `none` returns the logits. None means the model's own function: `softmax`, or `sigmoid` if classes are
+            independent or there is only one; `none` for a regression.
+        top_k: Maximum classes; None means all.
+        windows: None truncates texts that are too long. Otherwise each window is scored by itself.
+        ranked: Whether the best class comes first. Otherwise they have the order of the model's labels, two of which
+            may have the same name.
     """
 
     function: Literal["softmax", "sigmoid", "none"] | None = None
@@ -78,11 +79,11 @@ def finish(
     regression: bool = False,
     texts: Sequence[EncodedText] = (),
 ) -> list[list[LabelScore]]:
-    """The answer from the `logits`, float32 [classes], of each of the `texts`: the inputs, or windows of them.
+    """The answer from the `logits`, float32 [classes], of each of the `texts`: inputs, or windows of inputs.
 
     Returns:
-        For each input, its classes, best first or in their own order; of equals the one with the lower index first. Of
-        a regression its values, likewise.
+        For each input, its classes, best first or in the model's order. Of equal scores, the lower index comes first.
+        For a regression, its values in the same way.
     """
     logits = np.stack([row[0] for row in rows]).astype(np.float64)
     own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
@@ -125,7 +126,7 @@ def _summary(facts: Facts) -> str:
     return f"{len(facts.labels)} labels{', each for itself' if facts.multi_label else ''}"
 
 
-def _answers(found: Any) -> list[Any]:  # noqa: ANN401  whatever JSON holds
+def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
     # `/predict` answers one text with a list of its classes, `/classify` with a list of that list.
     return [[(one["label"], one["score"]) for one in row] for row in replies.nested(found)]
 

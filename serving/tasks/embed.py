@@ -1,4 +1,4 @@
-"""The task `embed`: one vector a text."""
+"""The task `embed`: one vector per text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
-    """The answer is float32 [inputs, dimensions].
+    """Options whose answer is float32 [inputs, dimensions].
 
     Attributes:
-        normalize: Scale each vector to length 1; None means as the model does by itself.
-        dimensions: Keep only the first components, before normalising; None keeps all.
+        normalize: Scale each vector to length 1; None means the model's default.
+        dimensions: Keep only the first components, before normalization; None keeps all.
     """
 
     normalize: bool | None = None
@@ -33,7 +33,7 @@ class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):
 
 
 _SMALLEST_NORM = 1e-12
-"""A vector shorter than this stays as it is; the bound of PyTorch's `normalize`."""
+"""Lower bound of the norm by which a vector is divided, as in PyTorch's `normalize`."""
 
 
 def check(options: EmbedOptions, manifest: Facts) -> None:
@@ -56,12 +56,12 @@ def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> ND
     """The answer from each text's `pooled`, float32 [vector_size].
 
     Args:
-        rows: The graph's answers.
-        options: What the request asks for.
-        normalize: What the model does where the request does not say.
+        rows: The outputs of the graph for each text.
+        options: The options of the request.
+        normalize: The model's default.
 
     Returns:
-        float32 [texts, dimensions], cut before they are scaled.
+        float32 [texts, dimensions], truncated before normalization.
     """
     if len(rows) == 1:
         return _finished(rows[0][0], options, normalize=normalize)[None]
@@ -69,7 +69,7 @@ def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> ND
 
 
 def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
-    """One vector; row by row, as NumPy's way over a whole array takes three times as long for a single one."""
+    """One vector. A single row takes three times as long with NumPy operations on a whole array."""
     vector = pooled.astype(np.float32, copy=False)
     if options.dimensions is not None:
         vector = vector[: options.dimensions]
@@ -80,7 +80,7 @@ def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArr
 
 
 VECTOR = np.array([0.3713, -0.2118, 0.5302, 0.1446, -0.4409, 0.2877, -0.3365, 0.3641], np.float32)
-"""In examples, in place of a model's, which would fill the page."""
+"""A sample vector for examples. A model's own would fill the page."""
 
 _WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
     EmbedOptions,
@@ -91,7 +91,7 @@ _WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
 
 TASK = Task(
     way=_WAY,
-    graph=(GraphOutput("pooled", ("hidden_size",)),),  # before a last normalisation
+    graph=(GraphOutput("pooled", ("hidden_size",)),),  # before a final normalization
     facts=frozenset({"pooling", "dimensions", "normalize", "matryoshka", "similarity", "default_prompt"}),
     path="/embed",
     example={"inputs": "What is a T4?"},

@@ -1,4 +1,4 @@
-"""The task `embed_tokens`: a vector for each token of a text, as the model's last layer has it."""
+"""The task `embed_tokens`: a vector for each token of a text, from the model's last layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
-    """The answer is, for each input, float32 [tokens, hidden size], special tokens included, not normalised."""
+    """Options whose answer is, for each input, float32 [tokens, hidden size], with special tokens, not normalized."""
 
 
 def _finish(work: Work[EmbedTokensOptions]) -> list[NDArray[np.float32]]:
-    """The rows of the graph's `token_embeddings` without what padding added."""
+    """The rows of the graph's `token_embeddings` without padding."""
     return [
         np.ascontiguousarray(row[0][: len(text.ids)], np.float32)
         for text, row in zip(work.texts, work.rows, strict=True)
@@ -37,7 +37,7 @@ def _row(vectors: NDArray[Any], count: int) -> NDArray[Any]:
 
 TASK = Task(
     way=Way(EmbedTokensOptions, "embed_tokens", _finish, token_outputs=True),
-    graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # those of special tokens included
+    graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # includes special tokens
     facts=frozenset({"default_prompt"}),
     path="/embed_all",
     example={"inputs": "What is a T4?"},

@@ -1,4 +1,4 @@
-"""The task `fill_mask`: the likeliest tokens for each mask in a text."""
+"""The task `fill_mask`: the most likely tokens for each mask in a text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FilledMask(msgspec.Struct, frozen=True):
         score: Its probability over the whole vocabulary.
         token: Its id.
         token_str: Its text.
-        sequence: The input with the mask filled, as the tokenizer writes it.
+        sequence: The input with the mask filled, as the tokenizer decodes it.
     """
 
     score: float
@@ -51,10 +51,10 @@ class FilledMask(msgspec.Struct, frozen=True):
 
 
 class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
-    """The answer is, for each text and each of its masks, the best `top_k` tokens.
+    """Options whose answer is, for each text and each of its masks, the best `top_k` tokens.
 
     Attributes:
-        targets: Only these words compete: tokens of the vocabulary, or what begins with one. None for all.
+        targets: Words to choose from: tokens of the vocabulary, or words that begin with one. None means all tokens.
     """
 
     top_k: int = 5
@@ -62,7 +62,7 @@ class FillMaskOptions(TaskOptions[list[list[list[FilledMask]]]], frozen=True):
 
 
 MASK = "[MASK]"
-"""How a request may write a mask, whatever the model's own token is."""
+"""A mask in a request, whatever the model's own mask token is."""
 
 
 def check(options: FillMaskOptions, manifest: Facts) -> None:
@@ -87,15 +87,15 @@ def encode(
 def finish(
     text: EncodedText, row: Row, options: FillMaskOptions, tokenizer: Tokenizer, pad: int | None = None
 ) -> list[list[FilledMask]]:
-    """The best tokens for each mask of one text; `pad`, the padding token, is left out of its sequences.
+    """The best tokens for each mask of one text. Its sequences omit `pad`, the padding token.
 
-    Its row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
+    The row holds `top_ids` and `top_logits`, [masks or more, candidates], and `logsumexp`, [masks or more].
 
     Raises:
-        InvalidRequest: A target is none of a mask's candidates: the graph has no logit of it.
+        InvalidRequest: A target is not among a mask's candidates, so the graph returns no logit for it.
     """
     masks = [position for position, token in enumerate(text.ids) if token == tokenizer.mask_id]
-    # With one mask the special tokens only disturb; with several the others must stay visible.
+    # With one mask, special tokens are omitted. With several, the other masks must stay visible.
     bare = len(masks) == 1
     targets = None if options.targets is None else _targets(options.targets, tokenizer)
     answer = []
@@ -137,9 +137,9 @@ class FillMaskParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """How to fill masks.
 
     Attributes:
-        top_k: Tokens wanted for each mask.
-        targets: Only these words compete, by their first tokens. Each must be among the tokens that the model answers.
-        truncate: Cut inputs that are too long; null means the server's default.
+        top_k: Maximum tokens for each mask.
+        targets: Words to choose from, by their first tokens. Each must be among the tokens that the model returns.
+        truncate: Truncate inputs that are too long; null means the server's default.
     """
 
     owners: ClassVar[Owners] = FILL_MASK
@@ -191,19 +191,20 @@ def _recorded(options: FillMaskOptions, _: Facts, count: int) -> list[list[list[
 
 
 def _item(text: str) -> dict[str, Any]:
-    return {"text": text if any(mask in text for mask in (MASK, "<mask>")) else f"{MASK} {text}"}  # where nobody cuts
+    return {"text": text if any(mask in text for mask in (MASK, "<mask>")) else f"{MASK} {text}"}  # never truncated
 
 
-def _answers(found: Any) -> list[Any]:  # noqa: ANN401  whatever JSON holds
+def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
     filled = [[(one["token_str"], one["score"]) for one in row] for row in replies.nested(found)]
     for row in filled:
         replies.scored(row)
-    return filled[:1]  # a text may have several masks, and is one input
+    return filled[:1]  # a text with several masks is one input
 
 
 TASK = Task(
     way=Way(FillMaskOptions, "fill_mask", _finish, check, encode=encode, token_outputs=True),
-    # The best words of each mask, and the logsumexp over the whole vocabulary: exp(logit - logsumexp) is a probability.
+    # The best tokens of each mask, and the logsumexp over the whole vocabulary: exp(logit - logsumexp) is a
+    # probability.
     graph=(
         GraphOutput("top_ids", (-1, "candidates"), "int32"),
         GraphOutput("top_logits", (-1, "candidates")),
@@ -220,7 +221,7 @@ TASK = Task(
         _reply,
         "The likeliest tokens for each mask in a text.",
     ),
-    # For the one mask of each text.
+    # For the single mask of each text.
     outputs=(
         Output("token", "BYTES", lambda facts: (_filled(facts),)),
         Output("score", "FP32", lambda facts: (_filled(facts),)),

@@ -1,4 +1,4 @@
-"""The task `rerank`: how well each text answers a query, by a cross-encoder that reads both together."""
+"""The task `rerank`: how well each text answers a query, scored by a cross-encoder that reads both together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class RerankOptions(TaskOptions[list[float]], frozen=True):
-    """The answer is one score for each pair of query and text.
+    """Options whose answer is one score for each pair of query and text.
 
     Attributes:
-        raw_scores: The logit itself, or else its sigmoid; None means as the model does by itself.
-        windows: None cuts pairs that are too long; in windows, each repeats the query.
+        raw_scores: Return the logit instead of its sigmoid; None means the model's default.
+        windows: None truncates pairs that are too long. Otherwise each window repeats the query.
     """
 
     raw_scores: bool | None = None
@@ -43,7 +43,7 @@ def finish(
     activation: str = "sigmoid",
     texts: Sequence[EncodedText] = (),
 ) -> list[float]:
-    """A score for each pair, in their order, from the `logits`, float32 [1], of each of the `texts`."""
+    """One score for each pair, in order, from the `logits`, float32 [1], of each of the `texts`."""
     logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
     raw = activation == "identity" if options.raw_scores is None else options.raw_scores
     scores: list[float] = windows.pooled(logits if raw else sigmoid(logits), texts, options).tolist()
@@ -71,7 +71,7 @@ TASK = Task(
     parameters=False,
     outputs=(Output("score", "FP32"),),  # between 0 and 1
     write=lambda answer, _: (floats(answer),),
-    recorded=lambda _, __, count: [*[0.0214] * (count - 1), 0.9637],  # the last text is the one that is meant
+    recorded=lambda _, __, count: [*[0.0214] * (count - 1), 0.9637],  # the last text is the relevant one
     column=lambda _, __: ("score", float),
     load=LoadFormat(
         fields=("query", "texts"),

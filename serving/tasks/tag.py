@@ -1,7 +1,7 @@
-"""The task `tag`: entities in a text, from a tag for each token.
+"""The task `tag`: named entities in a text, from a tag for each token (token classification).
 
-Tags follow BIO: `B-x` begins an entity of x, `I-x` continues one, `O` is none; a tag without such a prefix
-continues. Words, groups and scores are those of Transformers' pipeline.
+Tags follow BIO: `B-x` begins an entity of type x, `I-x` continues one, and `O` is none. A tag without such a prefix
+continues an entity. Words, groups and scores match Transformers' pipeline.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Entity(msgspec.Struct, frozen=True):
     """A part of a text that has a tag.
 
     Attributes:
-        entity_group: The tag, without the prefix that says where an entity begins.
+        entity_group: The tag, without the prefix that marks the beginning of an entity.
         score: Mean probability of the tag over the entity's words.
         word: The characters of the text.
-        start: Its first character, counted in Unicode code points.
-        end: The character behind its last.
+        start: Position of its first character, in Unicode code points.
+        end: Position after its last character.
     """
 
     entity_group: str
@@ -54,10 +54,10 @@ class TaggedToken(msgspec.Struct, frozen=True):
     Attributes:
         entity: The tag.
         score: Its probability.
-        index: The token's place, special tokens counted.
-        word: The token's name in the vocabulary; the characters of the text where it has none.
-        start: Its first character, counted in Unicode code points.
-        end: The character behind its last.
+        index: The token's position, special tokens included.
+        word: The token's name in the vocabulary; the characters of the text if it has none.
+        start: Position of its first character, in Unicode code points.
+        end: Position after its last character.
     """
 
     entity: str
@@ -69,18 +69,21 @@ class TaggedToken(msgspec.Struct, frozen=True):
 
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-"""What decides the tag of a word: its `first` token, as models are trained; the `average` of its tokens' probabilities;
-the token with the highest one (`max`). With `simple` each token has its own tag; with `none` tokens are not grouped."""
+"""How the tag of a word is chosen: by its `first` token, as models are trained; by the `average` of its tokens'
+probabilities; or by the token with the highest probability (`max`). With `simple` each token has its own tag; with
+`none` tokens are not grouped."""
 
 
 class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
-    """The answer is, for each text, its entities in the order of the text, or its tokens where they are not grouped.
+    """Options whose answer is, for each text, its entities in order, or its tokens if they are not grouped.
 
     Attributes:
         aggregation: How tokens become entities.
-        ignore_labels: Tags that are no entities.
-        windows: None cuts texts that are too long. In windows, a token is tagged in the one that shows most around it.
-        by_window: Find entities in each window instead; of those that overlap the longest is kept, as in Transformers.
+        ignore_labels: Tags that are not entities.
+        windows: None truncates texts that are too long. Otherwise a token is tagged in the window with the most context
+            around it.
+        by_window: Find entities in each window instead. The longest of overlapping entities is kept, as in
+            Transformers.
     """
 
     aggregation: Aggregation = "first"
@@ -90,7 +93,7 @@ class TagOptions(TaskOptions[list[list[Entity | TaggedToken]]], frozen=True):
 
 
 class Tokens(Protocol):
-    """What is asked of a vocabulary; `Tokenizer` is one."""
+    """What tagging asks of a vocabulary. `Tokenizer` implements it."""
 
     @property
     def marks_subwords(self) -> bool: ...
@@ -122,7 +125,7 @@ def finish(
     tokens: Tokens,
     unknown: int | None = None,
 ) -> list[Entity | TaggedToken]:
-    """One text's entities or tokens.
+    """The entities or tokens of one text.
 
     Args:
         text: The text.
@@ -131,7 +134,7 @@ def finish(
         options: How tokens become entities.
         labels: The model's tags.
         tokens: The model's vocabulary.
-        unknown: The token that stands for what the vocabulary lacks; the text's own characters stand for it.
+        unknown: The unknown token, which is shown as the characters of the text.
     """
     positions = np.flatnonzero(aligned.words >= 0)
     if not len(positions):
@@ -164,7 +167,7 @@ def finish(
 
 
 def _probabilities(logits: NDArray[np.float32]) -> Probabilities:
-    """In fp32, as the pipeline: where two tokens are as sure as fp32 can say, the first one of them counts."""
+    """Softmax in fp32, as in the pipeline: if fp32 cannot tell two tokens apart, the first one counts."""
     scaled = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities: Probabilities = scaled / scaled.sum(axis=-1, keepdims=True)
     return probabilities
@@ -173,10 +176,10 @@ def _probabilities(logits: NDArray[np.float32]) -> Probabilities:
 def _word_begins(
     text: str, ids: Sequence[int], spans: Sequence[Sequence[int]], tokens: Tokens, unknown: int | None
 ) -> Iterator[int]:
-    """Where words begin, by the pipeline's rules.
+    """The positions where words begin, by the pipeline's rules.
 
-    A vocabulary with a prefix for tokens inside of words gives them longer names than their characters. With any other
-    a token continues a word unless it follows or begins with a space. An unknown token begins one in any case.
+    If a vocabulary marks subwords with a prefix, their names are longer than their characters. In other vocabularies, a
+    token continues a word unless it follows a space or begins with one. An unknown token always begins a word.
     """
     marked = tokens.marks_subwords
     for index, (token, (start, end)) in enumerate(zip(ids, spans, strict=True)):
@@ -205,18 +208,19 @@ def _highest(probabilities: Probabilities, begins: Indices, sizes: Indices) -> P
 
 
 _OF_WORDS = {"first": _first, "average": _average, "max": _highest}
-"""Probabilities [words, labels] of those [tokens, labels], given where words begin and how many tokens each has."""
+"""Functions that reduce probabilities [tokens, labels] to [words, labels], given where words begin and their numbers of
+tokens."""
 
 
 def _grouped(
     tags: Sequence[str], scores: Probabilities, spans: NDArray[np.int32]
 ) -> Iterator[tuple[str, float, int, int]]:
-    """Neighbours of one entity together: (tag without prefix, mean score, start, end)."""
+    """Groups neighboring tokens of one entity: (tag without prefix, mean score, start, end)."""
     begin = 0
     for index in range(1, len(tags) + 1):
         if index < len(tags) and _bare(tags[index]) == _bare(tags[index - 1]) and not tags[index].startswith("B-"):
             continue
-        # Whatever stands before the first hyphen goes, as in `S-place`; only `B-` and `I-` count in comparisons.
+        # Everything before the first hyphen is removed, as in `S-place`. Only `B-` and `I-` count in comparisons.
         name = tags[begin].split("-", 1)[-1]
         yield name, float(scores[begin:index].mean()), int(spans[begin, 0]), int(spans[index - 1, 1])
         begin = index
@@ -245,7 +249,7 @@ def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
 
 
 def longest(found: Sequence[Entity | TaggedToken]) -> list[Entity | TaggedToken]:
-    """Of entities that overlap the longest one, or the surest of equally long ones; by the pipeline's rule."""
+    """Keeps the longest of overlapping entities, as the pipeline does. Of equal lengths, the highest score wins."""
     kept: list[Entity | TaggedToken] = []
     for entity in sorted(found, key=lambda one: one.start):
         last = kept[-1] if kept else None
@@ -260,14 +264,15 @@ class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
     """How to tag.
 
     Attributes:
-        aggregation_strategy: What decides the tag of a word: its `first` token, the `average` of its tokens, or the one
-            with the highest probability (`max`). `simple`: each token has its own; `none`: tokens are not grouped.
-            Null means `first` on `/tag`, and `simple` on `/` and `/models/{model}`.
-        ignore_labels: Tags that are no entities.
-        truncate: Cut inputs that are too long; null means the server's default.
+        aggregation_strategy: How the tag of a word is chosen: by its `first` token, by the `average` of its tokens, or
+            by the token with the highest probability (`max`). With `simple` each token has its own tag; with `none`
+            tokens are not grouped. Null means `first` on `/tag`, and `simple` on `/` and `/models/{model}`.
+        ignore_labels: Tags that are not entities.
+        truncate: Truncate inputs that are too long; null means the server's default.
         long: `window` reads long texts in windows, by `window_tokens` and `window_overlap`.
-        stride: Tokens that neighbouring windows of a long text share, in place of `long`. Entities are found in each
-            window, and of those that overlap the longest is kept, as in Transformers; not with the strategy `none`.
+        stride: Tokens that neighboring windows of a long text share, in place of `long`. Entities are found in each
+            window, and the longest of overlapping ones is kept, as in Transformers. Not allowed with the strategy
+            `none`.
     """
 
     owners: ClassVar[Owners] = TAG
@@ -279,7 +284,7 @@ class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
 
 
 class TagRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Texts to find entities in."""
+    """Texts in which to find entities."""
 
     inputs: str | list[str]
     parameters: TagParameters = TagParameters()
@@ -300,7 +305,7 @@ def _read(message: TagRequest, unnamed: bool) -> Asked:  # noqa: FBT001  see `Ro
     return Asked([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
 
 
-def _check(found: Any) -> int:  # noqa: ANN401  whatever JSON holds
+def _check(found: Any) -> int:  # noqa: ANN401  any JSON
     for entity in replies.listed(found):
         replies.words(entity["entity_group"] if "entity_group" in entity else entity["entity"])
         replies.number(entity["score"])
@@ -328,13 +333,13 @@ TASK = Task(
     example={"inputs": "The T4 was made by Nvidia in Santa Clara."},
     route=Route(
         TagRequest,
-        # `Entity`, or `TaggedToken` where tokens are not grouped: a union of two objects has no schema of its own.
+        # `Entity`, or `TaggedToken` if tokens are not grouped. A union of two objects has no schema of its own.
         list[dict[str, Any] | list[dict[str, Any]]],
         _read,
         lambda message, answer: answer[0] if isinstance(message.inputs, str) else answer,
         "Find entities in a text.",
     ),
-    outputs=(Output("entities", "BYTES"),),  # for each text a JSON list
+    outputs=(Output("entities", "BYTES"),),  # a JSON list for each text
     write=lambda answer, _: ([msgspec.json.encode(entities).decode() for entities in answer],),
     recorded=each([Entity("ORG", 0.9871, "Nvidia", 19, 25), Entity("LOC", 0.9926, "Santa Clara", 29, 40)]),
     column=lambda options, _: ("entities", [TaggedToken if options.aggregation == "none" else Entity]),

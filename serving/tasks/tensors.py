@@ -1,4 +1,4 @@
-"""Tokens in, the graph's own outputs out: what every model can do, whatever its task."""
+"""Token ids in, the graph's own outputs out: available for every model, whatever its task."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class TensorOptions(TaskOptions[Sequence[Row]], frozen=True):
-    """The answer is each input's row of every output of the model's graph, whatever its task."""
+    """Options whose answer is each input's row of every output of the model's graph."""
 
 
 def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Facts) -> list[Row]:
     """The rows without padding.
 
-    Where an output has something for each token or each mask, a row is as long as the batch was padded.
+    A row of an output per token or per mask has the padded length of its batch.
     """
     ragged = [spec.shape[1:2] == (-1,) for spec in manifest.outputs]
     if not any(ragged):

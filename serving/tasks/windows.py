@@ -1,4 +1,4 @@
-"""Texts that are too long, in overlapping windows: how requests ask for them, and what they answer together."""
+"""Long texts in overlapping windows: options of requests, encoding, and merging of results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 def windows_of(
     long: Long | None, tokens: int | None, overlap: int | None, scores: WindowScores | None
 ) -> Windows | None:
-    """What a request asks for by its fields `long`, `window_tokens`, `window_overlap` and `window_scores`."""
+    """The windows that a request asks for by `long`, `window_tokens`, `window_overlap` and `window_scores`.
+
+    Raises:
+        InvalidRequest: The others are set, but `long` is not `window`.
+    """
     fields = {"tokens": tokens, "overlap_tokens": overlap, "scores": scores}
     given = {name: value for name, value in fields.items() if value is not None}
     if long == "window":
@@ -36,12 +40,12 @@ def windows_of(
 
 
 class LongText(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with texts that are too long.
+    """How to handle texts that are too long.
 
     Attributes:
-        long: `window` reads them in overlapping windows and cuts nothing off.
-        window_tokens: Of a window; null means as many as the model takes.
-        window_overlap: Tokens that neighbouring windows share; null means 128, or a quarter of a window.
+        long: `window` reads them in overlapping windows and truncates nothing.
+        window_tokens: Tokens of a window; null means the model's limit.
+        window_overlap: Tokens that neighboring windows share; null means 128, or a quarter of a window if that is less.
     """
 
     long: Long = "truncate"
@@ -54,7 +58,10 @@ class LongText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongScored(LongText, frozen=True, kw_only=True):
-    """The same of texts that have scores; `window_scores` says which is the text's: the highest (null), or the mean."""
+    """How to handle texts that are too long, if texts have scores.
+
+    `window_scores` selects the score of a text: the highest of its windows (null), or their mean.
+    """
 
     window_scores: WindowScores | None = None
 
@@ -64,7 +71,7 @@ class LongScored(LongText, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How Hugging Face's own servers should handle a request; not used here."""
+    """Options for Hugging Face's own servers; ignored here."""
 
     use_cache: bool | None = None
     use_gpu: bool | None = None
@@ -72,20 +79,20 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Long = Literal["truncate", "window"]
-"""What to do with a text that is too long: cut it (or refuse it, as `truncate` says), or read it in windows."""
+"""How to handle a text that is too long: truncate it (or reject it, depending on `truncate`), or read it in windows."""
 
 
 WindowScores = Literal["max", "mean"]
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """That a text which is too long is read in overlapping windows, not cut.
+    """Read a text that is too long in overlapping windows, instead of truncating it.
 
     Attributes:
-        tokens: Of a window, special tokens and what each window repeats included; None for what the model takes.
-        overlap_tokens: Tokens that neighbouring windows share; None for 128, or a quarter of a window if that is less.
-        scores: Which of the windows' scores is the text's: the highest, or their mean.
-        most: Windows of a text; what goes beyond them is cut off. None for as many as it needs.
+        tokens: Tokens of a window, including special tokens and what each window repeats; None means the model's limit.
+        overlap_tokens: Tokens that neighboring windows share; None means 128, or a quarter of a window if that is less.
+        scores: The score of a text: the highest of its windows' scores, or their mean.
+        most: Maximum windows of a text, beyond which it is truncated; None means no limit.
     """
 
     tokens: int | None = None
@@ -161,7 +168,7 @@ def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: W
 def by_input(
     texts: Sequence[EncodedText], rows: Sequence[Row]
 ) -> Iterator[tuple[int, Sequence[AlignedText], Sequence[Row]]]:
-    """For each input its position, its windows and their rows."""
+    """The position, windows and rows of each input."""
     pairs = [(text, row) for text, row in zip(texts, rows, strict=True) if isinstance(text, AlignedText)]
     for source, group in groupby(pairs, key=lambda pair: pair[0].source):
         windows, own = zip(*group, strict=True)
@@ -169,21 +176,21 @@ def by_input(
 
 
 def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[AlignedText, NDArray[Any]]:
-    """All tokens of one text, each once, with its row in the window that holds most of the text around it.
+    """Merges the windows of a text: each token once, from the window with the most context around it.
 
     Args:
-        windows: Those of the text.
-        arrays: For each an output of the graph, [tokens or more, ...].
+        windows: The windows of the text.
+        arrays: An output of the graph for each window, [tokens or more, ...].
 
     Returns:
-        The text as if the model had taken it whole, with the special tokens of its first and last window; its rows.
+        The text as if the model had read it whole, with the special tokens of its first and last window; and its rows.
     """
     if len(windows) == 1:
         return windows[0], arrays[0]
-    # Those of a model that cuts the beginning of texts come from the end on.
+    # If the model truncates on the left, its windows are ordered from the end of the text.
     windows, arrays = zip(*sorted(zip(windows, arrays, strict=True), key=lambda pair: pair[0].start), strict=True)
     ends = [window.start + len(window.ids) - window.head - window.tail for window in windows]
-    # Of two neighbours the first has the tokens up to the middle of what they share.
+    # Of two neighbors, the first has the tokens up to the middle of their overlap.
     cuts = [(right.start + end) // 2 for right, end in zip(windows[1:], ends, strict=False)]
     parts = []
     for number, window in enumerate(windows):
@@ -209,10 +216,10 @@ def chunk_ranges(
     """Ranges [begin, end) of a text's tokens that hold whole words, or parts of words that are longer than `room`.
 
     Args:
-        words: int32 [tokens], the number of each token's word; at least one.
-        room: Tokens of a range.
-        overlap: Tokens that a range shares with the one before, at least, as far as they are whole words.
-        surplus: How many tokens a range has too many.
+        words: int32 [tokens], the word number of each token; at least one.
+        room: Maximum tokens of a range.
+        overlap: Minimum number of tokens that a range shares with the previous one, as far as they are whole words.
+        surplus: Number of tokens by which a range is too long.
     """
     begins = np.flatnonzero(np.diff(words, prepend=-2, append=-2))
     count = len(words)

@@ -1,8 +1,8 @@
-"""Zero-shot classification: the task `classify` of a model of natural language inference, with a request's own labels.
+"""Zero-shot classification: the task `classify` with a request's own labels.
 
-Each label becomes a sentence, and the model says whether the text entails it. The formula is that of Transformers'
-pipeline: over the labels a softmax of the logits of entailment; where labels are independent of one another, for each
-a softmax of contradiction and entailment.
+The model is one for natural language inference (NLI). Each label becomes a sentence, and the model decides whether the
+text entails it. The formula is that of Transformers' pipeline: a softmax of the entailment logits over the labels. If
+labels are independent, it is a softmax of contradiction and entailment for each label.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
-    """The answer is, for each text, the request's own labels with the likeliest first, by a model of inference.
+    """Options whose answer is, for each text, the request's own labels, most likely first. The model is one for NLI.
 
     Attributes:
-        template: A sentence with `{}` where a label goes; the model says whether the text entails it.
-        multi_label: Labels are independent of one another; otherwise their scores add up to 1.
+        template: A sentence with `{}` in place of a label. The model decides whether the text entails it.
+        multi_label: Labels are independent of each other; otherwise their scores add up to 1.
     """
 
     labels: tuple[str, ...]
@@ -54,7 +54,7 @@ def _entailment(labels: Sequence[str]) -> int | None:
 
 
 def expand(inputs: Sequence[TextInput], options: ZeroShotOptions) -> Sequence[TextInput]:
-    """Each text with each label's sentence, as the pairs that the model reads."""
+    """Pairs of each text with each label's sentence, as the model reads them."""
     hypotheses = [options.template.replace(_FIELD, label) for label in options.labels]
     return [(text, hypothesis) for text in texts_of(inputs) for hypothesis in hypotheses]
 

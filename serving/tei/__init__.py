@@ -1,1 +1,1 @@
-"""text-embeddings-inference's API, the same for both wires."""
+"""The text-embeddings-inference (TEI) API, for both HTTP and gRPC."""

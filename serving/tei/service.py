@@ -1,4 +1,4 @@
-"""What TEI's API answers, on both wires: HTTP routes and gRPC calls only write it in their own way."""
+"""The TEI API, independent of the transport: HTTP routes and gRPC calls only encode it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class Info(msgspec.Struct):
     Attributes:
         model_id: Name of the checkpoint.
         model_sha: Digest of the checkpoint.
-        model_dtype: What the artifact computes in.
-        served_model_name: What requests call it.
-        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels; a `classifier` whose
-            `problem_type` is `regression` answers values as they are.
-        max_concurrent_requests: Requests of full length that may be under way.
-        max_input_length: Tokens of the longest input.
-        max_batch_tokens: Tokens of the largest batch.
-        max_batch_requests: Always null: only tokens bound a batch.
-        max_client_batch_size: Inputs of one request.
-        auto_truncate: Whether inputs that are too long are cut where a request does not say.
-        tokenization_workers: Texts that are tokenised at a time.
-        version: Of the server.
-        sha: Always null, as the next.
+        model_dtype: Precision of the artifact.
+        served_model_name: Name of the model in requests.
+        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels. A `classifier` whose
+            `problem_type` is `regression` returns raw values.
+        max_concurrent_requests: Maximum concurrent requests of full length.
+        max_input_length: Maximum tokens of an input.
+        max_batch_tokens: Maximum tokens of a batch.
+        max_batch_requests: Always null: only tokens limit a batch.
+        max_client_batch_size: Maximum inputs of one request.
+        auto_truncate: Whether inputs that are too long are truncated by default.
+        tokenization_workers: Texts that are tokenized concurrently.
+        version: Version of the server.
+        sha: Always null.
         docker_label: Always null.
-        engine: What runs the models, and why it is not what would be faster.
-        prompts: What a request may have put before its texts, by name.
-        default_prompt_name: The one that is put there where a request asks for none.
+        engine: The engine that runs the models, and why faster ones were rejected.
+        prompts: Prompts that a request may prepend to its texts, by name.
+        default_prompt_name: The prompt that is prepended if a request names none.
     """
 
     model_id: str
@@ -75,7 +75,7 @@ class Info(msgspec.Struct):
 
 
 class TeiService:
-    """TEI's API beside the pipeline itself."""
+    """The parts of the TEI API that do not run in the pipeline."""
 
     def __init__(self, pipeline: Pipeline, repository: Repository, settings: Settings) -> None:
         self.pipeline = pipeline
@@ -83,11 +83,13 @@ class TeiService:
         self.settings = settings
 
     def model(self, name: str | None) -> ServedModel:
-        """The model named; else the only one, else the only or default one of the first task that has such.
+        """The model with a name; without a name, the only model or the first task's only or default model.
+
+        The tasks are tried in the order of `_MODEL_TYPES`.
 
         Raises:
-            ModelNotFound: None of that name is served.
-            ModelNotNamed: No name, and several to choose from.
+            ModelNotFound: No model of that name is served.
+            ModelNotNamed: No name is given, and there are several models to choose from.
         """
         repository = self._repository
         if name is not None or len(repository.models) == 1:
@@ -120,7 +122,7 @@ class TeiService:
             max_input_length=manifest.max_length,
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=None,
-            max_client_batch_size=int(settings.max_client_batch_size),  # msgspec writes no `Limit`
+            max_client_batch_size=int(settings.max_client_batch_size),  # msgspec cannot encode a `Limit`
             auto_truncate=settings.auto_truncate,
             tokenization_workers=1,
             version=SERVER_VERSION,
@@ -139,7 +141,7 @@ class TeiService:
         prompt_name: str | None,
         input_type: InputType | None = None,
     ) -> R:
-        """The tokens of texts, as `write` writes them; `special` adds those that a model sees around them."""
+        """The tokens of texts, encoded by `write`. `special` adds the special tokens around them."""
         found = self.model(model)
         self.check_count(len(texts), "inputs")
         check_not_empty(texts)
@@ -153,7 +155,7 @@ class TeiService:
     async def decode(
         self, model: str | None, rows: Sequence[Sequence[int]], write: Callable[[list[str]], R], *, bare: bool
     ) -> R:
-        """The texts of token ids, as `write` writes them; `bare` leaves out special tokens."""
+        """The texts of token ids, encoded by `write`. `bare` omits special tokens."""
         found = self.model(model)
         self.check_count(len(rows), "ids")
         check_not_empty(rows, "input_ids")
@@ -173,10 +175,10 @@ class TeiService:
 
 
 def text_or_pair(texts: Sequence[str]) -> TextInput:
-    """One input of `/predict`.
+    """One input of `/predict`: a text, or a pair of texts.
 
     Raises:
-        InvalidRequest: Neither one nor two texts.
+        InvalidRequest: There are neither one nor two texts.
     """
     if not 1 <= len(texts) <= _PAIR:
         raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")

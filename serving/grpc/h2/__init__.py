@@ -1,4 +1,4 @@
-"""A server's side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
+"""The server side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
 from serving.grpc.h2.connection import H2Connection
 from serving.grpc.h2.flow import (

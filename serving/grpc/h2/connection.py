@@ -1,8 +1,15 @@
-"""A server's side of one connection of HTTP/2 (RFC 9113): bytes in, events and bytes out.
+"""The server side of one HTTP/2 connection (RFC 9113): bytes in, events and bytes out.
 
-What a peer can make the connection hold or do is bounded by `Limits`: header blocks and what they decode to; streams at
-a time; bytes of requests, because a stream may send 64 KiB and more only against a grant; replies, by the peer's
-windows; work in one turn of the caller's loop; and work that nothing comes of, by a credit. Time is the caller's.
+`Limits` bounds what a peer can make the connection hold or do:
+
+- header blocks, and what they decode to
+- concurrent streams
+- bytes of requests: a stream may send 64 KiB, and more only with a grant
+- bytes of replies, by the peer's windows
+- work in one turn of the caller's loop
+- work that leads to no answer, by a credit
+
+The package reads no clock: the caller measures time.
 """
 
 from __future__ import annotations
@@ -57,39 +64,41 @@ _HEADERS_FLAGS = END_HEADERS | frames.PADDED | frames.PRIORITISED
 _FRAME_TYPES = 256
 
 _LATE_STREAMS = 64
-"""Streams that ended before their peer did, of which late frames are expected."""
+"""Number of remembered streams that were closed before the peer ended them. Late frames are expected on these."""
 
 _SKIPPED_NUMBERS = 64
-"""Ranges of stream numbers that were passed over, and which are no closed streams therefore."""
+"""Number of remembered ranges of stream numbers that the peer skipped. These streams were never opened, so they are not
+closed either."""
 
 _TOO_MUCH = "too_many_pings or other work that brings nothing"
 
 _SMALL_DATA_BYTES = 512
-"""A larger frame of a body gives back more credit than it costs; a smaller one is work, unless it is the last."""
+"""A larger DATA frame gives back more credit than it costs. A smaller one is work, unless it is the last."""
 
 _DRAINING_PING = b"draining"
 
 
 class H2Connection:
-    """One connection, whose peer is known to speak HTTP/2 from the start.
+    """One connection to a peer that is known to speak HTTP/2.
 
     Attributes:
-        begun: Whether the peer's preface has come; if not, there is nothing to say to it.
-        greeted: Whether its first SETTINGS have come.
-        pending: Whether the turn's work was done before all bytes were read: call `receive(b"")` on the next turn.
-        overdrawn: Whether a single frame took much more than was left of the turn's work: call `receive` for what comes
-            next on a later turn, as if it were pending.
-        progress: Counts up whenever a frame, or a header block in several frames, has come to its end.
-        outgoing: What `data_to_send` will give.
-        pongs: The same, behind that.
-        finished: Whether the connection is over: write `data_to_send`, then close.
-        expect: Lets the peer send until a body has so many bytes; now, or once other streams have given enough back.
+        begun: Whether the peer's preface has arrived. Before that, nothing can be sent to it.
+        greeted: Whether the peer's first SETTINGS have arrived.
+        pending: Whether the turn's work was used up before all bytes were read. Call `receive(b"")` on the next turn.
+        overdrawn: Whether a single frame took much more than the rest of the turn's work. Pass further data to
+            `receive` on a later turn, as if it were pending.
+        progress: Increases whenever a frame, or a header block in several frames, is complete.
+        outgoing: The output buffer of `data_to_send`.
+        pongs: Answers to pings, which `data_to_send` returns after `outgoing`.
+        finished: Whether the connection is over. Write `data_to_send()`, then close.
+        expect: Lets the peer send until a body has the given size. Waits until other streams have returned enough of
+            their grants.
         forget_headers: Forgets every `Headers.memo`.
-        consume: Opens a stream's window again, now that so many bytes of its body are done with.
+        consume: Reopens a stream's window after the given number of bytes of its body has been processed.
     """
 
     def __init__(self, limits: Limits, credit: int | None = None) -> None:
-        """`credit` is what it begins with, where that is not all of `Limits.credit`."""
+        """`credit` is the initial credit; None means all of `Limits.credit`."""
         self.begun = self.greeted = self.pending = self.overdrawn = self.finished = False
         self.progress = 0
         self._limits = limits
@@ -115,10 +124,10 @@ class H2Connection:
         self._block: bytearray | None = None
         self._block_flags = self._block_stream = self._block_cost = 0
 
-    # What the caller's transport calls.
+    # Called by the caller's transport.
 
     def receive(self, data: bytes) -> list[Event]:
-        """Reads bytes of the peer's, as far as one turn's work goes (`pending`)."""
+        """Reads data from the peer, up to one turn's work (`pending`)."""
         if self.finished:
             self.pending = False
             return []
@@ -137,12 +146,12 @@ class H2Connection:
         self.overdrawn = self._work < -(work >> 2) and not self.finished
         if self._credit < 0 and not self.finished:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
-        # Not kept: an idle connection would hold the data of its last read.
+        # Not kept in the attribute, where an idle connection would hold the data of its last read.
         events, self._events = self._events, []
         return events
 
     def data_to_send(self) -> bytes:
-        """Bytes for the peer; call this after any other method and write them."""
+        """Bytes to write to the peer. Call this after any other method."""
         out = self.outgoing
         if self.pongs:
             out += self.pongs
@@ -154,7 +163,7 @@ class H2Connection:
         return data
 
     def pause(self) -> None:
-        """Holds data back from now on: what was sent is not taken by the network."""
+        """Holds back data from now on: the transport's buffer is full."""
         self._sending.paused = True
 
     def resume(self) -> list[Event]:
@@ -163,42 +172,42 @@ class H2Connection:
         return self._take_events()
 
     def renew(self, seconds: float) -> list[Event]:
-        """Gives back credit for so many seconds, and sends what small windows hold back."""
+        """Gives back credit for the elapsed seconds, and sends data that small windows held back."""
         self._credit = min(self._limits.credit, self._credit + round(self._limits.credit_per_s * seconds))
         self._go_on(self._sending.drain_small(self.streams))
         return self._take_events()
 
     @property
     def spent(self) -> int:
-        """The credit that is used up; all of it once the peer was sent away for what it cost."""
+        """The credit used so far. It is all of it if the peer was disconnected for its cost."""
         return self._first_credit - self._credit
 
     @property
     def partial(self) -> bool:
-        """Whether a frame or header block has begun and not ended."""
+        """Whether a frame or header block is incomplete."""
         return bool(self._rest) or self._block is not None
 
     @property
     def refusing(self) -> bool:
-        """Whether the last stream has been named, so that no further one is taken."""
+        """Whether the last stream has been named, so that no further one is accepted."""
         return self._final is not None
 
     @property
     def last_stream(self) -> int:
-        """The number of the last stream that the peer has opened; 0 before the first."""
+        """The number of the last stream that the peer opened; 0 before the first."""
         return self._last
 
     @property
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
-    # Answers.
+    # Replies.
 
     def send(self, stream: Stream, headers: bytes | None, data: bytes = b"", trailers: bytes | None = None) -> None:
-        """Sends a reply or a part of it; nothing if the stream is closed.
+        """Sends a reply or a part of it. Does nothing if the stream is closed.
 
-        `headers` and `trailers` are header blocks; `trailers` ends the stream. Data that the peer's window does not
-        take is held back (`Stream.unsent`); `DataSent` says when it is out.
+        `headers` and `trailers` are header blocks; `trailers` ends the stream. Data beyond the peer's window is held
+        back (`Stream.unsent`). A `DataSent` event follows when it has been sent.
         """
         if stream.closed:
             return
@@ -231,14 +240,14 @@ class H2Connection:
             self.outgoing.append(frames.rst_stream(stream.number, code))
             self._close(stream)
 
-    # The end.
+    # Shutdown.
 
     def begin_shutdown(self) -> None:
-        """Asks the peer to open no more streams here.
+        """Asks the peer to open no more streams on this connection.
 
-        Every stream is still welcome until the peer has heard that (it answers a ping), or until `finish_shutdown`;
-        then the last one is named, so that no request is lost that was on its way. The connection is `finished` when
-        the last stream is closed.
+        New streams are accepted until the peer has acknowledged that (it answers a ping), or until `finish_shutdown`.
+        Then a second GOAWAY names the last stream, so that no request in transit is lost. The connection is `finished`
+        when the last stream is closed.
         """
         if not self._draining:
             self._draining = True
@@ -263,7 +272,7 @@ class H2Connection:
     # Parsing.
 
     def _take_preface(self, data: bytes) -> bool:
-        """Whether the preface is there, and with it what the server has to say first."""
+        """Whether the preface is complete. If so, the server's first frames are in the output buffer."""
         if not data.startswith(frames.PREFACE[: len(data)]):
             self.finished = True
             self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "another protocol"))
@@ -366,7 +375,7 @@ class H2Connection:
         if number <= self._last or not number & 1:
             self._on_trailers(flags, number, block)
             return
-        if number - self._last > 2:  # noqa: PLR2004  one is passed over
+        if number - self._last > 2:  # noqa: PLR2004  a number was skipped
             self._skipped.append(range(self._last + 1, number))
         self._last = number
         headers, work = self._known_blocks.get(block), REQUEST_WORK
@@ -410,7 +419,7 @@ class H2Connection:
         return work
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
-        """Checks the frame, which says nothing any more (section 5.3.2)."""
+        """Checks the frame, which has no effect since RFC 9113 (section 5.3.2)."""
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
         # A stream that was never opened cannot be reset.
@@ -456,13 +465,13 @@ class H2Connection:
         if len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
         if not flags & frames.ACK:
-            # Behind what the caller answers to the frames before it: clients take a ping's answer for that of all.
+            # Sent after the replies to earlier frames: clients take a ping's answer as an answer to all of those.
             self.pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif self._draining and payload == _DRAINING_PING:
             self.finish_shutdown()
 
     def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
-        """The peer will close when its requests are answered."""
+        """Checks the frame. The peer closes the connection once its requests are answered."""
         if number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < frames.GOAWAY_BYTES:
@@ -482,7 +491,7 @@ class H2Connection:
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
         """Ignores a frame of another type (section 5.5)."""
 
-    # Functions, not bound methods: those would hold the connection, which holds them.
+    # Functions: bound methods would form a reference cycle with the connection.
     _ON_FRAME: ClassVar[tuple[Callable[[H2Connection, int, int, bytes], None], ...]] = (
         _on_data,
         _on_headers,
@@ -504,13 +513,13 @@ class H2Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
-        """Refuses a body that is longer than was said, or ends too early (section 8.1.1)."""
+        """Raises a fault if a body is longer than announced, or ends too early (section 8.1.1)."""
         missing = (stream.content_length or 0) - stream.delivered
         if missing < 0 or (missing and stream.ended):
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
 
     def _go_on(self, streams: list[Stream]) -> None:
-        """Goes on with streams of which nothing is held back any more, and counts what was sent."""
+        """Continues streams whose held-back data has been sent, and accounts for it."""
         sending = self._sending
         self._work -= sending.drained_frames
         self._credit += sending.drained_bytes >> 8
@@ -524,7 +533,7 @@ class H2Connection:
             self.pending = True
 
     def _header_frames(self, flags: int, number: int, block: bytes) -> bytes:
-        """A header block that is large, or the first since the peer has asked for a smaller table."""
+        """Frames of a large header block, or of the first one after the peer has asked for a smaller table."""
         if self._resize_table:
             block, self._resize_table = RESIZED_TABLE + block, False
         return frames.header_frames(flags, number, block)
@@ -540,7 +549,7 @@ class H2Connection:
             self.outgoing.append(frames.rst_stream(number, ErrorCode.NO_ERROR))
         if stream.context is not None:
             self._credit += stream.work
-            stream.context = None  # which refers to the stream, most likely: without a circle both are freed at once
+            stream.context = None  # it may refer to the stream: without a cycle both are freed at once
         self._close(stream)
 
     def _reset_faulty(self, number: int, code: ErrorCode) -> None:

@@ -1,4 +1,4 @@
-"""Streams and their flow control (RFC 9113, 5.2): data as far as windows reach, and leave for the peer to send more."""
+"""Streams and their flow control (RFC 9113, 5.2): what the peer accepts, and what it may send."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 class Stream(msgspec.Struct, eq=False):
-    """One stream. Its caller only reads it, but for `context`.
+    """One stream. Callers only read it, except for `context`.
 
     Attributes:
-        content_length: How long the peer said that the body would be.
+        content_length: The length of the body that the peer announced.
         window: Bytes that the peer accepts.
-        ended: Whether the peer has sent all it will send.
-        work: What its request has cost, which its answer gives back.
-        context: For the caller: whatever handles this stream; dropped when the reply has ended. An answer to a stream
-            that nothing handles gives no credit back.
-        closed: Whether it is over: answered to the end, or reset.
+        ended: Whether the peer has ended its side.
+        work: The cost of the request, which its answer gives back.
+        context: The caller's handler of this stream; dropped when the reply has ended. An answer to a stream without a
+            handler gives back no credit.
+        closed: Whether it is over: fully answered, or reset.
         delivered: Bytes of the body so far.
         receivable: Bytes that the peer may still send.
-        wanted: Bytes that wait to be granted.
-        granted: Bytes granted beyond the first window.
-        unsent: Data that waits for the peer's window; None if there is none.
-        trailers: The header block that follows it, if that ends the stream.
+        wanted: Bytes that wait for a grant.
+        granted: Bytes granted beyond the initial window.
+        unsent: Data held back by the peer's window; None if there is none.
+        trailers: The header block to send after `unsent`, if it ends the stream.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Stream(msgspec.Struct, eq=False):
     trailers: bytes | None = None
 
 
-# The garbage collector does not follow events: they are dropped at once.
+# Events are dropped at once, so the garbage collector does not track them.
 
 
 class RequestReceived(msgspec.Struct, eq=False, gc=False):
@@ -77,20 +77,20 @@ class DataReceived(msgspec.Struct, eq=False, gc=False):
 
 
 class DataSent(msgspec.Struct, eq=False, gc=False):
-    """The peer's window has taken all that was held back on a stream that is not at its end."""
+    """All data held back on a stream has been sent, and the reply has not ended."""
 
     stream: Stream
 
 
 class StreamReset(msgspec.Struct, eq=False, gc=False):
-    """The peer gave a stream up, or broke a rule on it: nobody waits for an answer."""
+    """The peer reset a stream, or broke a rule on it. Nobody waits for an answer."""
 
     stream: Stream
     code: ErrorCode | int
 
 
 class ConnectionFailed(msgspec.Struct, eq=False, gc=False):
-    """The peer broke a rule, and the connection is over; a `StreamReset` of each open stream came before."""
+    """The peer broke a rule, and the connection is over. A `StreamReset` for each open stream precedes it."""
 
     code: ErrorCode
     reason: str
@@ -100,34 +100,34 @@ Event = RequestReceived | DataReceived | DataSent | StreamReset | ConnectionFail
 
 
 _CONNECTION_WINDOW = 1 << 30
-"""What streams may send is bounded by their own windows; this one is never in the way."""
+"""The connection's window in bytes. It is never the limit: the windows of the streams are."""
 
 LOW_WINDOW = _CONNECTION_WINDOW // 2
-"""At which the connection's window is opened again."""
+"""Size in bytes below which the connection's window is reopened."""
 
 
 _SMALL_BYTES = 512
-"""Less than that is not worth a frame, if more is to come."""
+"""Less data than this is not worth a frame if more will follow."""
 
 _DRAINED_BYTES = 1 << 20
-"""Of what was held back goes out in one turn at most."""
+"""Maximum held-back data, in bytes, that is sent in one turn."""
 
 
 class SendingWindow:
-    """What the peer accepts; data beyond that is held back.
+    """The peer's windows. Data beyond them is held back.
 
-    A stream whose own window is open waits in a queue for the connection's. One whose own window is closed is in no
-    queue: its own WINDOW_UPDATE finds it. So an update costs what it lets out, however many streams wait.
+    A stream whose own window is open waits in a queue for the connection's window. A stream whose own window is closed
+    is in no queue: its WINDOW_UPDATE names it. So an update costs only what it releases, however many streams wait.
 
-    A peer that opens windows byte by byte does not get a frame for each: less than `_SMALL_BYTES` goes out only where
-    it ends the data, where the peer's first window is no larger, or with `drain_small`.
+    A peer that opens windows byte by byte does not get a frame for each (silly window syndrome). Less than
+    `_SMALL_BYTES` is sent only if it ends the data, if the peer's initial window is that small, or with `drain_small`.
 
     Attributes:
-        size: Bytes of all streams.
+        size: Bytes left for all streams.
         stream_size: Bytes of a new stream.
-        paused: Whether nothing goes out, because the transport's buffer is full.
-        drained_frames: Frames of data that was held back, since this was last set to 0.
-        drained_bytes: Their bytes.
+        paused: Whether nothing is sent because the transport's buffer is full.
+        drained_frames: Frames of held-back data since this was last set to 0.
+        drained_bytes: Bytes of these frames.
     """
 
     def __init__(self, out: list[bytes | memoryview]) -> None:
@@ -140,12 +140,12 @@ class SendingWindow:
 
     @property
     def ready(self) -> bool:
-        """Whether data could go out now; `drain` left it for another turn."""
+        """Whether `drain` has left data that could be sent now."""
         stream = next(iter(self._queue.values()), None)
         return stream is not None and self.size >= self._needed(stream) and not self.paused
 
     def hold(self, stream: Stream, data: bytes) -> None:
-        """Sends data as far as windows reach, and holds the rest back."""
+        """Sends data as far as the windows allow, and holds back the rest."""
         stream.unsent = memoryview(bytes(stream.unsent) + data if stream.unsent else data)
         if self._enqueue(stream):
             self.drain(LARGEST)
@@ -155,9 +155,9 @@ class SendingWindow:
         self._queue.pop(stream.number, None)
 
     def drain(self, most: int = _DRAINED_BYTES) -> list[Stream]:
-        """Sends what is held back, as far as windows and so many bytes reach, a frame of each stream in turn.
+        """Sends held-back data within the windows, about `most` bytes, one frame of each stream in turn.
 
-        Returns the streams of which nothing is held back any more.
+        Returns the streams that have no held-back data left.
         """
         queue, done = self._queue, []
         stop = self.drained_bytes + most
@@ -174,7 +174,7 @@ class SendingWindow:
         return done
 
     def drain_small(self, streams: list[Stream]) -> list[Stream]:
-        """Sends what windows allow however little that is, as `drain`; for once in a while."""
+        """Sends what the windows allow, however little; for occasional use. Returns as `drain` does."""
         return [
             stream
             for stream in streams
@@ -185,7 +185,7 @@ class SendingWindow:
         ]
 
     def grow(self, size: int) -> list[Stream]:
-        """Grows the window of all streams, as `drain`."""
+        """Grows the connection's window, and drains."""
         self.size += size
         if not size or self.size > LARGEST:
             raise ConnectionFault(_window_code(size), "a WINDOW_UPDATE out of range")
@@ -198,7 +198,7 @@ class SendingWindow:
         return self.drain() if self._enqueue(stream) else []
 
     def resize_streams(self, size: int, streams: list[Stream]) -> list[Stream]:
-        """Changes the size of every stream's window, as `drain`."""
+        """Changes the size of every stream's window, and drains."""
         change = size - self.stream_size
         self.stream_size = size
         self._least = max(1, min(_SMALL_BYTES, size // 4))
@@ -213,7 +213,7 @@ class SendingWindow:
         return min(self._least, len(stream.unsent or b""))
 
     def _enqueue(self, stream: Stream) -> bool:
-        """Lets a stream wait for the connection's window if its own is open; whether nothing else waits for that."""
+        """Queues a stream for the connection's window if its own is open. Returns whether it is alone there."""
         if stream.unsent is None or stream.window < self._needed(stream):
             return False
         self._queue.setdefault(stream.number, stream)
@@ -232,12 +232,12 @@ class SendingWindow:
 
 
 class ReceivingWindow:
-    """What the peer may send: a first window on each stream, and more of it against a grant.
+    """What the peer may send: an initial window on each stream, and more with a grant.
 
-    All grants together are bounded; a stream that asks for more than is left waits until others end.
+    The total of all grants is bounded. A stream that asks for more than is left waits until others end.
 
     Attributes:
-        size: Bytes of all streams; `open` it again below `LOW_WINDOW`.
+        size: Bytes left for all streams. Call `open` when it falls below `LOW_WINDOW`.
     """
 
     def __init__(self, out: list[bytes | memoryview], grantable: int) -> None:
@@ -247,7 +247,11 @@ class ReceivingWindow:
         self.size = DEFAULT_WINDOW
 
     def open(self) -> None:
-        """Opens the connection's own window, at first or again; data beyond it was a fault."""
+        """Opens the connection's window, initially or again.
+
+        Raises:
+            ConnectionFault: The peer has sent more than the window.
+        """
         if self.size < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")
         self._out.append(window_update(0, _CONNECTION_WINDOW - self.size))

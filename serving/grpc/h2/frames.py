@@ -1,4 +1,4 @@
-"""Frames on the wire (RFC 9113, sections 4, 6 and 7): types, flags, error codes, frames as bytes, and limits."""
+"""Frames (RFC 9113, sections 4, 6 and 7): types, flags, error codes, encoding, and limits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME = struct.Struct(">IBI")
-"""A frame's header: length and type as 24 + 8 bits, flags, stream."""
+"""A frame's header: length and type as 24 + 8 bits, flags, stream number."""
 
 FRAME_HEADER_BYTES = FRAME.size
 
 FRAME_BYTES = 16_384
-"""The largest payload of a frame, both ways: every peer accepts it, and larger ones are never asked for."""
+"""Maximum payload of a frame in bytes, both ways. Every peer accepts it, and the server never asks for larger ones."""
 
 LARGEST = 2**31 - 1
-"""Of windows and of stream numbers."""
+"""The maximum of windows and of stream numbers."""
 
 DEFAULT_WINDOW = 65_535
 PING_BYTES = 8
 PRIORITY_BYTES = 5
 GOAWAY_BYTES = 8
-"""And words, if any."""
+"""Without the optional debug data."""
 
 SETTING_BYTES = 6
 
@@ -77,7 +77,7 @@ _ALLOWED: dict[int, tuple[range, ErrorCode]] = {
 
 
 class StreamFault(Exception):
-    """The peer broke a rule on one stream, which is reset; the connection lives on."""
+    """The peer broke a rule on one stream. The stream is reset, and the connection continues."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -85,7 +85,7 @@ class StreamFault(Exception):
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule that the connection does not survive."""
+    """The peer broke a rule, and the connection ends."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ def frame_header(kind: int, flags: int, stream: int, size: int) -> bytes:
 
 
 def header_frames(flags: int, stream: int, block: bytes) -> bytes:
-    """A header block of any size: HEADERS, followed by CONTINUATION where it is larger than a frame."""
+    """A header block as HEADERS, followed by CONTINUATION frames if it is larger than a frame."""
     first, *rest = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
     continued = [frame(CONTINUATION, END_HEADERS if piece is rest[-1] else 0, stream, piece) for piece in rest]
     return frame(HEADERS, flags if rest else flags | END_HEADERS, stream, first) + b"".join(continued)
@@ -113,7 +113,7 @@ def settings(values: dict[Setting, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """The values of SETTINGS; of a setting that comes twice, the last, though each of them has to be allowed."""
+    """The values of SETTINGS. The last value of a repeated setting counts, but all must be allowed."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
     values = {}
@@ -155,38 +155,38 @@ def unpadded(payload: bytes, flags: int) -> bytes:
 
 
 WINDOW_WORK = 3
-"""A WINDOW_UPDATE, beside its frame."""
+"""Work for a WINDOW_UPDATE, besides its frame."""
 
 SMALL_DATA_WORK = 3
-"""A frame of a body that is small and not the last, beside its frame."""
+"""Work for a small DATA frame that is not the last, besides its frame."""
 
 CONTINUATION_BYTES = 256
-"""What a CONTINUATION counts for beside its bytes: many small ones are refused like a few large ones."""
+"""Bytes that a CONTINUATION counts besides its own: many small ones are refused like a few large ones."""
 
 REQUEST_WORK = 30
-"""A request that is handed to the caller."""
+"""Work for a request that is passed to the caller."""
 
 RESET_WORK = 20
-"""Giving up a stream that is open: its caller has to stop what it began."""
+"""Work for resetting an open stream: the caller has to stop what it began."""
 
 REPLY_CREDIT = 100
-"""What an answer is worth beyond what its request has cost: pings, windows, and a request that is given up."""
+"""Credit for an answer beyond the cost of its request. It pays for pings, window updates and a reset request."""
 
 
 class Limits(msgspec.Struct, frozen=True):
     """The limits of one connection.
 
     Attributes:
-        streams: Streams open at a time; told to the peer. A further one is refused.
-        header_bytes: Size of a request's header list; told to the peer. Fields beyond are not kept.
-        header_fields: Number of a request's fields. Fields beyond are not kept.
-        granted_bytes: What all streams together may be granted beyond their first window (`H2Connection.expect`).
-        turn_work: Work in one `H2Connection.receive`; what is over waits for the next.
-        credit: Work that may be done for the peer beyond what its answered requests were worth. All work is taken from
-            it; each answer, each larger piece of a body and each second give some back. A peer that overdraws it is
-            sent away.
-        credit_per_s: What a second gives back.
-        settings: Settings in one frame; a peer that sends more is sent away, as nghttp2 does.
+        streams: Maximum concurrent streams; announced to the peer. Further ones are refused.
+        header_bytes: Maximum size of a request's header list; announced to the peer. Fields beyond it are not kept.
+        header_fields: Maximum fields of a request. Fields beyond it are not kept.
+        granted_bytes: Maximum bytes granted to all streams beyond their initial windows (`H2Connection.expect`).
+        turn_work: Maximum work in one `H2Connection.receive`. The rest waits for the next call.
+        credit: Maximum work for the peer beyond what its answered requests were worth. All work is taken from it. Each
+            answer, each larger piece of a body and each second give some back. A peer that overdraws it is
+            disconnected.
+        credit_per_s: Credit that each second gives back.
+        settings: Maximum settings in one frame. A peer that sends more is disconnected, as nghttp2 does.
     """
 
     streams: int = 256
@@ -200,10 +200,10 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def decoded_header_bytes(self) -> int:
-        """A header list, or its encoded block, beyond this size is not decoded to its end: the connection ends."""
+        """Size of a header list, or of its encoded block, beyond which decoding stops and the connection ends."""
         return 4 * self.header_bytes
 
     @property
     def decoded_header_fields(self) -> int:
-        """Likewise the number of fields."""
+        """Number of fields beyond which decoding stops and the connection ends."""
         return 4 * self.header_fields

@@ -1,11 +1,11 @@
-"""Header blocks (HPACK, RFC 7541): decoded within limits and behind a cache, written as literals.
+"""Header blocks (HPACK, RFC 7541): decoded within limits and cached, encoded as literals.
 
-The tables are the `hpack` library's. The loop over a block is ours, because limits have to count while a block is
-decoded: a field beyond them is decoded for what it does to the dynamic table, and not kept.
+The tables come from the `hpack` library. The loop over a block is our own, because limits must apply while a block is
+decoded: a field beyond them is decoded for its effect on the dynamic table, and not kept.
 
-A client sends the same block call after call. A block that adds nothing to the dynamic table means the same as long as
-the table is the same, so what was read from it is kept, and only new blocks are decoded. Replies use no dynamic table:
-their blocks are constants, and no state is kept for a connection.
+A client sends the same block with every call. A block that adds nothing to the dynamic table keeps its meaning as long
+as the table is the same, so its decoded fields are cached. Replies use no dynamic table: their blocks are constants,
+and need no state per connection.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def decode_huffman(data: bytes) -> bytes:
 
 
 def _tables() -> tuple[list[int], list[bytes], set[int]]:
-    """Of each node and byte (at 256 times the node plus the byte) where the next node begins, and what is emitted.
+    """The tables of the Huffman decoder: where the next node begins, what is emitted, and where a string may end.
 
-    The nodes at which a string may end are the third.
+    The first two are lists, indexed by 256 times the node plus the byte. The third is a set of nodes.
     """
     starts = [_NODES * node for node in range(_NODES + 1)]
     rows = [HUFFMAN_TABLE[at : at + _NIBBLES] for at in range(0, len(HUFFMAN_TABLE), _NIBBLES)]
     complete = {0} | {starts[end] for row in rows for end, flags, _ in row if flags & HUFFMAN_COMPLETE}
-    # A row's ends and symbols are the same by whichever way the second half of a byte gets there.
+    # A row's ends and symbols are the same, whichever first half of a byte leads to it.
     ends = [[starts[_FAILED if flags & HUFFMAN_FAIL else end] for end, flags, _ in row] for row in rows]
     symbols = [[bytes([one] if flags & HUFFMAN_EMIT_SYMBOL else []) for _, flags, one in row] for row in rows]
     following: list[int] = []
@@ -59,7 +59,7 @@ def _tables() -> tuple[list[int], list[bytes], set[int]]:
         for (middle, flags, _), first in zip(row, firsts, strict=True):
             following += [starts[_FAILED]] * _NIBBLES if flags & HUFFMAN_FAIL else ends[middle]
             emitted += [first + second for second in symbols[middle]] if first else symbols[middle]
-    # Out of a failure no byte leads. Equal strings are one object: most of 2 MB less.
+    # No byte leads out of a failure. Equal strings are one object, which saves most of 2 MB.
     known: dict[bytes, bytes] = {}
     emitted = [known.setdefault(string, string) for string in emitted + [b""] * _NODES]
     return following + [starts[_FAILED]] * _NODES, emitted, complete
@@ -69,13 +69,14 @@ _NEXT, _EMITTED, _COMPLETE = _tables()
 
 
 FIELD_OVERHEAD = 32
-"""What a field counts beside its name and value (RFC 9113, 6.5.2)."""
+"""Bytes that a field counts besides its name and value (RFC 9113, 6.5.2)."""
 
 DEFAULT_TABLE_BYTES = 4096
-"""Of the dynamic table, both ways, unless a peer wants another size."""
+"""Size of the dynamic table, both ways, unless a peer asks for another one."""
 
 RESIZED_TABLE = b"\x20"
-"""Begins the first header block behind a wish for a smaller table (RFC 7541, 4.2): none at all is used."""
+"""Starts the first header block after a peer has asked for a smaller table (RFC 7541, 4.2). It sets the size to 0:
+replies use no table."""
 
 _CACHED_BLOCKS = 32
 _CACHED_BLOCK_BYTES = 2048
@@ -87,7 +88,7 @@ _FIELD_WORK = 2
 _HUFFMAN_BYTES_OF_WORK = 8
 
 _TABLE_STRING_BYTES = DEFAULT_TABLE_BYTES * 30 // 8
-"""A longer string is no entry of the table, however well it was compressed: Huffman's code has up to 30 bits a byte."""
+"""A longer encoded string cannot be an entry of the table: Huffman codes have up to 30 bits a byte."""
 
 _ONE_BYTE_LENGTH = 127
 _STATUS = b"\x08"  # a literal without indexing, named by the static table's entry 8
@@ -104,11 +105,11 @@ class Headers(msgspec.Struct, eq=False):
 
     Attributes:
         fields: In their order; cut off where a limit was exceeded.
-        size: Of the whole list, as RFC 9113 counts it; beyond the limit, a field that was skipped counts as encoded.
-        count: Of the whole list.
-        content_length: What the field of that name says.
-        memo: For the caller: whatever it made of the fields. When the same block comes again on the same connection,
-            the same object is handed out, unless `H2Connection.forget_headers` was called in between.
+        size: Size of the whole list, as RFC 9113 counts it. A field skipped beyond the limit counts as encoded.
+        count: Number of fields in the whole list.
+        content_length: The value of that field; None if there is none.
+        memo: Anything that the caller has derived from the fields. If the same block comes again on the connection, the
+            same object is returned, unless `H2Connection.forget_headers` was called in between.
     """
 
     fields: list[tuple[bytes, bytes]]
@@ -122,8 +123,8 @@ class HeaderDecoder:
     """The decoder of one connection.
 
     Attributes:
-        known: What blocks mean that may come again.
-        work: What decoding took since this was last set to 0 (`Limits`).
+        known: Decoded blocks that may come again.
+        work: Work of decoding since this was last set to 0 (`Limits`).
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -133,7 +134,7 @@ class HeaderDecoder:
         self._table = HeaderTable()
 
     def request(self, block: bytes) -> Headers | None:
-        """The fields of a request; None where they are malformed (RFC 9113, 8.2 and 8.3)."""
+        """The fields of a request; None if they are malformed (RFC 9113, 8.2 and 8.3)."""
         headers = self.known.get(block)
         if headers is not None:
             return headers
@@ -147,7 +148,7 @@ class HeaderDecoder:
         return headers
 
     def trailers(self, block: bytes) -> bool:
-        """Whether a block is well-formed as trailers; their fields are thrown away."""
+        """Whether a block is well-formed as trailers. Their fields are discarded."""
         headers, _ = self._decode(block)
         fields = headers.fields
         return (
@@ -163,7 +164,7 @@ class HeaderDecoder:
         return headers.size > self._limits.header_bytes or headers.count > self._limits.header_fields
 
     def _decode(self, block: bytes) -> tuple[Headers, bool]:
-        """The fields of a block, and whether it changed the dynamic table, and with it what blocks mean."""
+        """The fields of a block, and whether it changed the dynamic table, which invalidates known blocks."""
         try:
             headers, table_changed = self._decode_fields(block)
         except (HPACKError, IndexError):
@@ -184,7 +185,7 @@ class HeaderDecoder:
             if first & 0x80:
                 index, at = _integer(block, at, 0x7F)
                 name, value = table.get_by_index(index)
-            elif first & 0xE0 == 0x20:  # noqa: PLR2004  001: a new size of the table
+            elif first & 0xE0 == 0x20:  # noqa: PLR2004  001: a new table size
                 count -= 1
                 resizes += 1
                 table.maxsize, at = _integer(block, at, 0x1F)
@@ -195,7 +196,7 @@ class HeaderDecoder:
             else:
                 indexed = first & 0x40
                 index, at = _integer(block, at, 0x3F if indexed else 0x0F)
-                # Beyond the limit only what the table keeps is decoded.
+                # Beyond the limit, only strings that the table keeps are decoded.
                 room = most_bytes - size if count <= most_fields else 0
                 if indexed:
                     room = max(room, _TABLE_STRING_BYTES)
@@ -216,7 +217,7 @@ class HeaderDecoder:
         return Headers(fields, size, count), table_changed
 
     def _string(self, block: bytes, at: int, room: int) -> tuple[bytes, int]:
-        """A string, and where it ends (RFC 7541, 5.2); as it came, if that takes more than the room there is."""
+        """A string and its end (RFC 7541, 5.2). A string with more than `room` encoded bytes stays encoded."""
         huffman = block[at] & 0x80
         size, at = _integer(block, at, 0x7F)
         end = at + size
@@ -230,7 +231,7 @@ class HeaderDecoder:
 
 
 def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
-    """An integer whose first bits lie under `mask`, and where it ends (RFC 7541, 5.1)."""
+    """An integer with the prefix bits in `mask`, and its end (RFC 7541, 5.1)."""
     number = data[at] & mask
     at += 1
     if number < mask:
@@ -240,7 +241,7 @@ def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
         octet = data[at]
         at += 1
         number += (octet & 0x7F) << shift
-        if octet < 0x80:  # noqa: PLR2004  seven bits a byte
+        if octet < 0x80:  # noqa: PLR2004  seven bits per byte
             return number, at
         shift += 7
         if shift > _MAX_INTEGER_SHIFT:
@@ -248,7 +249,7 @@ def _integer(data: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _well_formed_request(headers: Headers) -> bool:
-    """Checks the fields of a request (RFC 9113, 8.3), and reads how long its body is said to be."""
+    """Checks the fields of a request (RFC 9113, 8.3), and reads its content length."""
     fields = headers.fields
     values = dict(fields)
     pseudo = [name for name, _ in fields if name.startswith(b":")]
@@ -269,7 +270,7 @@ def _well_formed_request(headers: Headers) -> bool:
 
 
 def _well_formed(fields: list[tuple[bytes, bytes]]) -> bool:
-    """Checks names and values (RFC 9113, 8.2), all of them at once."""
+    """Checks all names and values (RFC 9113, 8.2) at once."""
     names = [name for name, _ in fields]
     name_lines = b"\n".join([*names, b""])
     value_lines = b"\n".join([b"", *[value for _, value in fields], b""])
@@ -283,29 +284,29 @@ def _well_formed(fields: list[tuple[bytes, bytes]]) -> bool:
 
 
 def encode_status(status: int) -> bytes:
-    """`:status`, with which the header block of a reply begins."""
+    """The field `:status`, which starts the header block of a reply."""
     return _STATUS + _literal(b"%d" % status)
 
 
 def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Fields as a header block, or as its continuation: any such blocks can be put together."""
+    """Encodes fields as a header block. Such blocks can be concatenated."""
     return b"".join([_field_name(name) + _literal(value.encode()) for name, value in fields])
 
 
 @cache
 def _field_name(name: str) -> bytes:
-    """The beginning of a literal without indexing; the names are the server's own, so they are few."""
+    """The start of a literal without indexing. The server uses few names, so the cache stays small."""
     return b"\x00" + _literal(name.encode())
 
 
 def _literal(value: bytes) -> bytes:
-    """A string without Huffman's code."""
+    """A string without Huffman coding."""
     size = len(value)
     if size < _ONE_BYTE_LENGTH:
         return b"%c%b" % (size, value)
     length = bytearray([_ONE_BYTE_LENGTH])
     size -= _ONE_BYTE_LENGTH
-    while size >= 0x80:  # noqa: PLR2004  seven bits a byte
+    while size >= 0x80:  # noqa: PLR2004  seven bits per byte
         length.append(size & 0x7F | 0x80)
         size >>= 7
     length.append(size)

@@ -1,1 +1,1 @@
-"""The services that gRPC clients call."""
+"""The gRPC services."""

@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 SERVICE = "inference.GRPCInferenceService"
 
 _OPEN = frozenset({"ServerLive", "ServerReady"})
-"""What probes ask, and need no API key for."""
+"""Methods for probes, which need no API key."""
 
 _MAX_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
-"""Metadata with which a client wants the errors of a stream as the call's own status."""
+"""Metadata key with which a client asks for the errors of a stream as the call's status."""
 
 _FINAL_WANTED, _FINAL = "triton_enable_empty_final_response", "triton_final_response"
 _IGNORED = "bertserve_ignored_fields"
-"""What a message of a stream has in place of trailing metadata."""
+"""Parameter of a stream's replies that replaces trailing metadata."""
 
 
 class InferenceService:
-    """The calls of the service, each a plain coroutine from message to message."""
+    """The methods of the service, each a coroutine from message to message."""
 
     def __init__(self, service: V2Service) -> None:
         self._service = service
 
     def methods(self) -> dict[str, Method | BertserveError]:
-        """Its methods, by path; what Triton has beyond them says that it is not here."""
+        """The methods by path. An error stands for a Triton method that is not offered."""
         unary: dict[str, tuple[Any, Any]] = {
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
@@ -78,7 +78,7 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=self._service.lifecycle.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest, _: object) -> pb.ModelReadyResponse:
-        """Whether a model takes requests; an unknown model does not."""
+        """Whether a model accepts requests; False for an unknown model."""
         return pb.ModelReadyResponse(ready=self._service.model_ready(request.name, request.version))
 
     async def server_metadata(self, _: pb.ServerMetadataRequest, __: object) -> Message:
@@ -88,7 +88,7 @@ class InferenceService:
         return _message(self._service.view(request.name, request.version).metadata(), pb.ModelMetadataResponse())
 
     async def model_config(self, request: pb.ModelConfigRequest, _: object) -> pb.ModelConfigResponse:
-        """A model as Triton describes it."""
+        """A model's configuration, in Triton's form."""
         reply = pb.ModelConfigResponse()
         _message(self._service.config(request.name, request.version), reply.config)
         return reply
@@ -117,14 +117,14 @@ class InferenceService:
     async def model_infer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
     ) -> pb.ModelInferResponse:
-        """Answers a request; the outputs come back in `raw_output_contents`."""
+        """Answers a request. The outputs are in `raw_output_contents`."""
         response, _ = await self._answer(request, call, trace)
         return response
 
     async def _answer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
     ) -> tuple[pb.ModelInferResponse, Ignored | None]:
-        """The answer, and the parameters that were passed over."""
+        """The answer, and the parameters that were ignored."""
         arrival = time.perf_counter()
         if len(request.outputs) > _MAX_TENSORS:
             raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
@@ -146,7 +146,7 @@ class InferenceService:
     async def stream_infer(
         self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
     ) -> pb.ModelStreamInferResponse:
-        """Answers one request of a stream; an error is a message of its own, unless the client wants a status."""
+        """Answers one request of a stream. An error becomes a message, unless the client asks for a status."""
         try:
             response, ignored = await self._answer(request, call, trace)
         except BertserveError as error:
@@ -168,7 +168,7 @@ def _message(struct: msgspec.Struct, message: Message) -> Message:
 
 
 def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
-    """The inputs, from `raw_input_contents` or from each one's `contents`."""
+    """The input tensors, from `raw_input_contents` or from the `contents` of each."""
     raw = request.raw_input_contents
     if len(request.inputs) > _MAX_TENSORS:
         raise InvalidRequest(f"{len(request.inputs)} input tensors in one request; no model takes so many")
@@ -196,7 +196,7 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
 
 
 def _passed_over(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> Ignored | None:
-    """The parameters of a request, which are read already, and of its tensors that are passed over."""
+    """The ignored parameters of a request, which are already read, and of its tensors."""
     maps = [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
     maps += [(OUTPUT, output.parameters) for output in request.outputs if output.parameters]
     passed = REQUEST.passed_over(parameters) if parameters else None
@@ -216,5 +216,5 @@ def _values(parameters: Mapping[str, Message]) -> dict[str, Any]:
 
 
 def _value(parameter: Message) -> bool | int | float | str | bytes | None:
-    """A parameter's value, as the type that it was sent as; None if it has none."""
+    """A parameter's value, in the type in which it was sent; None if it has none."""
     return getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)

@@ -1,4 +1,4 @@
-"""The services that gRPC defines: health by name of a service, server reflection, load reports out of band (ORCA)."""
+"""The standard gRPC services: health checking, server reflection and out-of-band load reports (ORCA)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from serving.net.orca import LoadReports
 
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""Two versions with the same messages; the first alone is described."""
+"""Two versions with the same messages. Only the first is described."""
 
 
 class ReflectionService:
-    """Answers from the descriptors of the messages that the server itself decodes with."""
+    """Server reflection, from the descriptors with which the server itself decodes messages."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = sorted({*services, *_REFLECTION})
@@ -60,7 +60,7 @@ class ReflectionService:
         return reply
 
     def _file_of(self, symbol: str) -> FileDescriptor:
-        """The file that a symbol is in; of a service's method the pool knows only the service."""
+        """The file that defines a symbol. The pool finds services, but not their methods."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -69,7 +69,7 @@ class ReflectionService:
 
 
 def _describe(file: FileDescriptor, reply: reflection_pb2.ServerReflectionResponse) -> None:
-    """Adds a file and all that it imports."""
+    """Adds a file and all its imports."""
     pending, known = [file], {file.name}
     while pending:
         current = pending.pop()
@@ -85,7 +85,7 @@ _MIN_S, _USUAL_S = 0.1, 10.0
 
 
 class OrcaService:
-    """Sends a report at once and then at the interval that was asked for: 0.1 s at least, 10 s where none was."""
+    """Sends a load report at once, then at the requested interval: at least 0.1 s, by default 10 s."""
 
     def __init__(self, reports: LoadReports) -> None:
         self._reports = reports
@@ -95,7 +95,7 @@ class OrcaService:
         return {f"/{_ORCA}/StreamCoreMetrics": Method(OrcaLoadReportRequest, streaming=self.stream)}
 
     def close(self) -> None:
-        """Ends all streams: they have no end of their own that a drain could wait for."""
+        """Ends all streams. They have no end of their own that a drain could wait for."""
         self._closed.set()
 
     async def stream(self, request: OrcaLoadReportRequest, _: object) -> AsyncIterator[OrcaLoadReport]:
@@ -115,10 +115,10 @@ SERVICE = "grpc.health.v1.Health"
 
 
 class HealthService:
-    """What is served, and those who watch."""
+    """The health of the server, and the streams that watch it."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._services = {"", *services}  # the empty name is the server
+        self._services = {"", *services}  # the empty name stands for the server
         self._status = pb.HealthCheckResponse.NOT_SERVING
         self._closed = False
         self._changed = asyncio.Event()
@@ -130,12 +130,12 @@ class HealthService:
         }
 
     def set(self, *, serving: bool) -> None:
-        """Tells all who watch."""
+        """Sets the status, and notifies all watchers."""
         self._status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
         self._wake()
 
     def close(self) -> None:
-        """Ends all watching: it has no end of its own that a drain could wait for."""
+        """Ends all watch streams. They have no end of their own that a drain could wait for."""
         self._closed = True
         self._wake()
 
@@ -145,7 +145,7 @@ class HealthService:
         return pb.HealthCheckResponse(status=self._status)
 
     async def watch(self, request: pb.HealthCheckRequest, _: object) -> AsyncIterator[pb.HealthCheckResponse]:
-        """The status now and whenever it changes; a service that does not exist is SERVICE_UNKNOWN."""
+        """The status now and at each change; SERVICE_UNKNOWN for a service that does not exist."""
         sent = None
         while True:
             changed = self._changed

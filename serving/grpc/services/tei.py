@@ -1,4 +1,4 @@
-"""`tei.v1`: text-embeddings-inference's services, each message of which is one input."""
+"""`tei.v1`: the services of text-embeddings-inference, with one input per message."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
 
 _MODEL = b"model"
-"""Metadata with which a client names the model: its messages have no field for it."""
+"""Metadata key with which a client names the model. The messages have no field for it."""
 
 _DIRECTIONS = tuple(pb.TruncationDirection.values())
 _INLINE_NUMBERS = 32_768
-"""So many are written on the event loop in about a millisecond."""
+"""Numbers that the event loop converts in about a millisecond. A thread converts more."""
 
 
 class TeiServices:
-    """The calls of the services, each a plain coroutine from message to message."""
+    """The methods of the services, each a coroutine from message to message."""
 
     def __init__(self, service: TeiService) -> None:
         self._service = service
 
     def methods(self) -> dict[str, Method | BertserveError]:
-        """Their methods, by path; those of sparse vectors say that there are none."""
+        """The methods by path. An error stands for the methods of sparse vectors."""
         each: dict[str, tuple[Any, Any]] = {
             "Embed/Embed": (self.embed, pb.EmbedRequest),
             "Embed/EmbedAll": (self.embed_all, pb.EmbedAllRequest),
@@ -71,14 +71,14 @@ class TeiServices:
         return {f"/tei.v1.{name}": method for name, method in methods.items()}
 
     async def info(self, _: pb.InfoRequest, call: Call) -> pb.InfoResponse:
-        """A model and the server's limits."""
+        """Describes a model and the server's limits."""
         told = msgspec.structs.asdict(self._service.info(_model(call)))
         (kind,) = told.pop("model_type")
         values = {name: told[name] for name in pb.InfoResponse.DESCRIPTOR.fields_by_name if name in told}
         return pb.InfoResponse(model_type=f"MODEL_TYPE_{kind.upper()}", **values)
 
     async def embed(self, request: pb.EmbedRequest, call: Call, trace: RequestTrace | None = None) -> pb.EmbedResponse:
-        """The vector of a text."""
+        """The embedding of a text."""
         normalize = request.normalize if request.HasField("normalize") else None
         dimensions = request.dimensions if request.HasField("dimensions") else None
         options = EmbedOptions(normalize, dimensions)
@@ -89,7 +89,7 @@ class TeiServices:
     async def embed_all(
         self, request: pb.EmbedAllRequest, call: Call, trace: RequestTrace | None = None
     ) -> pb.EmbedAllResponse:
-        """The vectors of a text's tokens."""
+        """The embeddings of a text's tokens."""
         options = EmbedTokensOptions()
         outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
         rows = outcome.answer[0]
@@ -105,11 +105,11 @@ class TeiServices:
     async def predict_pair(
         self, request: pb.PredictPairRequest, call: Call, trace: RequestTrace | None = None
     ) -> pb.PredictResponse:
-        """The classes of a text or of a pair of texts, best first."""
+        """The classes of a text or of a text pair, best first."""
         return await self._predict(request, call, trace, request.inputs)
 
     async def rerank(self, request: pb.RerankRequest, call: Call) -> pb.RerankResponse:
-        """Texts in the order in which they answer a query."""
+        """Ranks texts by how well they answer a query."""
         pairs = [(request.query, text) for text in request.texts]
         most = self._service.settings.max_client_batch_size
         outcome = await self._run_task(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
@@ -117,7 +117,7 @@ class TeiServices:
         return _ranking(outcome, texts, _metadata(outcome, request.query, *request.texts))
 
     async def rerank_stream(self, requests: list[pb.RerankStreamRequest], call: Call) -> pb.RerankResponse:
-        """The same of pairs, each of which comes in a message of its own."""
+        """Ranks pairs, each of which comes in its own message."""
         if not requests:
             raise EmptyInput("the stream has no message; send at least one")
         first, (cut, *others) = requests[0], {_cut(request) for request in requests}
@@ -166,7 +166,7 @@ class TeiServices:
         call: Call,
         trace: RequestTrace | None,
         inputs: Sequence[TextInput],
-        options: Any,  # noqa: ANN401  of the task that the answer is of
+        options: Any,  # noqa: ANN401  those of the task
         truncate: Truncate,
         prompt_name: str | None = None,
         most: int = 1,
@@ -183,14 +183,14 @@ def _model(call: Call) -> str | None:
     return None if name is None else name.decode("latin-1")
 
 
-def _cut(request: Any) -> Truncate:  # noqa: ANN401  of any kind that has the two fields
+def _cut(request: Any) -> Truncate:  # noqa: ANN401  any message with the two fields
     direction = request.truncation_direction
     if direction not in _DIRECTIONS:
         raise InvalidRequest(f"`truncation_direction` is {direction}; 0 cuts the right end, 1 the left one")
     return "left" if request.truncate and direction == pb.TRUNCATION_DIRECTION_LEFT else request.truncate
 
 
-def _prompt(request: Any) -> str | None:  # noqa: ANN401  likewise
+def _prompt(request: Any) -> str | None:  # noqa: ANN401  any message with the field
     return request.prompt_name if request.HasField("prompt_name") else None
 
 
