@@ -43,7 +43,9 @@ def texts(draw: st.DrawFn) -> EncodedText:
     return EncodedText(tokens, array("i", [place % 2 for place in range(len(tokens))]) if typed else None)
 
 
-batches = st.builds(Batch, st.integers(0, 65_535).map(ModelIndex), st.lists(texts(), min_size=1, max_size=8))
+batches = st.tuples(st.integers(0, 65_535).map(ModelIndex), st.lists(texts(), min_size=1, max_size=8)).map(
+    lambda parts: Batch(*parts)
+)
 
 
 def check_run(batch: Batch, model: int, payload: memoryview) -> None:
