@@ -220,8 +220,8 @@ class H2Connection:
         if size := len(data):
             self._credit += REPLY_CREDIT
             sending = self._sending
-            # Where a part of a stream is held back already, one of its windows is closed.
-            if size <= FRAME_BYTES and size <= stream.window and size <= sending.size and not sending.paused:
+            fits = size <= FRAME_BYTES and size <= stream.window and size <= sending.size and not sending.paused
+            if fits and stream.unsent is None:  # data that is held back goes first, even if a window has room for this
                 sending.size -= size
                 stream.window -= size
                 out += (_pack(size << 8, 0, number), data)

@@ -282,6 +282,20 @@ def test_data_within_both_windows(initial: int, updates: list[tuple[int, int]], 
     assert stream.closed
 
 
+def test_data_keeps_its_order() -> None:
+    """A part that fits a window does not overtake one that is held back until the window is wider."""
+    server = Server()
+    stream = server.open(request(Encoder(), 1))
+    server.say(window_update(0, 1 << 20))
+    first, second = b"1" * (WINDOW + 1000), b"2" * 50
+    server.h2.send(stream, OK, first)
+    server.say(window_update(1, 100))
+    server.h2.send(stream, None, second, END)
+    server.say(window_update(1, 1 << 20))
+    assert body(server.said()) == first + second
+    assert stream.closed
+
+
 def sizes(frames: Iterable[Frame]) -> list[int]:
     return [len(said.data) for said in of_type(DataFrame, frames)]
 
