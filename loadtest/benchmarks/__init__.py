@@ -1,1 +1,1 @@
-"""Measurements for docs/benchmarks: servers in turns on one machine, kept in a file, shown as a page."""
+"""Benchmarks for docs/benchmarks: servers measured in turns on one machine, figures kept in a file, shown as a page."""

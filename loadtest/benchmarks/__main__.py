@@ -1,4 +1,4 @@
-"""`python -m loadtest.benchmarks NAME`: everything that is measured for docs/benchmarks; `--help` lists the names."""
+"""`python -m loadtest.benchmarks NAME`: runs a benchmark of docs/benchmarks; `--help` lists the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bertserve batch` beside the raw engine over the same texts, and its memory over the rows that it has written."""
+"""Compares `bertserve batch` with the raw engine over the same texts, and measures its memory over the rows written."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 _MIN_WORDS, _MAX_WORDS = 6, 250
 _BATCH_TOKENS = (1, 256, 512, 1024, 2048, 4096)
-"""Padded tokens of the raw engine's batches that are tried; of 1 each text is a batch."""
+"""Batch sizes that the raw engine tries, in padded tokens; at 1 each text is a batch."""
 
 _TRIED_TEXTS = 400
 _PART_ROWS = 2048
 _RAW_LIMIT_S = 900.0
 _KINDS = {"driver": "the command's", "engine": "the engine's", "rest": "the rest of Ray"}
-"""Processes of a job, and what tables call them."""
+"""Processes of a job, and their names in tables."""
 
 _LOG_LETTERS = 1000
 _SETTLED = 0.1
-"""Memory counts from this share of the rows on: the engine and a first part are there then."""
+"""Share of the rows after which memory counts: the engine and a first part are loaded by then."""
 
 
 class BatchBenchmark(Benchmark):
-    """Each round is half of the texts by the raw engine, all of them by the job, and the other half by the engine."""
+    """Each round: half of the texts by the raw engine, all of them by the job, the other half by the raw engine."""
 
     name = "batch"
     out = "bulk"
@@ -66,7 +66,7 @@ class BatchBenchmark(Benchmark):
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Consecutive words of real English; lengths are even on a logarithmic scale, in random order."""
+        """Consecutive words of real English in random order; lengths are even on a logarithmic scale."""
         dice, words = random.Random(7), sentence_words()
         least, most, twice, texts = math.log(_MIN_WORDS), math.log(_MAX_WORDS), [*words, *words], []
         for _ in range(self.options.texts):
@@ -91,7 +91,7 @@ class BatchBenchmark(Benchmark):
         return float(self._raw.ask("drain", _RAW_LIMIT_S, texts=ids, batch_tokens=batch_tokens))
 
     def _batch_tokens(self) -> dict[str, list[float]]:
-        """The raw engine's texts a second by the size of its batches, which must not be chosen to its disadvantage."""
+        """The raw engine's texts per second by batch size; the fastest size is the baseline."""
         sizes = _BATCH_TOKENS if self.bundle.batch_invariant else _BATCH_TOKENS[:1]
         rates: dict[str, list[float]] = {str(tokens): [] for tokens in sizes}
         tried = self._ids[:_TRIED_TEXTS]
@@ -108,20 +108,20 @@ class BatchBenchmark(Benchmark):
         return {"raw_s": [first, second], **{name: job[name] for name in ("seconds", "steady_per_s", "cpu_s")}}
 
     def _memory(self) -> dict[str, Any]:
-        """With the fake engine, which answers at once: what is watched is what lies around the engine."""
+        """Memory with the fake engine, which answers at once: only the code around the engine is measured."""
         dice, words = random.Random(1), sentence_words()
         texts = (" ".join(dice.choices(words, k=dice.randint(1, 8))) for _ in range(self.options.rows))
         return self._job(texts, "--engine", "fake", "--precision", "fp32")
 
     def _job(self, texts: Iterable[str], *options: str) -> dict[str, Any]:
-        """A job from its command to its end.
+        """Runs a job from its command to its end.
 
         Returns:
-            `seconds`; `steady_per_s`, the rows a second between the end of the first part and that of the last one;
+            `seconds`; `steady_per_s`, the rows per second between the end of the first part and that of the last one;
             `cpu_s` by kind of process; `samples`, the rows written and the resident MB by kind of process.
 
         Raises:
-            BenchError: It failed.
+            BenchError: The job failed.
         """
         with tempfile.TemporaryDirectory() as folder:
             source, out, log = Path(folder) / "texts.jsonl", Path(folder) / "out", Path(folder) / "log"
@@ -173,7 +173,7 @@ class BatchBenchmark(Benchmark):
 
 
 def _sample(job: int, used: dict[int, tuple[str, float]]) -> dict[str, float]:
-    """Resident MB by kind of process; keeps the CPU time of each process, as last seen, with its kind."""
+    """Resident MB by kind of process. Also keeps the last seen CPU time of each process, with its kind."""
     resident = dict.fromkeys(_KINDS, 0.0)
     for pid in (job, *descendants(job)):
         kind = "driver" if pid == job else _kind(pid)
@@ -190,7 +190,7 @@ def _kind(pid: int) -> str:
 
 
 def _parts(out: Path) -> list[Path]:
-    """Entries of the parts that are written."""
+    """Entries of the parts written so far."""
     return list((out / ".job" / "parts").glob("*"))
 
 

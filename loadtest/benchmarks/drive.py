@@ -1,4 +1,4 @@
-"""The loads of benchmarks: an open loop of real texts of known lengths against one server, and a closed loop."""
+"""Loads of the benchmarks: an open loop of real texts of known lengths against one server, and a closed loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loadtest.generator.workload import Bundle
 
 SLO_MS = 250.0
-"""What p99 is held to where a capacity is searched for."""
+"""Objective for p99 in a search for capacity."""
 
 _TEXTS, _MIN_WORDS, _MAX_WORDS = 200, 6, 250
 _SHORT_TOKENS, _SHORT_TEXTS = 8, 100
@@ -44,7 +44,7 @@ _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
 
 @dataclass(slots=True, frozen=True)
 class Workload:
-    """Texts, each a kind of its own so that every request's length is known, in tokens as the model takes them."""
+    """Texts, each a kind of its own, so that the length of every request is known in tokens as the model takes them."""
 
     kinds: tuple[Kind, ...]
     tokens: tuple[int, ...]
@@ -66,7 +66,7 @@ class Workload:
 
 
 def mixed_texts(bundle: Bundle) -> Workload:
-    """Consecutive words of real English, from 6 to 250 of them in even steps; longer texts are cut by the server."""
+    """Consecutive words of real English, 6 to 250 in even steps. The server truncates longer texts."""
     words, dice = sentence_words(), random.Random(1)
     texts = []
     for index in range(_TEXTS):
@@ -85,28 +85,28 @@ def short_texts(bundle: Bundle) -> Workload:
 
 
 def even(seconds: float) -> tuple[Phase, ...]:
-    """One phase at the whole rate."""
+    """One phase at the full rate."""
     return (Phase(seconds, 1, 1),)
 
 
 @dataclass(slots=True)
 class Recorded(Result):
-    """A result that keeps every request, in pieces as the generators told them.
+    """A result that keeps every request, in pieces as the generators report them.
 
-    `reasons` says of each piece why requests failed, by the number that its records have in `fault`.
+    `reasons` maps the numbers in the `fault` field of a piece's records to reasons of failure.
     """
 
     records: list[NDArray[np.void]] = field(default_factory=list)
     reasons: list[list[str]] = field(default_factory=list)
 
     def take(self, records: NDArray[np.void], faults: Sequence[str], kinds: Sequence[str]) -> None:
-        """Keeps them beside summing them up."""
+        """Keeps the records in addition to summing them up."""
         Result.take(self, records, faults, kinds)  # a class with slots has lost what `super()` looks for
         self.records.append(records)
         self.reasons.append(list(faults))
 
     def failed_with(self, statuses: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Which requests failed for a reason that begins with one of these."""
+        """Marks the requests that failed for a reason that begins with one of these."""
         pieces = zip(self.records, self.reasons, strict=True)
         found = [np.array([reason.startswith(statuses) for reason in told])[piece["fault"]] for piece, told in pieces]
         return np.concatenate(found)
@@ -114,16 +114,16 @@ class Recorded(Result):
 
 @dataclass(slots=True, frozen=True)
 class Requests:
-    """What became of the requests of a run, in arrays of equal length.
+    """Outcomes of a run's requests, in arrays of equal length.
 
     Attributes:
-        intended: When each should have been sent, in seconds from the start.
-        latency_ms: From then until its answer or its refusal.
-        answered: Whether it has an answer.
-        refused: Whether the server said on its arrival that it would have none.
-        missed: Whether the server took it, and its deadline passed.
-        tokens: Of its text.
-        queue_us: As the server says, like `compute_us`; -1 where it does not.
+        intended: Scheduled send time, in seconds from the start.
+        latency_ms: Time from `intended` to the answer or the refusal.
+        answered: Whether the request has an answer.
+        refused: Whether the server refused the request on arrival.
+        missed: Whether the server accepted the request and its deadline passed.
+        tokens: Tokens of the text.
+        queue_us: As the server reports it, like `compute_us`; -1 if it does not.
     """
 
     intended: NDArray[np.float64]
@@ -137,7 +137,7 @@ class Requests:
 
     @classmethod
     def of(cls, recorded: Recorded, tokens: Sequence[int]) -> Requests:
-        """The requests of a run over texts of so many tokens."""
+        """The requests of a run over texts of these lengths in tokens."""
         every = np.concatenate(recorded.records)
         latency_ms, answered = (every["done"] - every["intended"]) * 1e3, every["fault"] == 0
         fates = (answered, recorded.failed_with(_REFUSED), recorded.failed_with(_MISSED))
@@ -145,12 +145,12 @@ class Requests:
         return cls(every["intended"], latency_ms, *fates, np.asarray(tokens)[every["kind"]], *stages)
 
     def within(self, begin_s: float, end_s: float) -> Requests:
-        """Those that should have been sent in a stretch of the run."""
+        """The requests scheduled in a stretch of the run."""
         chosen = (self.intended >= begin_s) & (self.intended < end_s)
         return Requests(*(getattr(self, part.name)[chosen] for part in dataclasses.fields(self)))
 
     def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
-        """What stands in tables; an answer above `good_ms` is not good, a percentile of nothing is not there."""
+        """Figures for tables. An answer above `good_ms` is not good; a percentile of nothing is left out."""
         low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
         answered = self.answered
         counted = {
@@ -174,14 +174,14 @@ class Requests:
         return found
 
     def bad_until_s(self, begin_s: float, good_ms: float) -> float:
-        """How long after a moment the last request should have been sent that had no good answer; 0: none."""
+        """Time from a moment to the last scheduled request without a good answer; 0 if there is none."""
         bad = (self.intended >= begin_s) & ~(self.answered & (self.latency_ms <= good_ms))
         return float(self.intended[bad].max() - begin_s) if bad.any() else 0.0
 
     def overhead_us(self) -> tuple[float, float]:
-        """What a request took beside queue and engine: microseconds, and microseconds a token.
+        """Time of a request outside queue and engine: microseconds, and microseconds per token.
 
-        The straight line through the medians of the shorter and the longer half (after Brown and Mood).
+        A straight line through the medians of the shorter and the longer half (after Brown and Mood).
         """
         beside = self.latency_ms * 1e3 - self.queue_us - self.compute_us
         chosen = self.answered & (self.compute_us >= 0)
@@ -194,7 +194,7 @@ class Requests:
 
 
 def find_capacity(target: Target, workload: Workload, probe_s: float, rate: float) -> dict[str, Any]:
-    """The highest rate at which p99 keeps the objective, searched from a rate on."""
+    """Searches for the highest rate at which p99 meets the objective, starting at `rate`."""
     scenario = Scenario("capacity", "", even(probe_s), {1: 1.0}, rate=rate)
     measurement = Measurement(target, scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
     with Progress(scenario.seconds) as progress:
@@ -207,9 +207,9 @@ def find_capacity(target: Target, workload: Workload, probe_s: float, rate: floa
 def closed_loop(
     place: tuple[str, int, str], hidden_size: int, texts: Sequence[Any], connections: int, seconds: float
 ) -> float:
-    """Texts a second that so many connections get, each asking again once it is answered, after a short warm-up.
+    """Texts per second of so many connections in a closed loop, after a short warm-up.
 
-    `place` is the form in which they are asked for, the port, and the endpoint.
+    `place` holds the form of the requests, the port and the endpoint.
     """
     form, port, endpoint = place
     with Child("loadtest.generator.client") as client:
@@ -221,9 +221,9 @@ def closed_loop(
 
 
 class Running:
-    """A load that a thread of its own sends while others do something to the server.
+    """A load that a thread of its own sends while the caller acts on the server.
 
-    A request that has no answer after `patience_s` has failed. `generator` is the module that sends.
+    A request without an answer after `patience_s` has failed. `generator` is the module that sends.
     """
 
     def __init__(
@@ -237,7 +237,6 @@ class Running:
         patience_s: float = _PATIENCE_S,
         generator: str = "loadtest.generator.open_loop",
     ) -> None:
-        """Starts it."""
         scenario = Scenario("benchmark", "", tuple(phases), {1: 1.0})
         load = Load(scenario, rate, tuple(kinds), seed, patience_s)
         self.processes = load.processes
@@ -248,19 +247,19 @@ class Running:
         pool.shutdown(wait=False)
 
     def began(self) -> float:
-        """When the schedule began, on the clock `time.perf_counter`; waits for it."""
+        """Start of the schedule on the clock `time.perf_counter`; waits for it."""
         while self._began is None:
             self.check()
             time.sleep(_LOOK_S)
         return self._began
 
     def check(self) -> None:
-        """Raises BenchError where a generator has failed."""
+        """Raises BenchError if a generator has failed."""
         if self._sent.done():
             self._sent.result()
 
     def join(self) -> Recorded:
-        """Waits for the last answer; raises BenchError where a generator has failed."""
+        """Waits for the last answer; raises BenchError if a generator has failed."""
         self._sent.result()
         return self.result
 
@@ -277,7 +276,7 @@ def drive(
     seed: int,
     patience_s: float = _PATIENCE_S,
 ) -> tuple[Requests, Any]:
-    """Sends a schedule and returns its requests and the facts of the generator; raises BenchError where it failed."""
+    """Sends a schedule; returns its requests and the generator's facts. Raises BenchError if the generator failed."""
     recorded = Running(target, workload.kinds, phases, rate, seed, patience_s=patience_s).join()
     return Requests.of(recorded, workload.tokens), recorded.generator
 
@@ -292,7 +291,7 @@ def block(
     good_ms: float = SLO_MS,
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, float]:
-    """A measurement in an open loop: the figures of its first phase, and how long those after it were bad."""
+    """An open-loop measurement: figures of the first phase, and how long the phases after it were bad."""
     requests, generator = drive(target, workload, phases, rate, seed, patience_s)
     first = phases[0].seconds
     found = requests.within(0, first).figures(first, good_ms)

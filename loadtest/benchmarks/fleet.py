@@ -1,8 +1,7 @@
-"""Three replicas behind HAProxy: balance by predicted wait beside `leastconn` and round robin.
+"""Three replicas behind HAProxy: balance by predicted wait, `leastconn` and round robin.
 
-Each replica's engine sleeps for as long as a real one would compute, so that three of them have room on one machine;
-everything else is real. Equal replicas show what knowing the wait is worth where lengths alone differ, unequal ones
-where nodes differ, too.
+Each replica's engine sleeps as long as a real one would compute, so that three of them fit on one machine; everything
+else is real. Equal replicas show the gain where only lengths differ, unequal ones where nodes differ too.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _BY_WAIT = "by wait"
 _POLICIES = (_BY_WAIT, "leastconn", "roundrobin")
 _FLEETS = {"equal": (1.0, 1.0, 1.0), "unequal": (1.0, 0.6, 0.3)}
-"""The speed of each replica."""
+"""Speed of each replica."""
 
 _TOKEN_US = 60.0
 _OPTIONS = ("--engine", "fake", "--threads", "1", "--default-timeout-ms", "30000")
@@ -37,7 +36,7 @@ _CONNECTIONS, _THROUGHPUT_S, _UP_S = 4, 3.0, 10.0
 
 
 def _configuration(policy: str) -> str:
-    """What users get, or the same with other algorithms and without agents."""
+    """The configuration that users get, or the same with another algorithm and without agent checks."""
     text = CONFIGURATION.read_text(encoding="utf-8")
     if policy == _BY_WAIT:
         return text
@@ -46,7 +45,7 @@ def _configuration(policy: str) -> str:
 
 
 class _Fleet(NamedTuple):
-    """Three replicas, and a proxy before them for each policy."""
+    """Three replicas, and a proxy in front of them for each policy."""
 
     replicas: list[Replica]
     proxies: dict[str, Proxy]
@@ -101,7 +100,7 @@ class FleetBenchmark(Benchmark):
         return self.only(f"{name} replicas", partial(_running, options.models, options.precision, _FLEETS[name]))
 
     def _capacity(self, fleet: str) -> dict[str, float]:
-        """Texts a second that each replica answers to several clients in a closed loop."""
+        """Texts per second that each replica answers to several clients in a closed loop."""
         endpoint, size, texts = f"/v2/models/{self.bundle.model}/infer", self.bundle.hidden_size, self._workload.texts
         return {
             one.name: closed_loop(("v2", one.http_port, endpoint), size, texts[::7], _CONNECTIONS, _THROUGHPUT_S)
@@ -114,7 +113,7 @@ class FleetBenchmark(Benchmark):
         return block(target, self._workload, even(self.options.seconds), rate, number)
 
     def figures(self, store: Store) -> dict[str, Any]:
-        """The blocks of each fleet by policy, and the ratios of p99 to that by wait, where all were measured."""
+        """Blocks of each fleet by policy, and the ratios of p99 to balance by wait, if all were measured."""
         fleets, ratios = {}, {}
         for fleet in _FLEETS:
             blocks: dict[str, list[dict[str, float]]] = {policy: [] for policy in _POLICIES}

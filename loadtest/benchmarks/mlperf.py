@@ -1,7 +1,7 @@
-"""MLPerf's LoadGen beside our own search for capacity: is Server VALID at the rate that ours finds?
+"""Compares MLPerf's LoadGen with our capacity search: is Server VALID at the capacity that the search finds?
 
-Ours finds the highest rate that holds MLPerf's own bound, over the same requests. LoadGen's Server then runs at that
-rate and below, and the other scenarios with it, for performance and for accuracy.
+The search finds the highest rate that meets MLPerf's own bound, over the same requests. LoadGen's Server then runs at
+that rate and below, and the other scenarios follow, for performance and for accuracy.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _SLO = "p99=130ms,errors=0%"
 _SEARCH_S = 30.0
-"""Of a run of the search: shorter ones miss what disturbs a machine now and then, which LoadGen's minute does not."""
+"""Length of a search run; shorter ones miss occasional disturbances of the machine, which LoadGen's minute does not."""
 _SHARES = (1.0, 0.95, 0.9)
 _BOTH = ("performance", "accuracy")
 
 
 class _Served(NamedTuple):
-    """A model repository, what is asked of it, and where the search for its capacity begins, a second."""
+    """A model repository, its requests, and the rate per second at which the capacity search starts."""
 
     models: Path
     data: Path | None
@@ -46,7 +46,7 @@ class _Served(NamedTuple):
 
 
 class MlperfBenchmark(Benchmark):
-    """Capacity by ours, then every scenario by LoadGen, model by model."""
+    """For each model: capacity by our search, then every LoadGen scenario."""
 
     name = "mlperf"
     purpose = "MLPerf's LoadGen in every scenario, at the capacity that bertserve load finds"
@@ -97,7 +97,7 @@ class MlperfBenchmark(Benchmark):
         return {"per_s": found.highest, "confidence": found.confidence(), "source": session.library.source}
 
     def _run(self, name: str, scenario: str) -> list[dict[str, Any]]:
-        """The runs of a scenario; of Server, at shares of the capacity, down to the first that is VALID."""
+        """Runs of a scenario; Server runs at decreasing shares of the capacity until one is VALID."""
         found: list[dict[str, Any]] = []
         for share in _SHARES if scenario == "server" else _SHARES[:1]:
             load = Load(share * self.store.steps[f"{name} capacity"]["per_s"], self.options.seconds)
@@ -110,7 +110,7 @@ class MlperfBenchmark(Benchmark):
         return found
 
     def figures(self, store: Store) -> dict[str, Any]:
-        """By model: its capacity, its runs by scenario, and what the verdict is about."""
+        """Capacity, runs by scenario and verdict of each model."""
         models = {}
         for name in ("embed", "answer"):
             if (capacity := store.steps.get(f"{name} capacity")) is None:

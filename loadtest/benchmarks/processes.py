@@ -1,4 +1,4 @@
-"""What Linux says of running processes: their CPU time and their memory."""
+"""CPU time and memory of running processes, from Linux's `/proc`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PARENT, _USER, _SYSTEM, _RESIDENT = 1, 11, 12, 21
-"""Fields of `/proc/<pid>/stat` behind the process's name, which may itself hold blanks and brackets."""
+"""Fields of `/proc/<pid>/stat` after the process's name, which may itself hold blanks and brackets."""
 
 
 def descendants(pid: int) -> list[int]:
-    """The children of a process, their children and so on, without the process itself."""
+    """Children of a process, their children and so on, without the process itself."""
     parents = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -30,19 +30,19 @@ def descendants(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used, in seconds; 0 where it has gone."""
+    """CPU time of a process in seconds; 0 if it is gone."""
     fields = _stat(pid)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S if fields else 0.0
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process; pages shared with others count in full. 0 where it has gone."""
+    """Resident memory of a process; shared pages count in full. 0 if it is gone."""
     fields = _stat(pid)
     return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
 
 
 class Peaks:
-    """Looks at figures every so often, in seconds, within a `with` block.
+    """Samples figures periodically (the period is in seconds) within a `with` block.
 
     Attributes:
         seen: The largest value of each.
@@ -69,7 +69,7 @@ class Peaks:
 
 
 def machine_cpu_s() -> float:
-    """CPU time that this machine's cores have worked since it started, in seconds."""
+    """CPU time of all cores since the machine started, in seconds."""
     user, nice, system, _, _, irq, soft_irq = map(int, (_PROC / "stat").read_text().split()[1:8])
     return (user + nice + system + irq + soft_irq) / _TICKS_PER_S
 

@@ -1,7 +1,7 @@
-"""The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as it goes here.
+"""The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as possible on this machine.
 
-`python -m loadtest.benchmarks.raw_engine` measures when asked (see child.py). Inputs are made before the clock starts,
-so what is timed is `InferenceSession.run` and nothing else.
+`python -m loadtest.benchmarks.raw_engine` measures on request (see child.py). Inputs are made before the clock starts,
+so only `InferenceSession.run` is timed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 _LOG_ERRORS_ONLY = 3
 
 OPTIONS = ("served", "default")
-"""`served` copies the session options of the server's engine; `default` is what ONNX Runtime does by itself."""
+"""`served` copies the session options of the server's engine; `default` keeps ONNX Runtime's own."""
 
 WIDE, NARROW = "wide", "narrow"
-"""One text after the other on one session that uses all cores; in parallel on one single-threaded session a core."""
+"""`WIDE`: one text after the other on one session with all cores. `NARROW`: one single-threaded session per core."""
 
 BATCHED = (f"{WIDE}8", f"{NARROW}2", f"{NARROW}8")
-"""Batches tried, by kind of session and size, where the artifact allows the server to batch."""
+"""Batch sizes to try, by kind of session, if the artifact allows the server to batch."""
 
 Tensors = dict[str, Any]
 
 
 def ways(*, batch_invariant: bool) -> tuple[str, ...]:
-    """How texts are brought to the cores."""
+    """The ways to distribute texts over the cores."""
     return (WIDE, NARROW, *(BATCHED if batch_invariant else ()))
 
 
@@ -55,8 +55,8 @@ def batch_size(way: str) -> int:
 def session_options(options: str, threads: int, cores: int) -> ort.SessionOptions:
     """The options of a session.
 
-    By default a session as wide as the machine keeps ONNX Runtime's own choice of threads, which also binds them to
-    their cores.
+    A session as wide as the machine keeps ONNX Runtime's own choice of threads by default, which also binds them to
+    cores.
     """
     made = ort.SessionOptions()
     made.log_severity_level = _LOG_ERRORS_ONLY
@@ -72,7 +72,7 @@ def session_options(options: str, threads: int, cores: int) -> ort.SessionOption
 
 
 def tensors_of(names: Sequence[str], texts: Sequence[list[int]]) -> Tensors:
-    """The inputs of a batch of texts, each int32 [texts, tokens of the longest]; shorter ones are padded with zeros."""
+    """Inputs of a batch, each int32 [texts, tokens of the longest]; shorter texts are padded with zeros."""
     ids = np.zeros((len(texts), max(map(len, texts))), np.int32)
     mask = np.zeros_like(ids)
     for row, text in enumerate(texts):
@@ -88,13 +88,12 @@ class RawEngine:
     """Sessions over one artifact, and the texts to run on them."""
 
     def __init__(self) -> None:
-        """Starts with nothing; see `open`."""
         self._names: list[str] = []
         self._texts: dict[int, list[list[int]]] = {}
         self._sessions: dict[tuple[str, str], list[ort.InferenceSession]] = {}
 
     def open(self, artifact: str, names: list[str], threads: int, cores: int, texts: dict[str, list[list[int]]]) -> str:
-        """Makes every session over an ONNX file and keeps token ids by length; returns ONNX Runtime's version."""
+        """Opens every session over an ONNX file and keeps token ids by length; returns ONNX Runtime's version."""
         data = Path(artifact).read_bytes()
         self._names = names
         self._texts = {int(tokens): ids for tokens, ids in texts.items()}
@@ -104,16 +103,16 @@ class RawEngine:
         return str(ort.__version__)
 
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
-        """What the artifact answers to the first texts of that length, each computed alone, scaled to length 1."""
+        """The artifact's answers to the first texts of that length, each computed alone, scaled to length 1."""
         [session] = self._sessions["served", WIDE]
         feeds = [tensors_of(self._names, [ids]) for ids in self._texts[tokens][:count]]
         rows = [session.run(None, feed)[0][0] for feed in feeds]
         return [[float(value) for value in row / np.linalg.norm(row)] for row in rows]
 
     def measure(self, options: str, way: str, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
-        """Measures one way with one set of options; returns a `Sample`'s fields.
+        """Measures one way with one set of options; returns the fields of a `Sample`.
 
-        The latencies of a batch are those of the whole batch; rates are always in texts.
+        Latencies are those of whole batches; rates are in texts.
         """
         size, texts = batch_size(way), self._texts[tokens]
         starts = range(0, len(texts) - size + 1, size)
@@ -123,7 +122,7 @@ class RawEngine:
         cpu_s = time.process_time()
         window = Window.after(time.perf_counter(), warm_up_s, seconds)
         if len(sessions) == 1:
-            # The session counts its caller among its threads, and a bare loop has but the main one.
+            # The session counts its caller among its threads, and a bare loop only has the main thread.
             runs = _loop(sessions[0].run, feeds, window.end)
         else:
             turned = [feeds[index:] + feeds[:index] for index in range(len(sessions))]
@@ -137,9 +136,9 @@ class RawEngine:
         return dataclasses.asdict(sample) | counts | rates
 
     def drain(self, texts: list[list[int]], batch_tokens: int) -> float:
-        """Seconds that texts take by length, the longest first, in batches on the narrow sessions.
+        """Seconds for texts by length, the longest first, in batches on the narrow sessions.
 
-        A batch has so many tokens at most when it is padded to its longest text; a longer text is one of its own.
+        A batch has at most this many tokens when padded to its longest text; a longer text is a batch of its own.
         """
         feeds: queue.SimpleQueue[Tensors] = queue.SimpleQueue()
         ordered, at = sorted(texts, key=len, reverse=True), 0

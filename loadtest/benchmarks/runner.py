@@ -1,4 +1,4 @@
-"""The runner of all benchmarks: their command line, the file of their figures, their page.
+"""The runner of all benchmarks: command line, figures file and page.
 
 A benchmark is a declaration: a subclass of `Benchmark` names what is measured, step by step, and what its page shows.
 """
@@ -45,7 +45,7 @@ _Opened = TypeVar("_Opened")
 class Option:
     """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive, or `zero`.
 
-    Where the default is False it takes no value, where it is a tuple it takes several.
+    An option whose default is False takes no value; one whose default is a tuple takes several.
     """
 
     flag: str
@@ -80,20 +80,20 @@ class Page:
 
 
 class Benchmark:
-    """One of the benchmarks. Its page is the template `<name>.md.j2` beside its module.
+    """Base class of the benchmarks. The page is the template `<name>.md.j2` beside the module.
 
     Attributes:
         name: On the command line.
-        purpose: What it answers, in a line.
-        out: Where its figures are kept in docs/benchmarks, without `.json`.
-        rounds: How often what is compared is measured in turns, by default; 0 where that is no option.
-        seconds: Length of a measurement, by default; likewise.
-        models: The model repository, by default; empty where none is served.
-        tokens: Lengths of the texts, by default; None where they are no option.
-        length: The one length of the texts, where they are none.
-        precision: The artifact's, whatever the command line says; None where that decides.
+        purpose: The question that it answers, in one line.
+        out: File of its figures in docs/benchmarks, without `.json`.
+        rounds: Default number of interleaved rounds; 0 if that is no option.
+        seconds: Default length of a measurement; 0 if that is no option.
+        models: Default model repository; empty if none is served.
+        tokens: Default lengths of the texts; None if they are no option.
+        length: The one length of the texts, if `tokens` is None.
+        precision: The artifact's precision, whatever the command line says; None for the command line's.
         own: Its own options.
-        errors: What ends a run with its sentence.
+        errors: Exceptions that end a run with their message.
     """
 
     name: ClassVar[str]
@@ -109,7 +109,7 @@ class Benchmark:
     errors: ClassVar[tuple[type[Exception], ...]] = (BenchError,)
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Takes the options of the command line; nothing is started before the first step that is missing."""
+        """Takes the options of the command line; starts nothing before the first missing step."""
         self.options = options
         if self.precision is not None:
             options.precision = self.precision
@@ -127,7 +127,7 @@ class Benchmark:
         self.progress.say(words)
 
     def opened(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
-        """What was opened under that key; it is made and entered when it is first asked for, and left at the end."""
+        """A resource by key: opened on first use, closed at the end."""
         if key not in self._opened:
             self.say(f"starting {key}")
             self._opened[key] = self.stack.enter_context(made())
@@ -135,18 +135,18 @@ class Benchmark:
         return found
 
     def only(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
-        """The same, where only one runs at a time."""
+        """The same, if only one may run at a time."""
         if key not in self._opened:
             self.stack.close()
             self._opened.clear()
         return self.opened(key, made)
 
     def new_server(self, *words: str, threads: int = 0) -> BertServer:
-        """A server of the model, not started yet, with these words on its command line."""
+        """A server of the model, not started yet, with these command-line options."""
         return BertServer(self.options.models, self.options.precision, threads or available_cpus(), *words)
 
     def server(self, *words: str, threads: int = 0) -> BertServer:
-        """The server with these words, which runs until the end."""
+        """The server with these options, which runs until the end."""
         return self.opened(("the server", *words), partial(self.new_server, *words, threads=threads))
 
     @cached_property
@@ -162,14 +162,14 @@ class Benchmark:
         size: int,
         texts: Mapping[int, Sequence[str]],
     ) -> Callable[..., Turn]:
-        """Tells the client how to ask a server; returns what makes a turn of a number of tokens and of connections.
+        """Tells the client how to send requests; returns a function from tokens and connections to a turn.
 
         Args:
-            name: Of its samples, before the number of connections.
-            server: Whose CPU time is counted.
+            name: Prefix of its samples, before the number of connections.
+            server: Server whose CPU time is counted.
             place: The client's form, the port, and the endpoint.
             size: Numbers in an answer.
-            texts: By their number of tokens.
+            texts: Texts by their number of tokens.
         """
         form, port, endpoint = place
         way: dict[str, Any] = {"way": name, "form": form, "port": port, "endpoint": endpoint}
@@ -190,19 +190,19 @@ class Benchmark:
         return raw
 
     def model_facts(self) -> dict[str, str]:
-        """What is served: figures of two models never stand in one table."""
+        """The served model: figures of two models never share a table."""
         bundle = self.bundle
         digest = hashlib.sha256(bundle.artifact.read_bytes()).hexdigest()
         return {"model": bundle.model, "version": str(bundle.version), bundle.artifact.name: digest}
 
     def facts(self) -> dict[str, Any]:
-        """What all measurements must have in common to stand in one table."""
+        """Facts that all measurements of one table must share."""
         return {**(self.model_facts() if self.models else {}), "seconds": self.options.seconds}
 
     def steps(self) -> Iterator[Step]:
-        """The names of all steps and what measures each of them, in order; each may need those before it.
+        """Names of all steps and their measurements, in order; each may need those before it.
 
-        Without others they are the rounds: everything that is compared, in turns, length by length.
+        By default the steps are the rounds: all subjects in turns, length by length.
         """
         lengths = getattr(self.options, "tokens", (self.length,))
         for number in range(1, self.options.rounds + 1):
@@ -210,15 +210,15 @@ class Benchmark:
                 yield round_name(number, tokens), partial(self.measure, number, tokens)
 
     def turns(self, tokens: int) -> Iterable[Turn]:
-        """A round at one length: what is put into a ratio stands side by side, since the machine's speed drifts."""
+        """A round at one length; the two sides of a ratio are neighbors, because the machine's speed drifts."""
         raise NotImplementedError(f"{self.name} has no turns of {tokens} tokens")
 
     def measure(self, number: int, tokens: int) -> dict[str, Any]:  # noqa: ARG002  for those whose rounds differ
-        """A round: the samples by subject, as JSON values."""
+        """Measures a round: the samples by subject, as JSON values."""
         return measure_round(list(self.turns(tokens)), self.say)
 
     def figures(self, store: Store) -> dict[str, Any]:  # noqa: ARG002  for templates that need no more
-        """What the template is given beside the store, as far as it has been measured."""
+        """Values for the template besides the store, as far as measured."""
         return {}
 
     def plots(self, store: Store) -> dict[str, str]:  # noqa: ARG002  for pages without
@@ -231,7 +231,7 @@ class Benchmark:
         return rendered(type(self), self.name, **known, **self.figures(store))
 
     def show(self, store: Store) -> str:
-        """Writes the page and its plots; returns what a terminal shows of it."""
+        """Writes the page and its plots; returns the text for the terminal."""
         self.drawn = self.plots(store)
         page, path = self.page(store), store.path.with_suffix(".md")
         text = page if isinstance(page, str) else page.markdown(store)
@@ -241,12 +241,12 @@ class Benchmark:
         return f"{text}\nwritten: {store.path} and {path}"
 
     def failed(self, store: Store) -> bool:
-        """Whether a promise was broken, which the exit code says; figures alone break none."""
+        """Whether a promise was broken, for the exit code; figures alone break none."""
         return not store.steps
 
 
 def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmarks") -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     made = OptionParser(
         prog=f"python -m {prog}",
         description="Measure on this machine. Each step is kept in the file named by --out as soon as it is measured: "
@@ -283,7 +283,7 @@ def main(
     """Measures what is missing and writes the page.
 
     Returns:
-        0 once it is measured, whatever the figures; 1 where it cannot be, or a promise is broken.
+        0 after the measurement, whatever the figures; 1 if it is impossible, or a promise is broken.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     made = parser(benchmarks, prog)
@@ -322,7 +322,7 @@ def _measured(benchmark: Benchmark, command: str) -> Store:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Lets SIGTERM leave this block as an exception does: servers and children are ended on the way."""
+    """Lets SIGTERM leave this block as an exception: servers and children are ended on the way."""
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,8 +1,7 @@
-"""Our scheduling beside first come, first served, and under overload; and measured runs beside their simulation.
+"""Our scheduling compared with FIFO, also under overload; and measured runs compared with their simulation.
 
-Subjects are our server, ours with first come, first served (the baseline), and both with the objective as the default
-deadline, for overload: only who knows when an answer becomes useless can refuse in time. Each step needs what the ones
-before it found.
+Subjects are our server, ours with FIFO (the baseline), and both with the objective as the default deadline for the
+overload runs: a server must know the deadline to refuse in time. Each step needs the results of the steps before it.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ SHARES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15)
 OVERLOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)
 _BUDGETS = (256, 512, 1024, 2048)
 REPLAYED = (0.3, 0.6, 0.8)
-"""Of the capacity that is found first: rates of the runs that are simulated too."""
+"""Simulated rates, as shares of the measured capacity."""
 
 _LOAD_AFTER, _AFTER_S = 0.5, 10.0
 _WARM_SHARE, _WARM_S = 0.5, 3.0
 _SETTLED_S = 15.0
 _REPLY_US, _BATCH_US = 100.0, 70.0
-"""Of what the server adds, the parts behind the engine's work: by the CPU time of docs/benchmarks/main-job.md."""
+"""Server overhead after the engine's work, from the CPU times of docs/benchmarks/main-job.md."""
 
 _GOOD = {2.0: 0.95, 5.0: 0.90, 10.0: 0.75}
 _TAIL = {2.0: 1.25, 10.0: 2.0}
@@ -49,7 +48,7 @@ Runs = list[dict[str, Any]]
 
 
 class _Scheduling(Benchmark):
-    """What both benchmarks share: servers by subject, texts, and capacities."""
+    """Common base of both benchmarks: servers by subject, texts, and capacities."""
 
     rounds = 5
     seconds = 30.0
@@ -75,7 +74,7 @@ class _Scheduling(Benchmark):
         return Target("http", HOST, server.http_port, self.bundle.model)
 
     def guess(self) -> float:
-        """Requests of the mixed texts a second that a device does one by one, by the server's own table."""
+        """Mixed texts per second that a device answers one by one, by the server's own cost table."""
         table = _costs(self.bert(OURS).get("/status"))["table"]
         alone = [row for row in table if row["kind"] == "wide" and row["texts"] == 1]
         nearest = (min(alone, key=lambda row: abs(row["tokens"] - tokens)) for tokens in self.mixed.tokens)
@@ -83,11 +82,11 @@ class _Scheduling(Benchmark):
         return 1e6 / statistics.fmean(row["measured_us"] * tokens / row["tokens"] for row, tokens in pairs)
 
     def capacity(self, of: str) -> float:
-        """What was found of it."""
+        """The stored capacity of a subject."""
         return float(self.store.steps[f"capacity {of}"]["capacity_per_s"])
 
     def find_capacity(self, subject: str) -> dict[str, Any]:
-        """The highest rate at which a subject keeps the objective."""
+        """The highest rate at which a subject meets the objective."""
         return find_capacity(self.target(self.bert(subject)), self.mixed, self.options.probe_s, 0.8 * self.guess())
 
 
@@ -96,7 +95,7 @@ def _fifo(budget: int) -> tuple[str, ...]:
 
 
 def _costs(status: Any) -> Any:  # noqa: ANN401  JSON
-    """Those of the only model that has any."""
+    """Costs of the only model that has any."""
     [model] = [model for model in status["models"] if model["costs"]]
     return model["costs"]
 
@@ -122,7 +121,7 @@ class SchedulingBenchmark(_Scheduling):
             yield f"overload {factor:g} {subject}", partial(self._overload, subject, factor)
 
     def _budget(self) -> dict[str, Any]:
-        """The budget with which the baseline has its best p99, at three quarters of what one by one would carry."""
+        """The budget with the baseline's best p99, at three quarters of the one-by-one rate."""
         rate, tried = 0.75 * self.guess(), {}
         for budget in _BUDGETS:
             with self.new_server(*_fifo(budget)) as server:
@@ -131,18 +130,18 @@ class SchedulingBenchmark(_Scheduling):
         return {"rate": rate, "tried": tried, "best": int(best)}
 
     def _run(self, server: BertServer, phases: tuple[Phase, ...], rate: float, seed: int) -> dict[str, float]:
-        """The figures of the first phase, on a server that has just been at work."""
+        """Figures of the first phase, on a server that has just been under load."""
         target = self.target(server)
-        # Half of the load for a moment, so that caches are warm and the server's costs are the present ones.
+        # Half of the load for a moment, so that caches are warm and the server's costs are current.
         drive(target, self.mixed, (Phase(_WARM_S, _WARM_SHARE, _WARM_SHARE),), min(rate, self.guess()), 1000)
         return block(target, self.mixed, phases, rate, seed)
 
     def _at_share(self, subject: str, share: float, seconds: float, seed: int) -> dict[str, float]:
-        """An even load that is a share of the baseline's capacity."""
+        """Even load at a share of the baseline's capacity."""
         return self._run(self.bert(subject), even(seconds), share * self.capacity(BASELINE), seed)
 
     def _overload(self, subject: str, factor: float) -> dict[str, float]:
-        """A multiple of our own capacity with the objective as everybody's deadline, and half of it afterwards."""
+        """A multiple of our own capacity with the objective as everybody's deadline, then half of our capacity."""
         phases = (Phase(self.options.overload_s, factor, factor), Phase(_AFTER_S, _LOAD_AFTER, _LOAD_AFTER))
         return self._run(self.bert(subject, deadline=True), phases, self.capacity(OURS), 7)
 
@@ -170,12 +169,12 @@ class SchedulingBenchmark(_Scheduling):
 
 
 def _named(store: Store, prefix: str) -> list[tuple[list[str], Any]]:
-    """Steps of a kind: the words behind the prefix, and what was found."""
+    """Steps with this prefix: the words behind the prefix, and the result."""
     return [(name.split(), found) for name, found in store.named(prefix).items()]
 
 
 def _ratio(turns: dict[str, Runs], name: str) -> float:
-    """Ours divided by the baseline's, of the medians."""
+    """Our median divided by the baseline's."""
     ours, baseline = (statistics.median(run[name] for run in turns[who]) for who in (OURS, BASELINE))
     return float(ours / baseline)
 
@@ -219,7 +218,7 @@ def _is_whole(lines: dict[str, tuple[str, list[tuple[float, float]]]]) -> bool:
 
 
 class SimulatedBenchmark(_Scheduling):
-    """Whether the simulation tells the truth: measured runs and the simulation of the very same requests."""
+    """Measures whether the simulation is right: measured runs, and the simulation of the same requests."""
 
     name = "simulated"
     purpose = "measured runs beside the simulation of the same requests"
@@ -231,7 +230,7 @@ class SimulatedBenchmark(_Scheduling):
             yield f"replay {number} {share:g}", partial(self._replayed, share, number)
 
     def _calm(self) -> dict[str, Any]:
-        """What the server adds to a request that meets no other, as options of the simulator; and its costs."""
+        """Server overhead of a request without others, as options of the simulator; and the server's costs."""
         server, rate = self.bert(OURS), min(REPLAYED) * self.capacity(OURS)
         requests, _ = drive(self.target(server), self.mixed, even(self.options.seconds), rate, 70)
         each_us, token_us = requests.overhead_us()
@@ -243,16 +242,16 @@ class SimulatedBenchmark(_Scheduling):
         return {"overhead": added, "table": [[row[name] for name in names] for row in costs["table"]]}
 
     def _replayed(self, share: float, number: int) -> dict[str, Any]:
-        """A measured run, and its simulation with what the server has learned of its costs under the same load."""
+        """A measured run, and its simulation with the costs that the server learned under the same load."""
         rate, seconds, phases = share * self.capacity(OURS), self.options.seconds, even(self.options.seconds)
         server, overhead = self.bert(OURS), self.store.steps["calm"]["overhead"]
         target = self.target(server)
-        # Its corrections are those of this load only after some of it.
+        # Its corrections match this load only after some of it.
         drive(target, self.mixed, even(_SETTLED_S), rate, 1000 + number)
         requests, generator = drive(target, self.mixed, phases, rate, 100 + number)
         measured = requests.figures(seconds, SLO_MS) | _stages(requests)
         measured["generator_late_p99_ms"] = generator.lateness.percentile_ms(99)
-        # What batches cost is given, by the run itself: the host's speed differs from one run to the next.
+        # The run itself gives the costs of batches, because the host's speed differs between runs.
         status = server.get("/status")
         told = simulator.replay(status, self.mixed.requests(phases, rate, 100 + number), seconds, overhead)
         names = ("answered_per_s", "p50_ms", "p99_ms", "short_p99_ms", "queue_ms", "compute_ms")
@@ -260,7 +259,7 @@ class SimulatedBenchmark(_Scheduling):
         return {"measured": measured, "simulated": {name: told[name] for name in names}, "corrections": learned}
 
     def figures(self, store: Store) -> dict[str, Any]:
-        """The runs of each share, and how far the simulation is off by figure: the median of the runs, relative."""
+        """Runs of each share, and the error of the simulation by figure: the median of the runs, relative."""
         shares: dict[float, Runs] = {share: [] for share in REPLAYED}
         for (_, share), found in _named(store, "replay "):
             shares[float(share)].append(found)
@@ -276,6 +275,6 @@ class SimulatedBenchmark(_Scheduling):
 
 
 def _stages(requests: Requests) -> dict[str, float]:
-    """Means of what the server says of its stages."""
+    """Means of the stages that the server reports."""
     told = requests.answered & (requests.compute_us >= 0)
     return {f"{name}_ms": float(getattr(requests, f"{name}_us")[told].mean() / 1e3) for name in ("queue", "compute")}

@@ -1,4 +1,4 @@
-"""The server in turns with the raw engine: what it adds to a text's latency, and what it leaves of the throughput."""
+"""Compares the server with the raw engine, in turns: added latency of a text, and remaining throughput."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIN_COSINE = 0.9999
 
 
 class Target(NamedTuple):
-    """A figure that the specification asks for; what was measured, or None, and whether that is as asked."""
+    """A target of the specification, the measured value or None, and whether the target is met."""
 
     what: str
     limit: str
@@ -37,9 +37,9 @@ class Target(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """The raw engine at one length: with the least median latency on the wide session, and with most texts a second.
+    """The raw engine at one length: lowest median latency on the wide session, and most texts per second.
 
-    It is not handicapped: of each the better options and the better way count.
+    It has no handicap: the better options and the better way count for each.
     """
 
     fastest: str
@@ -85,7 +85,7 @@ class ServerBenchmark(Benchmark):
     name = "server"
     purpose = "the server beside the raw engine: latency, throughput, memory, start"
     out = "main-job"
-    # Many short rounds: a shared host changes its speed every few seconds, and what is compared must meet the same.
+    # Many short rounds: a shared host changes its speed every few seconds, and all subjects must meet the same speed.
     rounds = 20
     seconds = 0.4
     tokens = (8, 32, 128)
@@ -103,10 +103,10 @@ class ServerBenchmark(Benchmark):
 
     @cached_property
     def _subjects(self) -> tuple[Child, dict[str, Callable[..., Turn]]]:
-        """The raw engine and what asks the server over each protocol.
+        """The raw engine, and the client of the server over each protocol.
 
         Raises:
-            BenchError: The server's vectors are not the raw engine's: they would not do the same work.
+            BenchError: The server's vectors differ from the raw engine's: they would not do the same work.
         """
         bundle, server = self.bundle, self._server
         texts = {tokens: make_texts(bundle.path, tokens, _TEXTS) for tokens in self.options.tokens}

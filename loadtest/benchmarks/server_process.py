@@ -1,4 +1,4 @@
-"""Servers under test: started on free ports, ended whatever happens."""
+"""Servers under test, started on free ports and ended in every case."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SOFT_DESCRIPTORS = 1024
 
 @dataclass(slots=True, frozen=True)
 class Usage:
-    """What the server process and its engine processes have, in seconds or bytes."""
+    """CPU time in seconds, or memory in bytes, of the server process and its engine processes."""
 
     server: float
     engine: float
@@ -48,11 +48,11 @@ class ServerProcess:
     """A server in a process of its own, started on free ports; leaving its `with` block ends it.
 
     Attributes:
-        command: The words of the command.
-        http_port: Its port of HTTP.
-        grpc_port: Its port of gRPC; 0 where it has none.
+        command: Its command line.
+        http_port: Its HTTP port.
+        grpc_port: Its gRPC port; 0 if it has none.
         ready_s: Seconds from starting the process until it was ready.
-        start_limit_s: Most of it: a large model is read, and its batches timed, for minutes.
+        start_limit_s: Maximum of `ready_s`: reading a large model and timing its batches takes minutes.
     """
 
     start_limit_s = 600.0
@@ -65,14 +65,14 @@ class ServerProcess:
         folder: Path | None = None,
         log: Path | None = None,
     ) -> None:
-        """Says what to run.
+        """Prepares a command; entering the block starts it.
 
         Args:
-            command: Its words.
-            environment: All of it.
-            ready: The port and the path that answer 200 once it is ready; without a path the port answers.
-            folder: Where it runs; None: where this process does.
-            log: What its output is added to; None: a file that nobody sees.
+            command: Its command line.
+            environment: Its whole environment.
+            ready: The port, and the path that answers 200 once it is ready; without a path an open port is enough.
+            folder: Working directory; None for this process's.
+            log: File that its output is appended to; None for a temporary file.
         """
         self.http_port, self.grpc_port, self.ready_s = ready[0], 0, 0.0
         self.command = command
@@ -85,7 +85,7 @@ class ServerProcess:
         """Starts it and waits until it is ready.
 
         Raises:
-            BenchError: It does not become ready; the message ends with its last words.
+            BenchError: It does not become ready; the message ends with the end of its log.
         """
         self._log = self._kept.open("a+b") if self._kept else tempfile.TemporaryFile()
         started = time.perf_counter()
@@ -105,11 +105,10 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends it."""
         self._end()
 
     def stop(self, limit_s: float) -> int:
-        """SIGTERM, and the exit code that follows.
+        """Sends SIGTERM; returns the exit code.
 
         Raises:
             BenchError: It does not end in time.
@@ -136,15 +135,15 @@ class ServerProcess:
         return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
 
     def log_lines(self) -> int:
-        """How many lines its log has so far."""
+        """Number of lines in its log so far."""
         log = self._log.fileno()
         return os.pread(log, os.fstat(log).st_size, 0).count(b"\n")
 
     def last_words(self) -> str:
-        """The end of its log, and its exit code if it has ended: what explains a failed measurement."""
+        """The end of its log, and its exit code if it has ended: the explanation of a failed measurement."""
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
-        # A broken connection is seen a little earlier than the end of the process that caused it.
+        # A broken connection is seen slightly before the end of the process that caused it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             lines.append(f"(the server has ended, exit code {self._process.wait(_GRACE_S)})")
         return "\n".join(lines)
@@ -172,32 +171,32 @@ class BertServer(ServerProcess):
     """`bertserve serve`."""
 
     def __init__(self, models: Path, precision: str, threads: int, *options: str, log: Path | None = None) -> None:
-        """Says what to serve: a model repository, with so many cores for its engine and more words."""
+        """Serves a model repository with this many cores for the engine, and more options."""
         http_port, grpc_port, self.metrics_port = free_ports(3)
         command = [
             str(program()),
             *("serve", "--models", str(models), "--precision", precision, "--threads", str(threads)),
             *("--host", HOST, "--http-port", str(http_port), "--grpc-port", str(grpc_port)),
-            # What `find_bundle` describes; later words win.
+            # The bundle of `find_bundle`; later options win.
             *("--metrics-port", str(self.metrics_port), "--lame-duck-s", "0", "--engine", "ort-cpu", *options),
         ]
-        # What is measured are the defaults, not what this shell happens to set.
+        # Defaults are measured, not settings from this shell.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
         super().__init__(command, environment, (self.metrics_port, "/readyz"), log=log)
         self.http_port, self.grpc_port = http_port, grpc_port
 
     def get(self, path: str) -> Any:  # noqa: ANN401  JSON
-        """What it answers at a path over HTTP."""
+        """Its answer at a path over HTTP."""
         return json.loads(get(self.http_port, path)[1])
 
     def computed(self, model: str) -> tuple[int, int]:
-        """How many texts the engine has computed, and in how many nanoseconds."""
+        """Texts that the engine has computed, and the nanoseconds that it took."""
         [found] = self.get(f"/v2/models/{model}/stats")["model_stats"]
         return found["inference_stats"]["compute_infer"]["count"], found["inference_stats"]["compute_infer"]["ns"]
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
-    """The status and the body of a reply over HTTP; raises OSError and HTTPException."""
+    """Status and body of a reply over HTTP; raises OSError and HTTPException."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     with contextlib.closing(connection):
         connection.request("GET", path)
@@ -206,7 +205,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def isolated(variables: dict[str, str]) -> dict[str, str]:
-    """This process's environment without what would let another Python find this project, and these variables."""
+    """This process's environment plus these variables, except `PYTHONPATH`: another Python must not find us."""
     return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **variables}
 
 
@@ -216,7 +215,7 @@ def program() -> Path:
     Raises:
         BenchError: There is none.
     """
-    # Not resolved: in a virtual environment the interpreter is a link out of it.
+    # Not resolved: in a virtual environment the interpreter is a link to outside.
     found = Path(sys.executable).parent / "bertserve"
     if not found.exists():
         raise BenchError(f"there is no {found}: install the project into the environment of this interpreter")
@@ -225,7 +224,7 @@ def program() -> Path:
 
 @contextlib.contextmanager
 def few_descriptors() -> Iterator[None]:
-    """What is started in this block has the soft limit of descriptors that a login has."""
+    """Processes started in this block have the soft descriptor limit of a login."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard), hard))
     try:
@@ -235,7 +234,7 @@ def few_descriptors() -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, below those that systems give to connections, which could take one first."""
+    """Free ports below the range that systems give to outgoing connections, which could take one first."""
     ports: list[int] = []
     for port in random.sample(range(10_000, 20_000), 1_000):
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):

@@ -1,4 +1,4 @@
-"""Pages and plots: a page is a template beside its benchmark, `<name>.md.j2`, filled with the figures of its store."""
+"""Pages and plots. A page is a template beside its benchmark, `<name>.md.j2`, filled with the figures of its store."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MARKED = re.compile(r"^(\||- |#|!\[|<!|\s)", re.MULTILINE)
 
 
 def _fixed(value: object, decimals: int = 1, sign: str = "") -> str:
-    """A number with so many decimals; `-` where there is none."""
+    """A number with this many decimals; `-` for no value."""
     return "-" if value is None or isinstance(value, jinja2.Undefined) else f"{value:{sign}.{decimals}f}"
 
 
 def _spread(values: Spread | Iterable[float], decimals: int = 1, sign: str = "") -> str:
-    """The median, with the least and the greatest in brackets."""
+    """The median, with minimum and maximum in brackets."""
     return (values if isinstance(values, Spread) else Spread.of(list(values))).text(decimals, sign)
 
 
@@ -51,10 +51,10 @@ _FILTERS: dict[str, Callable[..., object]] = {
 
 
 def rendered(kind: type, name: str, **context: Any) -> str:  # noqa: ANN401  whatever a template takes
-    """The template of that name, which lies beside the module of a class, in Markdown."""
+    """The template of that name beside the module of a class, rendered as Markdown."""
     made = _templates(Path(inspect.getfile(kind)).parent)
     text = re.sub(r"\n{3,}", "\n\n", made.get_template(f"{name}.md.j2").render(context)).strip()
-    # A paragraph of prose is one line, however long what was filled in is.
+    # A paragraph of prose is one line, however long the inserted values are.
     parts = (part if _MARKED.search(part) else " ".join(part.split()) for part in text.split("\n\n"))
     return "\n\n".join(parts) + "\n"
 
@@ -68,10 +68,10 @@ def _templates(folder: Path) -> jinja2.Environment:
 
 
 def filled(text: str, made: str) -> str:
-    """A page that is written by hand, with what stands between the marks of `made` between its own.
+    """A handwritten page, with each generated block between the marks of that name.
 
     Raises:
-        BenchError: What is made has no place there.
+        BenchError: A block has no place in the page.
     """
     tables = {match["name"]: match["made"].strip() for match in _BLOCK.finditer(made)}
     places = [match["name"] for match in _BLOCK.finditer(text)]
@@ -83,7 +83,7 @@ def filled(text: str, made: str) -> str:
 def table(
     title: str, note: str, rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], object]], words: int = 0
 ) -> Table:
-    """A table whose columns are pairs of a head and what makes a cell of a row; `words` of them stand to the left."""
+    """A table whose columns are pairs of a heading and a cell function of a row; the first `words` are left-aligned."""
     cells = [[str(cell(row)) for _, cell in columns] for row in rows]
     return Table(title, note, tuple(head for head, _ in columns), cells, words)
 
@@ -101,19 +101,19 @@ def chart(
     limits: Sequence[tuple[float, str]] = (),
     moments: Sequence[float] = (),
 ) -> str:
-    """A plot of lines by name: colour, points and dots of each.
+    """A plot of lines by name: color, points and markers of each.
 
     Args:
-        title: Above it.
-        across: What the axis below says.
-        up: What the axis beside says.
-        lines: Drawn one over the other.
-        log_across: Whether the axis below is logarithmic.
-        log_up: Likewise of the axis beside.
-        reach: The end of the axis below, where that is not the last point.
-        whole: Whether the axis below begins and ends with the points and marks whole numbers.
-        limits: Values of `up` that are marked, with their words.
-        moments: Values of `across` that are marked.
+        title: Title above the plot.
+        across: Label of the x axis.
+        up: Label of the y axis.
+        lines: Lines, drawn one over the other.
+        log_across: Whether the x axis is logarithmic.
+        log_up: Whether the y axis is logarithmic.
+        reach: End of the x axis, if not the last point.
+        whole: Whether the x axis begins and ends with the points and marks whole numbers.
+        limits: Marked values of `up`, with their labels.
+        moments: Marked values of `across`.
     """
     series = [Series(name, *line) for name, line in lines.items()]
     below = Axis(across, log_across, high=reach)

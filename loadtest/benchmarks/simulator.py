@@ -1,4 +1,4 @@
-"""The simulator, asked by its command line: this package shares no code with the server."""
+"""Calls the simulator by its command line: this package shares no code with the server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LIMIT_S = 300.0
 
 
 def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
-    """What becomes of the requests (seconds and tokens of each) of a measured run, by the server's `/status`.
+    """Simulates the requests (seconds and tokens of each) of a measured run, by the server's `/status`.
 
-    `overhead` holds options of `bertserve simulate` that end in `-us`, without that end. Raises BenchError where the
-    simulator fails, as all of these do.
+    `overhead` holds options of `bertserve simulate` that end in `-us`, without that suffix. This and the other
+    functions raise BenchError if the simulator fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
@@ -41,7 +41,7 @@ def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float
 
 
 def at_rate(cost: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
-    """The figures of a published table at one length and one rate; the arguments are those of `capacity`."""
+    """Figures of a published table at one length and one rate; the arguments are those of `capacity`."""
     return _asked(overhead, "--cost", cost, "--tokens", str(tokens), "--rate", f"{rate:g}")
 
 

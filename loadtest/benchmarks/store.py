@@ -1,4 +1,4 @@
-"""What was measured so far, step by step, in a file: so that it can be measured in several sittings."""
+"""Measurements by step in a file, so that a benchmark can take several sittings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Store:
-    """Steps by name, as JSON values, and what all have in common: the machine, the model, how long is measured.
+    """Steps by name, as JSON values, and their common facts: machine, model, length of a measurement.
 
-    `command` was typed when a step was last measured.
+    `command` is the command line of the latest measurement of a step.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """What the file holds; raises BenchError where there is none, or no store."""
+        """The content of the file; raises BenchError if there is none, or it is no store."""
         try:
             content = json.loads(path.read_bytes())
             return cls(path, content["facts"], content["steps"], content.get("command", ""))
@@ -42,7 +42,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, facts: dict[str, Any], *, fresh: bool) -> Store:
-        """What the file holds, or nothing; raises BenchError where it was measured under other circumstances."""
+        """The content of the file, or an empty store; raises BenchError if its facts differ."""
         if fresh or not path.exists():
             return cls(path, facts)
         store = cls.read(path)
@@ -52,7 +52,7 @@ class Store:
         return store
 
     def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  whatever JSON holds
-        """Adds a step and writes the file, whole or not at all."""
+        """Adds a step and writes the file atomically."""
         self.steps[name] = value
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {"command": self.command, "facts": self.facts, "steps": self.steps}
@@ -63,17 +63,17 @@ class Store:
     def fill(
         self, steps: Iterable[Step], minutes: float, wanted: str, say: Callable[[str], None], *, again: bool = False
     ) -> None:
-        """Measures the steps that are missing, in order.
+        """Measures the missing steps, in order.
 
         Args:
-            steps: Their names and what measures each of them.
-            minutes: None begins that would end later than this, taking as long as the longest before it.
-            wanted: A regular expression; steps whose names do not match it are left out.
+            steps: Names of the steps, and the measurement of each.
+            minutes: Time limit. No step begins that would end later, if it takes as long as the longest before it.
+            wanted: A regular expression; steps whose names do not match it are skipped.
             say: Shows the progress.
-            again: Whether wanted steps are measured anew.
+            again: Whether wanted steps are measured again.
 
         Raises:
-            BenchError: No step is wanted, or as a step does; those before it are kept.
+            BenchError: No step is wanted, or a step failed; earlier steps are kept.
         """
         started, longest, is_wanted = time.monotonic(), 0.0, False
         for name, measure in steps:
@@ -93,5 +93,5 @@ class Store:
             raise BenchError(f"there is no step {wanted!r}")
 
     def named(self, prefix: str) -> dict[str, Any]:
-        """The steps whose names begin so, by the rest of their names."""
+        """Steps whose names have this prefix, by the rest of their names."""
         return {name.removeprefix(prefix): value for name, value in self.steps.items() if name.startswith(prefix)}

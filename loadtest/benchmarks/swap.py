@@ -1,4 +1,4 @@
-"""What a swap of versions costs the requests that arrive meanwhile: p99 during it beside p99 before it."""
+"""The cost of a version swap for the requests that arrive meanwhile: p99 during the swap and before it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
 
 STEP_S = 0.5
-"""Of the curve around a swap."""
+"""Resolution of the curve around a swap, in seconds."""
 
 _SHARE = 0.3
 _PATIENCE_S = 10.0
 _WARM_S = 5.0
 _AFTER_S = 0.5
-"""What follows the load call's reply still counts as the swap: the old version is drained then."""
+"""Seconds after the load call's reply that still count as the swap: the old version is drained then."""
 
 _PROBE_S, _SWAP_LIMIT_S = 15.0, 120.0
 _FIRST_GUESS = {"mixed": 50.0, "short": 800.0}
@@ -51,7 +51,7 @@ Moves = list[tuple[Path, Path]]
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """Servers that are started for each kind of texts, swaps of each, and the seconds before a swap and for it."""
+    """Servers started for each kind of texts, swaps of each, and the seconds before and for a swap."""
 
     rounds: int = 5
     swaps: int = 20
@@ -60,12 +60,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of a round."""
+        """Duration of a round."""
         return self.swaps * (self.calm_s + self.room_s)
 
 
 class Swap(NamedTuple):
-    """When a swap was, in seconds of the schedule: from the load call to its reply."""
+    """Time of a swap in seconds of the schedule: from the load call to its reply."""
 
     begin: float
     end: float
@@ -115,7 +115,7 @@ class SwapBenchmark(Benchmark):
             return find_capacity(target, self._workloads[name], _PROBE_S, _FIRST_GUESS[name])
 
     def _round(self, name: str, number: int) -> dict[str, Any]:
-        """One server, swapped again and again under a share of its capacity."""
+        """One server, swapped repeatedly under a share of its capacity."""
         plan, workload, bundle = self._plan, self._workloads[name], self.bundle
         rate = _SHARE * self.store.steps[f"capacity {name}"]["capacity_per_s"]
         with tempfile.TemporaryDirectory(dir=self.options.scratch) as scratch:
@@ -141,7 +141,7 @@ class SwapBenchmark(Benchmark):
 
 
 def _swaps(target: Target, moves: Moves, plan: Plan, began: float) -> Iterator[Swap]:
-    """Makes the swaps, each after a calm; one that takes longer than planned moves those that follow."""
+    """Makes the swaps, each after a calm; a swap that takes longer than planned delays the next ones."""
     calm_from = 0.0
     for number, (staged, place) in enumerate(moves):
         due = max(calm_from, number * (plan.calm_s + plan.room_s)) + plan.calm_s
@@ -179,10 +179,10 @@ def _versions(bundle: Path, scratch: Path, model: str, swaps: int) -> tuple[Path
 
 
 def figures(requests: Requests, swaps: Sequence[Swap], plan: Plan) -> dict[str, Any]:
-    """What the swaps of a round cost: their windows together beside the calm before them together."""
+    """Cost of the swaps of a round: all their windows together, and the calm before them together."""
 
     def latencies(windows: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-        """Of the requests in these; of what has no answer, as if it took for ever."""
+        """Latencies of these requests; infinite for a request without an answer."""
         found = [requests.within(*window) for window in windows]
         return np.concatenate([np.where(one.answered, one.latency_ms, _PATIENCE_S * 1e3) for one in found])
 
@@ -213,7 +213,7 @@ def _percentile(latencies: NDArray[np.float64], percent: float) -> float:
 
 
 def _rounds(store: Store) -> dict[str, list[dict[str, Any]]]:
-    """By kind of texts."""
+    """Rounds by kind of texts."""
     rounds: dict[str, list[dict[str, Any]]] = {}
     for name, found in store.named("round ").items():
         rounds.setdefault(name.split()[1], []).append(found)

@@ -1,7 +1,7 @@
-"""What one T4 would answer: engine times as published, the server as measured, both together simulated.
+"""Predicts one T4 behind this server: published engine times, measured server, both together simulated.
 
-No GPU takes part. The server is measured in front of an engine that sleeps as long as a T4 would compute: between two
-requests nothing sweeps the CPU's caches, as a model on a CPU does.
+No GPU takes part. The server is measured in front of an engine that sleeps as long as a T4 would compute. Between two
+requests nothing evicts the CPU's caches, unlike with a model on a CPU.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 _TEXTS, _SHORT, _TOKENS = 200, 8, 128
 _SLO_MS = 10.0
 _SLEPT = ("t4-bert-base-fp16-trt8", "t4-bert-base-int8-trt8")
-"""Published tables that the engine sleeps by, at 128 tokens."""
+"""Published tables that set the engine's sleep, at 128 tokens."""
 _RATES = {_SLEPT[0]: (200, 300, 400, 500), _SLEPT[1]: (200, 400, 500, 600, 700)}
-"""Requests a second that are sent to a server in front of such an engine."""
+"""Requests per second sent to a server in front of such an engine."""
 _ALONE_MS = {**dict(zip(_SLEPT, (2.4, 2.0), strict=True)), "t4-bert-base-fp16": 2.4, "t4-bert-base-int8": 2.0}
-"""What a text alone may take from end to end at most."""
+"""Maximum end-to-end time of a text alone."""
 _SIMULATED = {
     **dict.fromkeys(_SLEPT, (_SLO_MS, (128, 384))),
     **dict.fromkeys(("t4-bert-base-fp16", "t4-bert-base-int8"), (_SLO_MS, (32, 128, 384))),
     **dict.fromkeys(("t4-bert-large-fp16", "t4-bert-large-int8"), (50.0, (128, 384))),
 }
-"""An objective for p99 in milliseconds, and the lengths that each table was published at."""
+"""Objective for p99 in milliseconds, and the published lengths of each table."""
 _SHARES = {"receive": 0.5, "reply": 0.3, "batch": 0.2}
-"""Of the server's CPU time for a request that no token takes, by docs/benchmarks/main-job.md."""
+"""Parts of the server's CPU time per request that do not depend on tokens, from docs/benchmarks/main-job.md."""
 _COLOURS = ("blue", "orange", "green")
 
 
 def published(name: str, tokens: int) -> dict[int, dict[str, float]]:
-    """The points of a table at one length, by the texts of a batch: `ms`, and `p99_ms` where that was published."""
+    """The points of a table at one length, by batch size: `ms`, and `p99_ms` if published."""
     content = json.loads((files("loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8"))
     return {point["texts"]: point for point in content["points"] if point["tokens"] == tokens}
 
 
 class T4Benchmark(Benchmark):
-    """The server in front of engines that sleep, and the simulator with what it adds."""
+    """The server in front of sleeping engines, and the simulator with the measured overhead of the server."""
 
     name = "t4"
     purpose = "what one T4 would answer: published engine times behind this server"
@@ -68,7 +68,7 @@ class T4Benchmark(Benchmark):
         alone, *batches = ((texts, point["ms"]) for texts, point in published(table, _TOKENS).items())
         longer = ",".join(f"{texts}:{ms}" for texts, ms in batches)
         options = ("--fake-ms", str(alone[1]), "--fake-batch-ms", longer, "--engine", "fake", "--engine-nice", "0")
-        # With one thread there is one lane, as on a GPU.
+        # One thread makes one lane, as on a GPU.
         return self.server(*options, threads=1)
 
     @cached_property
@@ -97,7 +97,7 @@ class T4Benchmark(Benchmark):
                 yield f"simulated {table} {tokens}", partial(self._simulated, table, tokens, slo_ms)
 
     def measure(self, number: int, tokens: int) -> dict[str, Any]:
-        """A text at a time: the samples by table, those of what the engine really slept among them."""
+        """Measures one text at a time: samples by table, and samples of the engine's actual sleep."""
         turns = [asked(tokens, 1) for asked in self._asked.values()]
         before = {table: self._server(table).computed(self.bundle.model) for table in _SLEPT}
         measured = measure_round(turns if number % 2 else turns[::-1], self.say)
@@ -108,7 +108,7 @@ class T4Benchmark(Benchmark):
                 for after, start in zip(self._server(table).computed(self.bundle.model), before[table], strict=True)
             )
             samples[table] = measured[f"{table} 1"]
-            # Kept as a sample of its own, whose median is what the engine took on average.
+            # Kept as a sample of its own, whose median is the engine's average time.
             samples[_engine(table)] = {**samples[table], "p50_ms": ns / count / 1e6, "p99_ms": 0.0}
         return samples
 
@@ -154,17 +154,17 @@ def _engine(table: str) -> str:
 
 
 def _added(samples: Samples, table: str, tokens: int, figure: str) -> Spread:
-    """What a text alone takes beside the engine, round by round, in milliseconds."""
+    """Overhead of a lone text in addition to the engine, round by round, in milliseconds."""
     both = [table, _engine(table)]
     return Spread.of(samples.values(tokens, both, lambda all_of_it, engine: getattr(all_of_it, figure) - engine.p50_ms))
 
 
 def overhead(samples: Samples) -> dict[str, float]:
-    """The options of `bertserve simulate` that say what the server adds, in microseconds.
+    """Server overhead as options of `bertserve simulate`, in microseconds.
 
-    CPU time of the server's process goes to requests and tokens by what texts of two lengths take; what is left of the
-    latency beside it is the way to the engine and back, and the client's. That of a lone request holds the time for
-    which its answer was looked for, so rates are rather too low.
+    CPU time of the server's process is split into a request part and a token part by texts of two lengths. The rest of
+    the latency is the way to the engine and back, and the client. The latency of a lone request includes polling for
+    its answer, so simulated rates are rather too low.
     """
     cpu = {
         tokens: statistics.median(samples.spread(tokens, table, "server_cpu_us").median for table in _SLEPT)

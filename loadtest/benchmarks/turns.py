@@ -1,4 +1,4 @@
-"""Subjects measured in turns: what else the machine did meanwhile, what each request cost, what the rounds say."""
+"""Subjects measured in turns: other load on the machine, costs of each request, results of the rounds."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Turn:
     """One measurement.
 
     Attributes:
-        subject: The name under which its sample is kept.
+        subject: Name of its sample.
         child: The process that measures.
-        arguments: Of its verb `measure`.
+        arguments: Arguments of the child's verb `measure`.
         seconds: Length of the measurement.
-        server: Whose CPU time is counted; None where no server answers.
-        is_frozen: Whether the server is stopped but for its turns, since it does not rest while nobody asks.
+        server: The server whose CPU time is counted; None if no server answers.
+        is_frozen: Whether the server is stopped except during its turns, because it uses CPU while idle.
     """
 
     subject: str
@@ -51,7 +51,7 @@ class Turn:
 
 
 def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures each in its turn; again while others use the machine, up to half as many turns as there are.
+    """Measures each turn, and repeats those disturbed by others, at most half as many as there are turns.
 
     Returns:
         The samples by subject, as JSON values.
@@ -91,14 +91,14 @@ def _measure(turn: Turn) -> Sample:
 
 
 def _others_cpu_s() -> float:
-    """CPU time of the whole machine but for everything that belongs to this run, in seconds."""
+    """CPU time of the whole machine without everything that belongs to this run, in seconds."""
     own = os.getpid()
     return machine_cpu_s() - sum(cpu_s(pid) for pid in [own, *descendants(own)])
 
 
 @contextlib.contextmanager
 def thawed(server: ServerProcess | None) -> Iterator[None]:
-    """Lets a server that is stopped run within this block."""
+    """Lets a stopped server run within this block."""
     if server is None:
         yield
         return
@@ -110,13 +110,13 @@ def thawed(server: ServerProcess | None) -> Iterator[None]:
 
 
 def send_signal(server: ServerProcess, number: signal.Signals) -> None:
-    """To all of its processes."""
+    """Sends a signal to all of its processes."""
     for pid in server.pids():
         os.kill(pid, number)
 
 
 def idle_percent(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
-    """CPU that each uses while nobody asks, in percent of one core."""
+    """CPU use of each idle server, in percent of one core."""
     time.sleep(_SETTLE_S)  # pools of threads spin for a while after their last work
     before, started = {name: server.cpu_s().all for name, server in servers.items()}, time.perf_counter()
     time.sleep(_SETTLE_S)
@@ -125,15 +125,15 @@ def idle_percent(servers: Mapping[str, ServerProcess]) -> dict[str, float]:
 
 
 def round_name(number: int, tokens: int) -> str:
-    """The name of the step that holds a round."""
+    """Name of the step that holds a round."""
     return f"round {number}, {tokens} tokens"
 
 
 class Samples:
     """The rounds of every length.
 
-    What is compared is compared within a round, where both met the same state of the machine: a difference of two
-    medians would mix rounds. A round in which others used the machine counts only where there is no quiet one.
+    Figures are compared within a round, where both sides met the same state of the machine; a difference of two medians
+    would mix rounds. A round that others disturbed counts only if there is no quiet one.
     """
 
     def __init__(self, rounds: Mapping[int, Sequence[Round]]) -> None:
@@ -142,7 +142,7 @@ class Samples:
 
     @classmethod
     def of(cls, store: Store) -> Samples:
-        """All rounds that have been measured."""
+        """All rounds measured so far."""
         rounds: dict[int, list[Round]] = {}
         for name, samples in store.named("round ").items():
             measured = {subject: Sample(**fields) for subject, fields in samples.items()}
@@ -157,11 +157,11 @@ class Samples:
         return [sample for rounds in self.rounds.values() for samples in rounds for sample in samples.values()]
 
     def counts(self) -> str:
-        """How many rounds there are, in words."""
+        """The number of rounds, in words."""
         return ", ".join(f"{len(rounds)} at {tokens} tokens" for tokens, rounds in self.rounds.items())
 
     def quiet(self) -> str:
-        """How many measurements had the machine to themselves, in words."""
+        """The number of undisturbed measurements, in words."""
         every = self.every()
         return (
             f"{sum(sample.quiet for sample in every)} of {len(every)} measurements had the machine to themselves; one"
@@ -183,5 +183,5 @@ class Samples:
         return Spread.of(self.values(tokens, [one, other], lambda a, b: getattr(a, figure) / getattr(b, figure)))
 
     def above(self, tokens: int, one: str, other: str, figure: str) -> Spread:
-        """A field of one subject less that of another."""
+        """A field of one subject minus that of another."""
         return Spread.of(self.values(tokens, [one, other], lambda a, b: getattr(a, figure) - getattr(b, figure)))

@@ -1,1 +1,1 @@
-"""What exports and GPUs were measured with: real exports, and `make bench-gpu`."""
+"""Benchmarks of exports and GPUs: real exports, and `make bench-gpu`."""

@@ -1,4 +1,4 @@
-"""`python -m loadtest.benchmarks.exports NAME`: what is measured with the exporter, by the runner of all benchmarks."""
+"""`python -m loadtest.benchmarks.exports NAME`: benchmarks that need the exporter, run by the common runner."""
 
 from __future__ import annotations
 

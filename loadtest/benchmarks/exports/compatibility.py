@@ -1,4 +1,4 @@
-"""What every family, task and artifact is worth: exports random checkpoints and writes the tables of a page.
+"""Measures every family, task and artifact: exports random checkpoints and writes the tables of a page.
 
 The text around the tables of docs/compatibility.md is written by hand.
 """
@@ -37,11 +37,11 @@ _FORMS = {
     "nomic_bert": "in its first form",
     "ernie": "with task ids",
 }
-"""How the families of `TOLD` differ from those that share their model_type."""
+"""How the families of `TOLD` differ from those with the same model_type."""
 
 
 class CompatibilityBenchmark(Benchmark):
-    """A step is a family for `embed`, its other tasks small, or the sizes of the models that people ask for."""
+    """A step is a family for `embed`, its other tasks in small size, or the sizes of popular models."""
 
     name = "compatibility"
     purpose = "every family, task and artifact, exported from random weights: the tables of docs/compatibility.md"
@@ -77,13 +77,13 @@ class CompatibilityBenchmark(Benchmark):
 
 
 def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
-    """What figures have to have in common to stand in one table."""
+    """Facts that all figures of one table must share."""
     versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
     return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
 
 
 def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON holds
-    """A step's figures, or what stands against them: one family that cannot be made ends no run."""
+    """A step's figures, or the obstacle: one family that cannot be exported must not end the run."""
     try:
         return measured()
     except ExportError as error:
@@ -91,7 +91,7 @@ def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON ho
 
 
 def tables(text: str, store: Store) -> str:
-    """A page with the tables of today between its marks; raises BenchError where one has no place there."""
+    """A page with the current tables between its marks; raises BenchError if a table has no place there."""
     timed = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
     figures = {
         "settings": _settings(),
@@ -111,7 +111,7 @@ def tables(text: str, store: Store) -> str:
 
 
 def _settings() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
-    """What is read of config.json, a row for each setting, and what changes no answer."""
+    """Settings read from config.json, one row each, and the settings that change no answer."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
     others = (family for family in TOLD if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
@@ -128,7 +128,7 @@ def _settings() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
 
 
 def _files() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
-    """What is read of each file of Sentence Transformers, a row for each setting, and what changes no answer."""
+    """Settings read from each file of Sentence Transformers, one row each, and the settings that change no answer."""
     only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
     transformer, own = "`sentence_*_config.json`", "`config.json` of"
     files: dict[str, dict[str, str]] = {
@@ -145,7 +145,7 @@ def _files() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
 
 
 def _among(names: Sequence[str], every: Iterable[str]) -> str:
-    """Names, told by those that are missing where these are fewer."""
+    """A list of names, or of the exceptions if these are fewer."""
     others = [name for name in every if name not in names]
     if len(others) < len(names):
         return f"all but {', '.join(others)}" if others else "all"
@@ -171,7 +171,7 @@ def _ratio(by_form: dict[str, list[float]], form: str) -> float:
 
 
 def _agrees(store: Store, name: str, task: str, form: str) -> str:
-    """How near a form's answers are to PyTorch's; marked where they vary in batches, and where a limit is broken."""
+    """Agreement of a form with PyTorch; marked if its answers vary in batches or a limit is broken."""
     step = store.steps.get(f"{name} {task}".removesuffix(" embed"))
     found = None if step is None else step.get("forms", step).get(form, step)
     if found is None or "obstacle" in found:

@@ -1,4 +1,4 @@
-"""What `compatibility.py` measures: every form of a random checkpoint, beside PyTorch and in turns."""
+"""What `compatibility.py` measures: every form of a random checkpoint, compared with PyTorch and timed in turns."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from serving.records import EncodedText
 
 LENGTHS = (32, 128)
-"""Tokens of the texts that are timed; the second is the longest that an artifact is made for."""
+"""Lengths of the timed texts, in tokens; the second is the longest that an artifact supports."""
 
 THREADS = 1
-"""As a lane has that carries load."""
+"""Threads of a lane under load."""
 
 _TEXTS, _CALIBRATION = slice(0, None, 8), slice(1, None, 12)
-"""Which of the package's own texts are compared, and which INT8 takes its ranges from."""
+"""Built-in texts to compare, and those that calibrate INT8."""
 _BLOCK_S = 0.05
 
 
 def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Exports one random checkpoint in every form; returns the figures of the page, as JSON values.
 
-    Its artifacts are timed in turns in so many rounds; without any, no TensorRT engine is built either. Raises
-    ExportError where there is no such checkpoint, or its graph is not what an export takes.
+    Its artifacts are timed in turns in so many rounds; with 0 rounds no TensorRT engine is built either. Raises
+    ExportError if there is no such checkpoint, or an export does not support its graph.
     """
     started = _cpu_s()
     with TemporaryDirectory() as name, quiet():
@@ -87,7 +87,7 @@ class _Export:
         self.reference = parity.Reference(chosen, encoded, rows)
 
     def form(self, name: str) -> dict[str, Any]:
-        """A form's figures, in INT8 the first way that keeps its limits; where it cannot be made, why."""
+        """A form's figures, or why it cannot be made; INT8 takes the first variant within its limits."""
         ways: Sequence[int8.Way | None] = int8.WAYS if name in int8.FORMS else (None,)
         found: dict[str, Any] = {}
         for way in ways:
@@ -119,7 +119,7 @@ class _Export:
         engine = open_engine(task_model.spec_of(self._checkpoint, path), target, THREADS)
         limits, most = self._limits[name], self._checkpoint.max_length
         verdict = parity.verify(engine, self._judge, self.reference, limits, max_length=most, count=_uncounted)
-        # A twin's time says nothing of a GPU's.
+        # A CPU twin's time says nothing about a GPU's.
         if FORMS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
@@ -130,7 +130,7 @@ class _Export:
         return {"size_bytes": size, **figures, **decided}
 
     def tensorrt(self) -> dict[str, Any]:
-        """The size of the engine for the T4, or what stands against it."""
+        """Size of the engine for the T4, or the obstacle."""
         halved, engine = self._folder / "half.onnx", self._folder / "t4.engine"
         try:
             half.convert(self._raw, halved)
@@ -143,9 +143,9 @@ class _Export:
 def texts_per_s(
     engines: Mapping[str, Engine], texts: Sequence[EncodedText], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Texts a second, one at a time, by their tokens and by the form that runs them: a figure for each round.
+    """Texts per second, one at a time, by length and by form: one figure per round.
 
-    In a round each form has a block at each length, so that forms are compared while the machine is as fast for each.
+    In a round each form has a block at each length, so that all forms meet the same machine speed.
     """
     made = {tokens: parity.text_of_length(texts, tokens) for tokens in LENGTHS}
     counts = {(tokens, form): _block(engine, text) for tokens, text in made.items() for form, engine in engines.items()}
@@ -159,7 +159,7 @@ def texts_per_s(
 
 
 def _block(engine: Engine, text: EncodedText) -> int:
-    """How many texts fill a block."""
+    """Texts that fill a block."""
     _seconds(engine, text, 1)
     return max(1, math.ceil(_BLOCK_S / _seconds(engine, text, 2) * 2))
 
@@ -177,4 +177,4 @@ def _cpu_s() -> float:
 
 
 def _uncounted(_done: int, _total: int) -> None:
-    """No one is told how far a stage is."""
+    """Progress of a stage is not reported."""

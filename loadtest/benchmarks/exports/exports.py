@@ -1,9 +1,9 @@
-"""What artifacts are worth and what an export costs: runs real exports and writes the page of their figures.
+"""Measures what artifacts are worth and what an export costs: runs real exports and writes the page of their figures.
 
     python -m loadtest.benchmarks.exports exports --labelled demo=stsb-test.csv minilm-sst2=sst2-test.tsv
 
-Each export is `bertserve export` in a process of its own, with every artifact that this machine can run and every limit
-waived, so that a figure beyond its limit stands on the page with the limit's name instead of ending the run.
+Each export is `bertserve export` in a process of its own, with every artifact that this machine can run. All limits
+are waived: a figure beyond its limit stands on the page with the limit's name and does not end the run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _export_random(size: str, folder: Path) -> dict[str, Any]:
 
 
 def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
-    """Runs an export and opens its bundle; raises ExportError with the export's own sentence where it failed."""
+    """Runs an export and opens its bundle; raises ExportError with the export's own message if it failed."""
     name, repository = Path(source).name, folder / "models"
     command = [sys.executable, "-P", "-m", "bertserve", "export", source, "--name", name, "--out", str(repository)]
     command += [word for form in forms for word in ("--precision", form)]
@@ -90,7 +90,7 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
             if stage := _STAGE.fullmatch(line):
                 stages.append({"stage": stage["title"], "seconds": float(stage["seconds"])})
         said = child.stderr.read().strip() if child.stderr else ""
-        # Of the command and of everything that it waited for, such as TensorRT's builder.
+        # Peak of the command and of everything that it waited for, such as TensorRT's builder.
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - started

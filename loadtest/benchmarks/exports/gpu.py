@@ -1,8 +1,7 @@
-"""`make bench-gpu`: how fast the GPU at hand runs BERT-base and BERT-large, alone and behind the server.
+"""`make bench-gpu`: how fast the local GPU runs BERT-base and BERT-large, alone and behind the server.
 
-Ends within eight minutes: each step has its share of them, and what there was no time for is named as not measured.
-Weights are random and made here, from a fixed seed. Where no GPU can be used it says what it would run and why it
-cannot.
+Ends within eight minutes: each step has a share of them, and steps without time left are listed as not measured.
+Weights are random, from a fixed seed. Without a usable GPU it lists what it would run and why it cannot.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 BUDGET_S = 460.0
 MODELS = {"base": encoder_kernels.BASE, "large": encoder_kernels.LARGE}
 _SHARES = {"base": 0.3, "large": 0.5}
-"""Of the time that is left, what the engines of a model may take."""
+"""Share of the remaining time for the engines of a model."""
 _RATES_SHARE, _TORCH_SHARE, _SERVED_SHARE = 0.05, 0.15, 0.95
 _CLIENTS, _LOAD_S, _SERVER_START_S = 32, 8.0, 120.0
 _MIB = 1 << 20
@@ -71,7 +70,7 @@ and write docs/benchmarks/gpu.md and docs/benchmarks/gpu-costs.json, a cost file
 
 
 class GpuBenchmark(Benchmark):
-    """Writes docs/benchmarks/gpu-costs.json too, a cost file for `bertserve simulate`, and the server's `/status`."""
+    """Also writes docs/benchmarks/gpu-costs.json, a cost file for `bertserve simulate`, and the server's `/status`."""
 
     name = "gpu"
     purpose = "BERT-base and BERT-large on the GPU at hand: engines, PyTorch, the server; within eight minutes"
@@ -113,7 +112,7 @@ class GpuBenchmark(Benchmark):
         return time.monotonic() + float(self.options.seconds)
 
     def _share(self, part: float) -> float:
-        """When a step must end that has this share of what is left."""
+        """Time at which a step must end that may take this share of the remaining time."""
         now = time.monotonic()
         return now + part * max(0.0, self._end - now)
 
@@ -143,7 +142,7 @@ class GpuBenchmark(Benchmark):
         return list(gpu_rates(self._torch, encoder, self._share(_RATES_SHARE)))
 
     def _engines(self, size: str) -> dict[str, Any]:
-        """The cells of every engine, and what stands against those that have none."""
+        """The cells of every engine, or the obstacle of an engine without cells."""
         until, model = self._share(_SHARES[size]), self._prepared(size)
         found: dict[str, Any] = {}
         for name, load in engines(self._machine, model, Device(cuda_driver.load(), 0)):
@@ -163,7 +162,7 @@ class GpuBenchmark(Benchmark):
         return cells
 
     def _served(self) -> dict[str, Any]:
-        """Samples of one client over each protocol and of many, and what bounds those; or what stands against it."""
+        """Samples of one client over each protocol and of many, and their bottleneck; or the obstacle."""
         self._prepared("base")
         until = self._share(_SERVED_SHARE)
         try:
@@ -248,7 +247,7 @@ class GpuBenchmark(Benchmark):
 
 
 def bottleneck(gpu_share: float, sample: dict[str, Any]) -> str:
-    """What bounds the throughput: whatever is nearest to doing nothing else."""
+    """The bottleneck of the throughput: whatever is closest to fully busy."""
     cores = {name: sample[f"{name}_cpu_us"] * sample["per_s"] / 1e6 for name in ("server", "engine")}
     shares = {
         "the GPU": gpu_share,
@@ -261,7 +260,7 @@ def bottleneck(gpu_share: float, sample: dict[str, Any]) -> str:
 
 
 def _best(found: dict[str, Any]) -> tuple[str, list[Cell]]:
-    """The engine with the least time for one text of 128 tokens, and its cells."""
+    """The engine with the shortest time for one text of 128 tokens, and its cells."""
     measured = {name: [Cell(*cell) for cell in cells] for name, cells in found.items() if not isinstance(cells, str)}
 
     def alone_us(name: str) -> float:
@@ -272,7 +271,7 @@ def _best(found: dict[str, Any]) -> tuple[str, list[Cell]]:
 
 
 def _row(size: str, cell: Cell, bandwidth: float, rate: float) -> dict[str, Any]:
-    """A cell beside the floor of its kernels, and the share of the matrix rate that it reaches."""
+    """A cell, the floor of its kernels, and the share of the matrix rate that it reaches."""
     kernels = encoder_kernels.kernels(MODELS[size], cell.texts, cell.tokens)
     floor_us = encoder_kernels.floor_us(kernels, rate, bandwidth)
     of_rate = sum(one.operations for one in kernels) / (cell.p50_us * 1e-6) / rate
@@ -280,7 +279,7 @@ def _row(size: str, cell: Cell, bandwidth: float, rate: float) -> dict[str, Any]
 
 
 def _costs(gpu: str, engine: str, cells: list[Cell]) -> dict[str, Any]:
-    """A table of `bertserve simulate`."""
+    """A cost table for `bertserve simulate`."""
     points = [
         {"tokens": c.tokens, "texts": c.texts, "ms": c.p50_us / 1e3, "p99_ms": c.p99_us / 1e3, "source": "measured"}
         for c in cells

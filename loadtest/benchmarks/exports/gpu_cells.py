@@ -1,4 +1,4 @@
-"""What `make bench-gpu` measures without a server: the GPU, the engines on it, and PyTorch beside them."""
+"""Measurements of `make bench-gpu` without a server: the GPU, the engines on it, and PyTorch."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
 """Shapes (texts, tokens) on which PyTorch runs too."""
 
 MAX_TOKENS = SIZES[-1] * LENGTHS[-1]
-"""Of a batch."""
+"""Maximum tokens of a batch."""
 
 SERVED_TOKENS = 128
-"""Of the texts that a server is asked for, and of those that a GPU's matrix rate is measured with."""
+"""Length of the texts sent to a server, and of those that measure the GPU's matrix rate."""
 
 _MIN_RUNS, _MAX_RUNS, _CELL_S = 20, 300, 0.4
 _MIB = 1 << 20
 
 
 class Cell(NamedTuple):
-    """The times of batches of so many texts, each of so many tokens."""
+    """Times of batches of `texts` texts of `tokens` tokens each."""
 
     texts: int
     tokens: int
@@ -64,12 +64,12 @@ class Cell(NamedTuple):
 
     @property
     def per_s(self) -> float:
-        """Texts a second, one batch after another."""
+        """Texts per second, one batch after another."""
         return 1e6 * self.texts / self.p50_us
 
 
 def gpu_rates(torch: Any, encoder: encoder_kernels.Encoder, until: float) -> tuple[float, float]:  # noqa: ANN401  a module
-    """Bytes a second of a copy, and operations a second on a model's products in FP16."""
+    """Bytes per second of a copy, and operations per second on a model's products in FP16."""
     block = torch.empty(256 * _MIB, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(block)
     copied_us = _torch_cell(torch, lambda: target.copy_(block), until).p50_us
@@ -84,7 +84,7 @@ def gpu_rates(torch: Any, encoder: encoder_kernels.Encoder, until: float) -> tup
 
 
 def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int = 1, tokens: int = 1) -> Cell:  # noqa: ANN401
-    """Times work of PyTorch's by the GPU's own clock."""
+    """Times a PyTorch workload by the GPU's own clock."""
     for _ in range(5):
         work()
     torch.cuda.synchronize()
@@ -103,7 +103,7 @@ def _torch_cell(torch: Any, work: Callable[[], object], until: float, texts: int
 
 
 class Prepared(NamedTuple):
-    """A model on disk: the graph of ONNX Runtime, and the one that TensorRT is built of."""
+    """A model on disk: the graph for ONNX Runtime, and the one that TensorRT builds from."""
 
     name: str
     checkpoint: Checkpoint
@@ -111,7 +111,7 @@ class Prepared(NamedTuple):
     plain: Path
 
     def spec(self, path: Path, build: EngineBuild | None = None) -> ModelSpec:
-        """A file of it as engines load it."""
+        """One of its files, as engines load it."""
         from export.graph.task_model import spec_of  # noqa: PLC0415  imports PyTorch
 
         return msgspec.structs.replace(spec_of(self.checkpoint, path), build=build)
@@ -134,7 +134,7 @@ def prepare(size: str, folder: Path) -> Prepared:
 
 
 def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple[str, Callable[[], Backend]]]:
-    """Each way to run a model that this machine has, by name; what has not is told by what loading raises."""
+    """Loaders by name, one for each way to run a model; loading raises if this machine lacks it."""
 
     def ort_cuda() -> Backend:
         from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
@@ -153,7 +153,7 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
 
 
 def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
-    """A backend's times, the shapes that are compared first, then the rest as long as there is time."""
+    """Times of an engine: the compared shapes first, then the rest as long as there is time."""
     runner = backend.runner(0)
     rest = [(texts, tokens) for tokens in LENGTHS for texts in SIZES]
     cells = []

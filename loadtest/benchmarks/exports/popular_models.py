@@ -1,4 +1,4 @@
-"""The models that people ask for most, by the settings that they are published with: what becomes of each."""
+"""The most popular models of the hub: how the exporter treats each, by its published settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from export.checkpoint.labels import Asked
 
 _TOKENIZER = {"vocab_size": 2000, "pad_token_id": 0}
-"""What the start of the demo model's vocabulary, which stands in the place of each model's own, asks of the settings.
+"""The start of the demo model's vocabulary, which replaces each model's own: only the settings matter here.
 
-It holds the special tokens and single characters; an export opens and tries it in a third of the time of all words.
+It holds the special tokens and single characters. An export opens and tests it in a third of the time that the
+whole vocabulary takes.
 """
 
 
@@ -30,12 +31,12 @@ class Model:
     """A model of the hub.
 
     Attributes:
-        name: Its id there.
-        config: The settings of its config.json that decide.
-        pooling: Of its 1_Pooling/config.json; empty where it has no such file.
+        name: Its id on the hub.
+        config: The decisive settings of its config.json.
+        pooling: The settings of its 1_Pooling/config.json; empty if it has no such file.
         normalize: Whether its modules.json ends in a Normalize.
-        task: What it has to be asked for with --task; empty where its settings say it.
-        files: Whether its very files were at hand.
+        task: The `--task` that it needs; empty if its settings imply the task.
+        files: Whether its own files were available.
     """
 
     name: str
@@ -55,7 +56,7 @@ def read() -> list[Model]:
 
 
 def verdict(model: Model) -> dict[str, str]:
-    """What the exporter makes of its settings: `family` and `answers`, or `refused` with its sentence."""
+    """The exporter's verdict on a model's settings: `family` and `answers`, or `refused` with its message."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "model"
         _write(folder, model)
@@ -72,12 +73,12 @@ def verdict(model: Model) -> dict[str, str]:
 
 @functools.cache
 def verdicts() -> dict[str, dict[str, str]]:
-    """Those of all models, by name: the exporter's code alone decides them."""
+    """Verdicts of all models by name; they depend on the exporter's code alone."""
     return {model.name: verdict(model) for model in read()}
 
 
 def fp32_bytes(model: Model) -> int:
-    """Of its weights; 0 where no class of Transformers is its own."""
+    """Size of the weights in fp32; 0 if Transformers has no class for the model."""
     # Slow to import, and needed here alone.
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -85,14 +86,14 @@ def fp32_bytes(model: Model) -> int:
     kind: Any = getattr(transformers, model.config["architectures"][0], None)
     if kind is None or kind.config_class.model_type != model.config["model_type"]:
         return 0
-    # A model without memory behind it.
+    # A model without allocated memory.
     with torch.device("meta"):
         tensors = kind(kind.config_class(**model.config)).parameters()
     return sum(4 * tensor.numel() for tensor in tensors)
 
 
 def _write(folder: Path, model: Model) -> None:
-    """A folder with its settings: no tensor of its weights is looked at."""
+    """Writes a folder with the model's settings; the export reads no tensor of its weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model.config | _TOKENIZER))
     (folder / "model.safetensors").touch()

@@ -1,4 +1,4 @@
-"""Checkpoints of every family and task, with random weights: Transformers' own classes save them."""
+"""Checkpoints of every family and task with random weights, saved by Transformers' own classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Sizes:
-    """What gives the layers their shape; `vocabulary` are the first words of the demo model's tokenizer."""
+    """Sizes of the layers. `vocabulary` counts the first words of the demo model's tokenizer."""
 
     layers: int
     width: int
@@ -29,7 +29,7 @@ class Sizes:
 
 
 LAYERS = Sizes(layers=2, width=768, heads=12, vocabulary=30522)
-"""Layers of BERT-base's shape; two, so that ModernBERT has one that sees the whole text and one with a window."""
+"""Layers of BERT-base's shape. Two, so that ModernBERT has one with global and one with local attention."""
 
 WHOLE = {"base": Sizes(12, 768, 12, 30522), "large": Sizes(24, 1024, 16, 30522)}
 """BERTs of the sizes that its paper calls so."""
@@ -38,10 +38,10 @@ SMALL = Sizes(layers=2, width=64, heads=4, vocabulary=4096)
 
 _LABELS = {"classify": 3, "rerank": 1, "tag": 5}
 _FEED_FORWARD = {"modernbert": 1.5}
-"""Width of the feed-forward part in widths of the model, where it is not 4."""
+"""Width of the feed-forward part in widths of the model, if not 4."""
 
 _SETTINGS: dict[str, dict[str, Any]] = {
-    # As deberta-base has them.
+    # As in deberta-base.
     "deberta": {
         "relative_attention": True,
         "max_relative_positions": -1,
@@ -49,7 +49,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "position_biased_input": False,
         "type_vocab_size": 0,
     },
-    # As deberta-v3-base has them.
+    # As in deberta-v3-base.
     "deberta-v2": {
         "relative_attention": True,
         "max_relative_positions": -1,
@@ -61,7 +61,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "modernbert": {"cls_token_id": 101, "bos_token_id": 101, "sep_token_id": 102, "eos_token_id": 102},
 }
-"""Settings that real checkpoints have and that are not Transformers' defaults."""
+"""Settings of real checkpoints that differ from Transformers' defaults."""
 
 _OWN_FORMS: dict[str, dict[str, Any]] = {
     "new": {"model_type": "new", "rope_theta": 500_000, "rope_scaling": {"type": "ntk", "factor": 2.0}},
@@ -71,7 +71,7 @@ _OWN_FORMS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
-    """Writes a checkpoint of a key of `FAMILIES`; raises ExportError where Transformers has no such class."""
+    """Writes a checkpoint for a key of `FAMILIES`; raises ExportError if Transformers has no such class."""
     # Slow to import.
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -100,7 +100,7 @@ def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
         if model_type in _OWN_FORMS:
             _change(folder, model, model_type, task)
         for name, tensor in model.named_parameters():
-            # Biases start as 0 and scales as 1, where a graph that mixes them up would not be noticed.
+            # Biases start as 0 and scales as 1, which would hide a graph that mixes them up.
             if tensor.ndim == 1:
                 tensor.data.normal_(mean=float("orm" in name and name.endswith("weight")), std=0.02)
     _save(folder, model, model_type)
@@ -108,7 +108,7 @@ def write(folder: Path, model_type: str, task: str, sizes: Sizes) -> Path:
 
 
 def write_tokenizer(folder: Path, words: int) -> None:
-    """Writes the demo model's tokenizer with its first words, and of which class it is: a family's own differs."""
+    """Writes the demo model's tokenizer with its first words, and its class: a family's own class differs."""
     (folder / "tokenizer.json").write_text(_tokenizer(words), encoding="utf-8")
     tokens = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
@@ -142,7 +142,7 @@ def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  o
 
 
 def _change(folder: Path, model: Any, model_type: str, task: str) -> None:  # noqa: ANN401  of Transformers
-    """Makes of a model of Transformers what is built here."""
+    """Changes a Transformers model into the variant built here."""
     from export.graph import architectures  # noqa: PLC0415  brings PyTorch
 
     _save(folder, model, model_type)

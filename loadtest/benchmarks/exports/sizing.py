@@ -1,7 +1,7 @@
-"""Whether partial runs foretell whole encoders on this machine: predictions and measurements side by side.
+"""Checks on this machine whether partial runs predict whole encoders: predictions beside measurements.
 
-`python -m loadtest.benchmarks.exports sizing` runs graphs of one, two and three layers and of all layers in turns, and
-compares what the few foretell with what the whole takes.
+`python -m loadtest.benchmarks.exports sizing` runs graphs of one, two, three and all layers in turns, and compares
+the prediction from the few layers with the time of the whole encoder.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
 
 _BARS = 2
-"""Standard deviations of the error bars that are counted."""
+"""Width of the counted error bars, in standard deviations."""
 
 OTHERS = (Shape(20, 1), Shape(100, 1), Shape(300, 1))
-"""Lengths that no partial run has: the smooth cost of a layer foretells them."""
+"""Lengths without a partial run: the smooth cost of a layer predicts them."""
 
 _PRECISIONS = ("fp32", "int8")
 
 
 class SizingBenchmark(Benchmark):
-    """The table of docs/benchmarks/sizing.md, whose text is written by hand."""
+    """The table of docs/benchmarks/sizing.md; its text is written by hand."""
 
     name = "sizing"
     purpose = "what partial runs of three layers foretell of a whole encoder"
@@ -59,7 +59,7 @@ class SizingBenchmark(Benchmark):
 
     def _cells(self, name: str, precision: str) -> dict[str, Any]:
         """Every shape of one encoder's first layers and of all of them, in turns."""
-        # Brings PyTorch.
+        # Imports PyTorch.
         from loadtest.capacity.partial import specs  # noqa: PLC0415
 
         encoder = encoder_of(name)
@@ -85,9 +85,9 @@ class SizingBenchmark(Benchmark):
 
 
 def compare(name: str, precision: str, samples: Mapping[LaneKind, Sequence[Sample]]) -> list[dict[str, Any]]:
-    """What the few layers foretell beside what all of them took, in milliseconds.
+    """Predicted and measured times in milliseconds.
 
-    `error` is relative, one standard deviation, as the fit expects it; `known`: whether partial runs had this shape.
+    `error` is one relative standard deviation, as the fit expects it. `known`: whether partial runs had this shape.
     """
     encoder = encoder_of(name)
     cells = []

@@ -1,4 +1,4 @@
-"""The attacker's process: `python -m loadtest.benchmarks.hostile.attacker` attacks when asked (see child.py)."""
+"""The attacker's process: `python -m loadtest.benchmarks.hostile.attacker` attacks on request (see child.py)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _REOPEN_S = 0.02
 _SLICE_S = 0.5
 _SIDE_BY_SIDE = {"http": 1, "grpc": 8}
-"""Calls under way on one connection of a control."""
+"""Concurrent calls on one connection of a control."""
 
 
 def attack(name: str, port: int, seconds: float, rate: float = 1.0) -> dict[str, float]:
-    """Attacks for so long, so many times faster than usual; returns the bytes a second, and the connections opened."""
+    """Attacks at `rate` times the usual speed; returns the bytes per second and the connections opened."""
     what = ATTACKS[name]
     opened: list[int] = []
     sent = _in_threads(what.connections, rate * BYTES_PER_S, seconds, partial(_attack, what, port, opened))
@@ -37,7 +37,7 @@ def attack(name: str, port: int, seconds: float, rate: float = 1.0) -> dict[str,
 
 
 def mixed(ports: dict[str, int], seconds: float, seed: int) -> dict[str, float]:
-    """Attacks of all kinds side by side, each for a moment, and good calls between them."""
+    """Runs attacks of all kinds side by side, each for a moment, with good calls between them."""
     chosen = random.Random(seed)
     seeds = iter([chosen.random() for _ in range(CONNECTIONS)])
     return _in_threads(CONNECTIONS, BYTES_PER_S, seconds, lambda pace: _mixed(ports, random.Random(next(seeds)), pace))
@@ -56,7 +56,7 @@ def _mixed(ports: dict[str, int], chosen: random.Random, pace: Pace) -> None:
 
 
 def control(wire: str, port: int, bytes_per_s: float, seconds: float) -> dict[str, float]:
-    """Sends good cheap calls of as many bytes a second, as far as the server takes them; returns what was sent."""
+    """Sends good cheap calls at the same bytes per second, as far as the server takes them; returns the rate sent."""
     calls: list[int] = []
     target = Target(wire, HOST, port, MODEL)
     each = partial(_control, target, calls)
@@ -75,7 +75,7 @@ def _in_threads(count: int, rate: float, seconds: float, do: Callable[[Pace], No
 
 
 def _attack(what: Attack, port: int, opened: list[int], pace: Pace) -> None:
-    """One slot: a connection after another until the time is over."""
+    """One slot: one connection after another until the time is over."""
     count = 0
     with contextlib.suppress(Over):
         while True:

@@ -16,19 +16,19 @@ MODEL = grpc.MODEL
 CONNECTIONS = 8
 MANY_CONNECTIONS = 64
 BYTES_PER_S = 1e6
-"""Of one connection."""
+"""Maximum rate of one connection."""
 
 
 @dataclass(slots=True, frozen=True)
 class Attack:
-    """What a hostile client does.
+    """An attack by a hostile client.
 
     Attributes:
-        aim: What it tries to use up: `memory`, `loop` (the event loop) or `connections`.
+        aim: The resource under attack: `memory`, `loop` (the event loop) or `connections`.
         line: `Line` for HTTP, `H2Line` for gRPC.
-        does: One connection's life.
-        connections: At a time; each begins again when it ends.
-        hurry: So many times faster a short test sends it, as a request has megabytes.
+        does: The life of one connection.
+        connections: Concurrent connections; each begins again when it ends.
+        hurry: Speed-up in a short test, for requests of several megabytes.
     """
 
     aim: str
@@ -86,4 +86,4 @@ ATTACKS = {
     "gRPC: calls to no method": Attack("loop", H2Line, grpc.refused_streams),
     "gRPC: slow headers": Attack("connections", H2Line, grpc.slow_frames),
 }
-"""By name. What each does is described where it is."""
+"""Attacks by name; each function documents its own."""

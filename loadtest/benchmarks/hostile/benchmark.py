@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from loadtest.report.tables import Table
 
 PER_S = 100.0
-"""Requests of the polite client a second, over each wire."""
+"""Requests per second of the polite client over each wire."""
 
 MAX_P99_MS, MAX_RATIO = 250.0, 3.0
 _BEFORE_S, _CONTROL_S, _SETTLE_S = 1.5, 2.0, 60.0
 
 Found = tuple[str, dict[str, Any]]
-"""An attack's name, and what `trial` found."""
+"""An attack's name and the result of `trial`."""
 
 
 class HostileBenchmark(Benchmark):
@@ -143,7 +143,7 @@ def _memory(store: Store) -> Table:
 
 
 def _former(store: Store) -> list[Table]:
-    """Beside what the same attacks did to the server before it had the bounds, where that was measured."""
+    """The same attacks on the server before it had the bounds, if they were measured."""
     path = store.path.with_name(f"{store.path.stem}-before.json")
     if not path.exists():
         return []

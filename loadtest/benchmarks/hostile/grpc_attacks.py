@@ -41,7 +41,7 @@ _CALM_STREAMS = 200
 _CANCELLED_BYTES = 2_000_000
 _BATCH = 128
 _BATCH_S = 0.05
-"""Between two calls of many texts: eight connections then ask for no more than the server can compute."""
+"""Pause between two calls of many texts, so that eight connections ask for no more than the server can compute."""
 
 _COMPUTED_S = 10.0
 _BURST = 1000
@@ -49,14 +49,14 @@ _BURST = 1000
 
 @cache
 def _message(size: int, model: str = MODEL) -> bytes:
-    """A ModelInferRequest with a parameter that makes it so large."""
+    """A ModelInferRequest with a parameter that pads it to this size."""
     parameter = bytes_field(1, b"padding") + bytes_field(2, bytes_field(3, b" " * (size - 200)))
     return prefixed(request_bytes(model, "cancelled") + bytes_field(4, parameter))
 
 
 @cache
 def _batch() -> bytes:
-    """A ModelInferRequest of 128 short texts: it is answered with 200 KB."""
+    """A ModelInferRequest of 128 short texts; its reply has 200 KB."""
     return prefixed(infer_bytes(MODEL, {"text": ["a"] * _BATCH}))
 
 
@@ -77,7 +77,7 @@ def _calls(line: H2Line, message: bytes, count: int = 1) -> bytes:
 
 
 def cancelled_calls(line: H2Line) -> None:
-    """Calls of 2 MB, cancelled as soon as they are whole or a moment later."""
+    """Calls of 2 MB, canceled as soon as they are complete or a moment later."""
     line.begin()
     for pause in itertools.cycle((0.0, 0.001)):
         number = line.open()
@@ -87,7 +87,7 @@ def cancelled_calls(line: H2Line) -> None:
 
 
 def refused_messages(line: H2Line) -> None:
-    """Messages of 4 MB for a model that is not there, on a stream that outlives its refusals."""
+    """Messages of 4 MB for an unknown model, on a stream that outlives its refusals."""
     line.begin()
     number = line.open(_STREAM, ("triton_grpc_error", "true"))
     while True:
@@ -95,7 +95,7 @@ def refused_messages(line: H2Line) -> None:
 
 
 def refused_calls(line: H2Line) -> None:
-    """Calls of 4 MB for a model that is not there."""
+    """Calls of 4 MB for an unknown model."""
     line.begin()
     while True:
         number = line.open()
@@ -115,7 +115,7 @@ def _bomb() -> bytes:
 
 
 def gzip_bombs(line: H2Line) -> None:
-    """Compressed messages of 4 KB, at most 200 a second of all connections."""
+    """Compressed messages of 4 KB, at most 200 per second over all connections."""
     line.begin()
     while True:
         number = line.open(METHOD, ("grpc-encoding", "gzip"))
@@ -124,9 +124,9 @@ def gzip_bombs(line: H2Line) -> None:
 
 
 def closed_windows(line: H2Line) -> None:
-    """As many calls as a connection has streams, each answered with 200 KB that have no window to go out.
+    """As many calls as a connection has streams, with replies of 200 KB that no window lets out.
 
-    The next is made when the one before is computed: good calls that the machine cannot compute are another matter.
+    Each call waits until the one before is computed: this attack is not about too many good calls.
     """
     line.begin((INITIAL_WINDOW_SIZE, 0))
     for count in range(1, _STREAMS + 1):
@@ -149,7 +149,7 @@ def unread_replies(line: H2Line) -> None:
 
 
 def window_updates(line: H2Line) -> None:
-    """Opens, by one byte at a time, the connection's window, for which replies wait since the first used it up."""
+    """Opens the connection's window by one byte at a time, while replies wait for it since the first one used it up."""
     line.begin(window=0)
     line.send(_calls(line, _short(), _CALM_STREAMS))
     line.pace.rest(0.1)
@@ -166,7 +166,7 @@ def one_byte_grants(line: H2Line) -> None:
 
 
 def open_windows(line: H2Line) -> None:
-    """Opens a window that is open, as often as it can be opened before it is too large."""
+    """Opens an open window, as often as possible before it is too large."""
     line.begin()
     number = line.open()
     while True:
@@ -194,7 +194,7 @@ ping_answers = _flood(frame(frames.PING, frames.ACK, 0, b"hostile!"))
 
 
 def many_settings(line: H2Line) -> None:
-    """2,730 settings in each frame, which open and close the windows of streams that wait for them."""
+    """2,730 settings in each frame, which open and close the windows of waiting streams."""
     line.begin((INITIAL_WINDOW_SIZE, 0))
     line.send(_calls(line, _short(), _CALM_STREAMS))
     line.pace.rest(0.1)
@@ -216,7 +216,7 @@ def one_byte_data(line: H2Line) -> None:
 
 
 def _refused_headers(blocks: Callable[[], Sequence[bytes]], first: bytes = b"") -> Callable[[H2Line], None]:
-    """Calls whose headers are refused; `first` is a block that goes before."""
+    """Calls whose headers are refused; `first` is a block sent before them."""
     made = cache(blocks)
 
     def refused(line: H2Line) -> None:
@@ -247,18 +247,18 @@ def _repeated(reference: bytes) -> list[bytes]:
 
 
 def _huffman() -> list[bytes]:
-    """Header lists of 15 KB in Huffman's code."""
+    """Header lists of 15 KB in Huffman code."""
     return [Encoder().encode([*call_fields(_LIVE), *((f"x-{number}", "abcdefgh" * 120) for number in range(15))])]
 
 
 def _huffman_in_calls() -> list[bytes]:
-    """Calls as good clients make them, with other values of a KB in Huffman's code each time."""
+    """Calls as good clients make them, with new values of 1 KB in Huffman code each time."""
     lists = ([*call_fields(_LIVE), ("x", f"{number:04d}" * 250)] for number in range(64))
     return [Encoder().encode([(*field, True) for field in each]) for each in lists]
 
 
 def _filling() -> list[bytes]:
-    """Fields that fill the dynamic table and push one another out."""
+    """Fields that fill the dynamic table and evict one another."""
     fields = [b"\x40\x05x-%03d\x04%04d" % (number % 1000, number) for number in range(4000)]
     return [call_block(_LIVE) + b"".join(fields[at : at + 90]) for at in range(0, 3600, 90)]
 
@@ -284,7 +284,7 @@ def distinct_headers(line: H2Line) -> None:
 
 
 def continuations(line: H2Line) -> None:
-    """A header block that does not end."""
+    """A header block that never ends."""
     line.begin()
     number = line.stream()
     line.send(frame(HEADERS, 0, number, call_block()))
@@ -302,7 +302,7 @@ slow_frames = slow(frames.PREFACE + frames.settings() + frame(HEADERS, 0, 1, cal
 
 
 def refused_streams(line: H2Line) -> None:
-    """Calls to a method that is not there, headers alone."""
+    """Calls of an unknown method, headers alone."""
     line.begin()
     block = call_block(METHOD + "X")
     while True:

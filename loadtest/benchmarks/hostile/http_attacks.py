@@ -36,7 +36,7 @@ def _padded(message: bytes, size: int) -> bytes:
 
 
 def _repeated(make: Callable[[], Sequence[bytes]], rest_s: float = 0.0, *, reads: bool = True) -> Attack:
-    """Sends the same requests again and again, as long as the server lets the connection live."""
+    """Sends the same requests again and again, as long as the server keeps the connection."""
     made = cache(make)
 
     def attack(line: Line) -> None:
@@ -54,7 +54,7 @@ def _refused_body() -> bytes:
 
 
 def _large() -> list[bytes]:
-    """Bodies that are refused only when half a million values are decoded."""
+    """Bodies that are refused only after half a million values are decoded."""
     many = b"[1]," * 480_000 + b"[1]"
     tensor = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [%b]}]}'
     return [
@@ -78,9 +78,9 @@ def _many_lines() -> list[bytes]:
 
 
 refused_bodies = _repeated(lambda: [_post("/embed", _refused_body())])
-# One at a time, at most 200 a second of all connections: the smallest are 4 KB.
+# One at a time, at most 200 per second over all connections: the smallest have 4 KB.
 gzip_bombs = _repeated(lambda: [_post("/embed", gzip.compress(_refused_body(), 9), _GZIP)], 0.04)
-# What is answered 600 times its size, sent ahead.
+# Pipelined requests whose replies are 600 times their size.
 unread_replies = _repeated(lambda: [_post("/embed", json.dumps({"inputs": ["a"] * 32}).encode()) * 64], reads=False)
 large_bodies = _repeated(_large)
 tiny_chunks = _repeated(_tiny)
@@ -106,14 +106,14 @@ def half_bodies(line: Line) -> None:
 
 
 def idle_connections(line: Line) -> None:
-    """150 connections, each with one good request, which then say nothing."""
+    """150 connections, each silent after one good request."""
     for other in line.open_others(_IDLE_SOCKETS):
         other.send(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
     line.hold()
 
 
 def slow(opening: bytes, drop: bytes) -> Attack:
-    """A byte on each of 24 connections, five times a second."""
+    """One byte on each of 24 connections, five times per second."""
 
     def attack(line: Line) -> None:
         others = line.open_others(_SLOW_SOCKETS)

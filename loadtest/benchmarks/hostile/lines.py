@@ -1,4 +1,4 @@
-"""An attacker's connection: it sends whatever it is told, right or wrong, and no faster than it may."""
+"""An attacker's connection: it sends what it is told, valid or not, within its rate limit."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Over(Exception):
 
 @dataclass(slots=True)
 class Pace:
-    """What the connections of one slot may send, one after another.
+    """Send budget shared by the consecutive connections of one slot.
 
     Attributes:
-        bytes_per_s: In the long run; a tenth of a second's worth may go out at once.
-        until: When the attack ends, on the clock `time.monotonic`.
+        bytes_per_s: Long-run rate; bursts of up to a tenth of a second's worth are allowed.
+        until: End of the attack on the clock `time.monotonic`.
         sent: Bytes so far.
     """
 
@@ -46,7 +46,7 @@ class Pace:
     _since: float = field(default_factory=time.monotonic)
 
     def allowed(self, size: int) -> int:
-        """So many of these bytes as may go out now, at least one; waits for them."""
+        """Number of these bytes that may be sent now, at least one; waits for them."""
         while True:
             now = time.monotonic()
             if now >= self.until:
@@ -57,7 +57,7 @@ class Pace:
             time.sleep(min(0.01, self.until - now))
 
     def rest(self, seconds: float) -> None:
-        """Sends nothing for so long."""
+        """Sends nothing for this long."""
         left = self.until - time.monotonic()
         time.sleep(max(0.0, min(seconds, left)))
         if left <= seconds:
@@ -65,15 +65,14 @@ class Pace:
 
 
 class Line:
-    """One connection, in a `with` block. Everything that waits raises `Over`, and OSError where the server closed.
+    """One connection, in a `with` block. All waits raise `Over`, and OSError if the server closed the connection.
 
     Attributes:
-        pace: How fast it may send.
-        reads: Whether it takes what the server sends.
+        pace: Rate limit of sending.
+        reads: Whether it reads what the server sends.
     """
 
     def __init__(self, port: int, pace: Pace) -> None:
-        """Connects."""
         self.pace = pace
         self.reads = True
         self._port = port
@@ -90,7 +89,7 @@ class Line:
             opened.close()
 
     def open_others(self, count: int) -> Sequence[socket.socket]:
-        """More connections, closed with this one."""
+        """Opens more connections, closed with this one."""
         for _ in range(count):
             self.pace.allowed(1)
             self._others.append(self._connected())
@@ -111,7 +110,7 @@ class Line:
             self.read()
 
     def wait(self, condition: Callable[[], object], limit_s: float = 1.0) -> None:
-        """Reads until it is true, or for so long."""
+        """Reads until the condition is true, or for this long."""
         limit = time.monotonic() + limit_s
         while not condition() and time.monotonic() < limit:
             self.pace.allowed(1)
@@ -119,11 +118,11 @@ class Line:
             self.read()
 
     def hold(self) -> None:
-        """Does nothing more, to the end."""
+        """Does nothing more until the end."""
         self.wait(lambda: False, float("inf"))
 
     def read(self) -> None:
-        """Takes what is there."""
+        """Reads what is available."""
         while self.reads:
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -134,7 +133,7 @@ class Line:
             self.received(data)
 
     def received(self, data: bytes) -> None:
-        """Does nothing with it."""
+        """Ignores what was read."""
 
     def _connected(self) -> socket.socket:
         made = socket.create_connection((HOST, self._port), _CONNECT_S)
@@ -144,17 +143,17 @@ class Line:
 
 
 class H2Line(Line):
-    """The same to the gRPC port.
+    """A connection to the gRPC port.
 
     Attributes:
-        windows: What the server lets each stream send.
-        replied: Streams on which a reply has begun, or which were reset.
+        windows: Send windows of the streams, as granted by the server.
+        replied: Streams on which a reply has begun, or that were reset.
         ended: Streams that the server has ended or reset.
-        last: The number of the newest stream.
+        last: Number of the newest stream.
     """
 
     def __init__(self, port: int, pace: Pace) -> None:
-        """Connects, and says nothing yet."""
+        """Connects without sending anything."""
         super().__init__(port, pace)
         self.windows: dict[int, int] = defaultdict(lambda: WINDOW)
         self.replied: set[int] = set()
@@ -163,11 +162,11 @@ class H2Line(Line):
         self._rest = b""
 
     def begin(self, *values: tuple[int, int], window: int = LARGEST - WINDOW) -> None:
-        """The preface, settings, and by how much the connection's window is wider than the first one."""
+        """Sends the preface, the settings, and the increment of the connection's window."""
         self.send(frames.PREFACE + frames.settings(*values) + (frames.window_update(0, window) if window else b""))
 
     def stream(self) -> int:
-        """The number of the next stream."""
+        """Number of the next stream."""
         self.last += 2
         return self.last
 
@@ -177,7 +176,7 @@ class H2Line(Line):
         return self.last
 
     def message(self, stream: int, message: bytes, flags: int = END_STREAM) -> None:
-        """Sends a message in frames, as the stream's window allows; a grant that does not come ends the connection."""
+        """Sends a message in frames as the stream's window allows; ends the connection if no grant comes."""
         at = 0
         while at < len(message):
             self.wait(lambda: self.windows[stream] > 0, 5.0)
@@ -195,7 +194,7 @@ class H2Line(Line):
         self.wait(lambda: self.ended >= count)
 
     def received(self, data: bytes) -> None:
-        """Counts grants and ends; a farewell with a reason is the end."""
+        """Counts grants and ends; a GOAWAY with a reason ends the connection."""
         arrived, self._rest = frames.split(self._rest + data)
         for kind, flags, number, payload in arrived:
             if kind in {HEADERS, frames.RST_STREAM}:
@@ -216,5 +215,5 @@ def call_fields(path: str = METHOD) -> list[Field]:
 
 @cache
 def call_block(path: str = METHOD, *more: Field) -> bytes:
-    """The header block of a call, as literals that nobody indexes."""
+    """The header block of a call, as literals without indexing."""
     return frames.header_block([*call_fields(path), *more])

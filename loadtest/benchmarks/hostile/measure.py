@@ -1,4 +1,4 @@
-"""One attack on a running server: what the polite client, its memory, its descriptors and its log show of it."""
+"""One attack on a running server: its effect on the polite client, memory, descriptors and log."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.05
 FEW_DESCRIPTORS = 4
-"""By which descriptors may differ before and after: the polite client, or a probe, has connected anew."""
+"""Tolerated difference in descriptors: the polite client, or a probe, may have reconnected."""
 
 MAX_MB, LEFT_MB = 150.0, 20.0
-"""By how much an attack may let memory grow, and what it may leave behind."""
+"""Maximum memory growth during an attack, and after it."""
 
 _MB = 1e6
 _CLOSING_S = 15.0
 _MARGIN_S = 0.1
-"""What was to be sent so shortly before the attack may be answered during it."""
+"""Requests scheduled this shortly before the attack may be answered during it."""
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """How long an attack is watched, in seconds.
+    """Durations of a trial, in seconds.
 
     Attributes:
         before_s: Without an attack, for comparison.
         attack_s: The attack.
-        control_s: Good calls of as many bytes a second, where the attack aims at the event loop; 0: none.
-        settle_s: At most, until memory and descriptors are back.
+        control_s: Good calls at the same bytes per second, if the attack aims at the event loop; 0 for none.
+        settle_s: Maximum wait until memory and descriptors are back.
         hurries: Whether attacks with large requests send faster.
     """
 
@@ -48,7 +48,7 @@ class Plan:
 
 
 def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> dict[str, Any]:
-    """Attacks once; returns what JSON holds."""
+    """Runs one attack; returns JSON values."""
     attack = ATTACKS[name]
     wire = attack.wire
     rate = attack.hurry if plan.hurries else 1.0
@@ -84,7 +84,7 @@ def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
 
 
 def _settle(victim: Victim, memory_mb: float, descriptors: int, limit_s: float) -> float:
-    """Waits until memory and descriptors are back; returns how long that took, the limit if they are not."""
+    """Waits until memory and descriptors are back; returns the time it took, or the limit if they are not."""
     begin = time.monotonic()
     while (passed := time.monotonic() - begin) < limit_s:
         if victim.memory_mb() <= memory_mb and victim.descriptors() <= descriptors:
@@ -98,7 +98,7 @@ def _figures(polite: Polite, begin: float, end: float) -> dict[str, dict[str, fl
 
 
 def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[str, Any]:
-    """Rounds of the same mixed traffic; resident memory before the first and after each, without connections."""
+    """Rounds of the same mixed traffic; returns idle resident memory before the first round and after each."""
     descriptors = victim.descriptors()
     memory = [victim.memory_mb()]
     sent = 0.0

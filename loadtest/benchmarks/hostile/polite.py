@@ -1,4 +1,4 @@
-"""The polite client: good requests over both wires at a steady rate, and what became of each."""
+"""The polite client: good requests over both wires at a steady rate, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Request:
     """One request.
 
     Attributes:
-        intended: When it should have been sent, on the clock `time.monotonic`: latency counts from there.
-        done: When its answer was there.
-        work_s: CPU time that the server spent from its sending to its answer: what was done for others first, however
-            busy the machine is.
-        fault: Why there is none; empty where there is one.
+        intended: Scheduled send time on the clock `time.monotonic`; latency counts from it.
+        done: Time of the answer.
+        work_s: CPU time of the server between sending and answer: work done for others first, independent of how busy
+            the machine is.
+        fault: Reason of a failure; empty if the request was answered.
     """
 
     intended: float
@@ -45,12 +45,11 @@ class Request:
 class Polite:
     """A client with one connection over each wire; use it in a `with` block.
 
-    A request that is due while the one before is under way is not sent, and counts as answered or failed at the same
-    time as that one: as one of many clients would have fared (HdrHistogram's correction of coordinated omission).
+    A request that is due while the one before is under way is not sent. It gets the completion time and outcome of that
+    one, as one of many clients would (HdrHistogram's correction of coordinated omission).
     """
 
     def __init__(self, victim: Victim, model: str, per_s: float) -> None:
-        """Says whom to ask, for which model, and how often a second over each wire."""
         self.requests: dict[str, list[Request]] = {wire: [] for wire in WIRES}
         self._victim = victim
         self._targets = [Target(wire, HOST, victim.ports[wire], model) for wire in WIRES]
@@ -71,7 +70,7 @@ class Polite:
             thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, list[Request]]:
-        """What was to be sent in a stretch, by wire; waits until all of it is answered."""
+        """Requests scheduled in a stretch, by wire; waits until all are answered."""
         while any(not made or made[-1].intended < end for made in self.requests.values()):
             if not all(thread.is_alive() for thread in self._threads):
                 raise BenchError("the polite client has ended")
@@ -82,7 +81,7 @@ class Polite:
         }
 
     def faults(self, begin: float = 0.0, end: float = 0.0) -> list[str]:
-        """What failed in a stretch, or so far."""
+        """Failures in a stretch, or so far."""
         made = self.between(begin, end or time.monotonic())
         return [f"{wire}: {request.fault}" for wire in WIRES for request in made[wire] if request.fault]
 
@@ -119,7 +118,7 @@ def _check(reply: Reply) -> None:
 
 
 def latencies(requests: Sequence[Request]) -> dict[str, float]:
-    """p50 and p99 in milliseconds, and p99 and the greatest of the server's work meanwhile."""
+    """p50 and p99 in milliseconds, and p99 and maximum of the server's work meanwhile."""
     taken = sorted((request.done - request.intended) * 1e3 for request in requests)
     work = sorted(request.work_s * 1e3 for request in requests)
     return {

@@ -1,4 +1,4 @@
-"""A server under attack, as it is seen from outside."""
+"""A server under attack, observed from outside."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Victim:
     """A server with the fake engine.
 
     Attributes:
-        pid: Of its first process, which has the connections.
+        pid: Its first process, which has the connections.
         ports: By wire.
-        log_lines: How many lines its log has.
+        log_lines: Number of lines in its log.
     """
 
     pid: int
@@ -30,7 +30,7 @@ class Victim:
     log_lines: Callable[[], int]
 
     def cpu_s(self) -> float:
-        """CPU time used so far, to the nanosecond (of Linux the clock that `clock_getcpuclockid` names)."""
+        """CPU time used so far, to the nanosecond (on Linux from the clock that `clock_getcpuclockid` names)."""
         return time.clock_gettime(~self.pid << 3 | _SCHEDULED)
 
     def memory_mb(self) -> float:

@@ -1,1 +1,1 @@
-"""The same model, texts and client against the servers that a user would pick instead."""
+"""Compares our server with popular alternatives: the same model, texts and client."""

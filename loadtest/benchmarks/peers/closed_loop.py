@@ -1,4 +1,4 @@
-"""Our server beside those that a user would pick instead: texts of one length, one connection and many."""
+"""Our server and popular alternatives in a closed loop: texts of one length, one connection and many."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MIN_COSINE = {"fp32": 0.9999, "INT8": 0.95}
 _MIN_COSINE_OF_ONE_ARTIFACT = 0.9999
 _FROZEN_FROM_PERCENT = 1.0
 _LONG_TOKENS, _LONGER = 128, 4.0
-"""A server that answers 32 long texts at once takes a second or two: a window has to hold some."""
+"""A server that answers 32 long texts at once takes a second or two: a window must be longer than that."""
 
 _COLOURS = {"bertserve": "blue", "raw engine": "violet"}
 
@@ -86,7 +86,7 @@ class PeersBenchmark(who.PeerBenchmark):
 
     @cached_property
     def _asked(self) -> dict[str, Callable[..., Turn]]:
-        """What asks each subject at each number of connections."""
+        """Turns for each subject at each number of connections."""
         texts = {tokens: [text.text for text in group] for tokens, group in self._texts.items()}
         found = {}
         for subject in self.subjects:
@@ -100,9 +100,9 @@ class PeersBenchmark(who.PeerBenchmark):
 
     @cached_property
     def _checked(self) -> dict[str, dict[str, float]]:
-        """The least cosine of each subject's vectors to the fp32 model's, and CPU that idle servers use, in percent.
+        """Minimum cosine of each subject's vectors to the fp32 model's, and the CPU use of idle servers in percent.
 
-        Servers that do not rest are stopped from here on but for their turns.
+        Servers that are busy while idle are stopped from here on, except during their turns.
 
         Raises:
             BenchError: A server's vectors are not the model's.
@@ -118,7 +118,7 @@ class PeersBenchmark(who.PeerBenchmark):
                 alike = min(_least_cosine(found, exact) for found in vectors)
                 if alike < next(least for precision, least in _MIN_COSINE.items() if precision in subject.engine):
                     raise BenchError(f"{subject.name}: wrong embedding of {tokens} tokens (cosine {alike:.4f})")
-                # infinity quantised the same model for itself; everybody else runs the bundle's file.
+                # infinity quantized the same model for itself; all others run the bundle's file.
                 if subject.engine == ORT and subject.system != "infinity":
                     alike_raw = min(_least_cosine(found, same) for found in vectors)
                     if alike_raw < _MIN_COSINE_OF_ONE_ARTIFACT:
@@ -128,7 +128,7 @@ class PeersBenchmark(who.PeerBenchmark):
         for name, percent in idle.items():
             if percent >= _FROZEN_FROM_PERCENT:
                 send_signal(self._servers[name], signal.SIGSTOP)
-                # What is stopped would not hear that it shall end.
+                # A stopped process would not receive its signal to end.
                 self.stack.callback(send_signal, self._servers[name], signal.SIGCONT)
         return {"least_cosine": likeness, "idle_percent": idle}
 
@@ -157,7 +157,7 @@ class PeersBenchmark(who.PeerBenchmark):
 
 
 def _least_cosine(found: list[list[float]], expected: list[list[float]]) -> float:
-    """Of vectors of length 1, pair by pair."""
+    """Minimum over pairs of vectors of length 1."""
     return min(sum(a * b for a, b in zip(*pair, strict=True)) for pair in zip(found, expected, strict=True))
 
 
@@ -182,15 +182,15 @@ def _plot(samples: Samples, model: str) -> str:
 
 
 class Aim(NamedTuple):
-    """What is asked of ours beside another.
+    """A target for our server relative to another.
 
     Attributes:
         what: The comparison in words.
-        figure: What is compared, one of `_COMPARED`.
-        ours: Engine of ours.
+        figure: The compared figure, one of `_COMPARED`.
+        ours: Our engine.
         theirs: System, engine and protocol of the other.
-        protocol: Over which ours is asked.
-        asked: At 8, 32 and 128 tokens: at least of throughput, else at most.
+        protocol: Protocol of our server.
+        asked: Limits at 8, 32 and 128 tokens: a minimum for throughput, else a maximum.
     """
 
     what: str
@@ -201,7 +201,7 @@ class Aim(NamedTuple):
     asked: Sequence[float]
 
     def judged(self, samples: Samples, model: str, tokens: int) -> str:
-        """Whether it is met at that length."""
+        """Whether the target is met at that length."""
         asked = dict(zip(LENGTHS, self.asked, strict=False)).get(tokens)
         if asked is None:
             return ""
@@ -214,7 +214,7 @@ class Aim(NamedTuple):
         return f"{words}: {'yes' if is_met else 'NO'}, {found.text(2)}"
 
     def _found(self, samples: Samples, model: str, tokens: int) -> Spread:
-        """Ours and the other's, over the rounds of a length."""
+        """Our figures and the other's, over the rounds of a length."""
         ours, theirs = who.find(model, "bertserve", self.ours, self.protocol), who.find(model, *self.theirs)
         count, field, is_ratio = _COMPARED[self.figure]
         compare = samples.ratio if is_ratio else samples.above
@@ -225,7 +225,7 @@ LENGTHS = (8, 32, 128)
 _P50, _PER_S, _OVER = "p50 at 1 connection, ratio", f"texts/s at {MANY}, ratio", "p50 at 1 connection, ms above"
 _COMPARED = {_P50: (ONE, "p50_ms", True), _PER_S: (MANY, "per_s", True), _OVER: (ONE, "p50_ms", False)}
 _TRITON_PROTOCOLS = ((HTTP, V2), (V2, V2), (GRPC_NAME, GRPC_NAME))
-"""Of ours, and of Triton, whose only way over HTTP it is."""
+"""Protocols of our server, and of Triton, which has only one over HTTP."""
 _SAME, _OWN = "same engine and file as Triton", "beside Triton with ORT's own INT8"
 _OVER_RAW = "ORT over the raw engine"
 _BESIDE_TRITON = (

@@ -1,7 +1,7 @@
-"""What users have, beside other servers: texts of mixed lengths that arrive at random, and deadlines.
+"""Compares servers under open-loop load: mixed-length texts with random arrivals, and deadlines.
 
-Every server gets the same arrivals (Poisson) of texts of 6 to 250 words, at rates from a fifth of what ours carries
-with the same engine to twice that. Short blocks alternate, so that a host which changes its speed meets all alike.
+Every server gets the same Poisson arrivals of texts of 6 to 250 words, at rates from a fifth of our capacity with the
+same engine to twice that. Short blocks alternate, so that changes of the host's speed affect all servers alike.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
 
 DEADLINE_MS = 250
-"""What the clients allow; an answer that took longer is good for nobody."""
+"""Deadline of the clients; a later answer is useless."""
 
 SHARES = (0.2, 0.6, 1.0, 1.5, 2.0)
-"""Offered rates, of the texts a second that ours answers with the same engine to a few clients in a closed loop."""
+"""Offered rates, as shares of our closed-loop throughput with the same engine and few clients."""
 
 JUDGED_SHARES = TAIL_SHARE, OVERLOAD_SHARE = 0.6, 1.5
 
 _CONNECTIONS, _CAPACITIES, _CAPACITY_S = 4, 3, 3.0
 _PATIENCE_S = 2.0
 _COLLAPSED = 0.1
-"""Of the requests: who takes no deadlines and answers fewer in time is asked at no higher rate."""
+"""Share of good answers below which a server without deadlines gets no higher rate."""
 _FIRST_S, _FIRST_RATE = 4.0, 20.0
 _REST_S, _RESTING_CPU_S, _LONGEST_REST_S = 0.2, 0.02, 10.0
 _ENDPOINTS = {"fastapi": ("http", "/embed-threads"), "infinity-onnx": ("openai", "/embeddings")}
@@ -49,11 +49,11 @@ _COLOURS = ("blue", "orange", "violet", "green", "grey")
 
 Block = dict[str, float]
 Blocks = dict[tuple[str, float], dict[int, Block]]
-"""What was measured by entrant and share, and of that by round."""
+"""Measurements by entrant and share, then by round."""
 
 
 class Entrant(NamedTuple):
-    """Who is asked: its name, engine, server as `Kit.server` calls it, model of Triton, and rates."""
+    """A server in the comparison: name, engine, server as `Kit.server` calls it, Triton model, and rates."""
 
     name: str
     engine: str
@@ -67,11 +67,11 @@ class Entrant(NamedTuple):
 
     @property
     def takes_deadlines(self) -> bool:
-        """Whether it reads v2's parameter `timeout`."""
+        """Whether it reads the v2 parameter `timeout`."""
         return self.server not in _ENDPOINTS
 
     def target(self, port: int, model: str) -> Target:
-        """How it is asked at a port for a model."""
+        """Its form of request at a port for a model."""
         if endpoint := _ENDPOINTS.get(self.server):
             return Target(endpoint[0], HOST, port, model, endpoint=endpoint[1])
         return Target("v2", HOST, port, f"{model}-{self.model}" if self.model else model, timeout_ms=DEADLINE_MS)
@@ -97,7 +97,7 @@ GROUPS = {
         Entrant("infinity, ORT", ORT, "infinity-onnx"),
     ),
 }
-"""Who is compared at the same rates, by the engine of ours that sets them; ours in front."""
+"""Servers compared at the same rates, by our engine that sets them; ours first."""
 
 
 class OpenLoopBenchmark(PeerBenchmark):
@@ -133,11 +133,11 @@ class OpenLoopBenchmark(PeerBenchmark):
 
     @cached_property
     def _servers(self) -> dict[str, ServerProcess]:
-        """Who has been started."""
+        """Servers started so far."""
         return {}
 
     def _server(self, entrant: Entrant) -> ServerProcess:
-        """Its server, started when it is first asked for; another project's is stopped meanwhile."""
+        """An entrant's server, started on first use; peers' servers are stopped meanwhile."""
         if entrant.server not in self._servers:
             server = self.opened(entrant.server, lambda: self.kit.server(entrant.server, OPEN_LOOP, QUEUE_MS))
             self._servers[entrant.server] = server
@@ -146,12 +146,12 @@ class OpenLoopBenchmark(PeerBenchmark):
             _rest(server)
             if not entrant.is_ours:
                 send_signal(server, signal.SIGSTOP)
-                # What is stopped would not hear that it shall end.
+                # A stopped process would not receive its signal to end.
                 self.stack.callback(send_signal, server, signal.SIGCONT)
         return self._servers[entrant.server]
 
     def _capacity(self, entrant: Entrant) -> dict[str, float]:
-        """Texts a second that a few clients get, who ask for them in turn."""
+        """Texts per second of a few clients, each asking again once it is answered."""
         target = entrant.target(self._server(entrant).http_port, self.kit.ort.model)
         place, size = ("v2", target.port, target.path("embed")), self.kit.ort.hidden_size
         return {"per_s": closed_loop(place, size, self._mixed.texts[::7], _CONNECTIONS, _CAPACITY_S)}
@@ -195,7 +195,7 @@ def _lost(blocks: Sequence[Block]) -> list[float]:
 
 
 def _rest(server: ServerProcess) -> None:
-    """Waits until a server has finished what nobody waits for any more."""
+    """Waits until a server has finished abandoned requests."""
     until = time.perf_counter() + _LONGEST_REST_S
     before = server.cpu_s().all
     while time.perf_counter() < until:
@@ -207,7 +207,7 @@ def _rest(server: ServerProcess) -> None:
 
 
 def _capacities(store: Store) -> dict[str, float]:
-    """What ours carries with each engine, in texts a second."""
+    """Our capacity with each engine, in texts per second."""
     measured: dict[str, list[float]] = {}
     for name, found in store.named("capacity ").items():
         measured.setdefault(name.partition(" ")[2], []).append(found["per_s"])
@@ -223,7 +223,7 @@ def _blocks(store: Store) -> Blocks:
 
 
 def _plot(entrants: Sequence[Entrant], blocks: Blocks) -> str:
-    """p99 of the shortest third, and answers in time, of those who are asked at every rate."""
+    """p99 of the shortest third, and answers in time, of the servers measured at every rate."""
     ours, *others = [entrant for entrant in entrants if entrant.shares == SHARES]
     shown = {"bertserve": ours}
     for entrant in others:
@@ -262,7 +262,7 @@ def _spread(rounds: dict[int, Block], figure: str) -> Spread | None:
 
 
 class Aim(NamedTuple):
-    """What is asked of ours beside Triton: at that rate, ours divided by theirs, at most or (`more`) at least."""
+    """A target relative to Triton at one rate: our figure divided by theirs, at most or (`more`) at least the limit."""
 
     words: str
     share: float
@@ -271,7 +271,7 @@ class Aim(NamedTuple):
     more: bool = False
 
     def ratios(self, blocks: Blocks, one: Entrant, other: Entrant) -> list[float]:
-        """Round by round; of rounds that lack the figure none."""
+        """Ratios by round; rounds without the figure have none."""
         ours, theirs = (blocks.get((entrant.name, self.share), {}) for entrant in (one, other))
         return [
             ours[number][self.figure] / theirs[number][self.figure]

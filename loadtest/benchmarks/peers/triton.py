@@ -1,4 +1,4 @@
-"""Triton, from the wheel `nvidia-pytriton`: the real `tritonserver`, with its Python backend alone."""
+"""Triton from the wheel `nvidia-pytriton`: the real `tritonserver`, with its Python backend only."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class TritonModel:
     Attributes:
         name: Its name.
         engine: `onnxruntime` or `openvino`.
-        bundle: Its artifact and its tokenizer. Longer texts are cut, as our server cuts them.
+        bundle: Its artifact and its tokenizer. Longer texts are truncated, as in our server.
         instances: Processes of the Python backend.
-        threads: Of each instance.
-        batch: Texts that Triton's dynamic batcher may put together; 1: no batching.
-        together: Whether they are computed as one batch, padded to the longest, rather than one after the other.
-        multiple: Inputs are padded to lengths that it divides: OpenVINO prepares its kernels for each length it meets.
-        queue_ms: Triton refuses what has waited for so long, or for as long as the request itself allows where that is
-            less; 0: nothing.
+        threads: Threads per instance.
+        batch: Maximum batch of Triton's dynamic batcher; 1 for no batching.
+        together: Whether a batch is computed as one, padded to its longest text, instead of text by text.
+        multiple: Inputs are padded to multiples of it: OpenVINO prepares its kernels for each new length.
+        queue_ms: Maximum queue time; Triton then refuses the request. A shorter timeout of the request takes
+            precedence. 0 for no limit.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Installation:
     """The `tritonserver` of the wheel in a virtual environment."""
 
     def __init__(self, environment: Path) -> None:
-        """Looks where it lies; `obstacle` tells whether it does."""
+        """Looks for its files; `obstacle` tells if something is missing."""
         self._bin = environment.absolute() / "bin"
         found = sorted((environment.absolute() / "lib").glob("python3.*/site-packages"))
         self._packages = found[0] if found else environment.absolute()
@@ -92,7 +92,7 @@ class Installation:
         self._library = Path(sysconfig.get_config_var("LIBDIR"), str(sysconfig.get_config_var("INSTSONAME")))
 
     def obstacle(self) -> str | None:
-        """Why it cannot be started here; None where it can."""
+        """Why it cannot be started here; None if it can."""
         if not self._server.is_dir():
             return "nvidia-pytriton is not installed"
         if not self._stub.is_file():
@@ -102,9 +102,9 @@ class Installation:
         return None
 
     def command(self, repository: Path, work: Path, http: str, grpc: str) -> list[str]:
-        """The words that start it, without metrics, at two `host:port`.
+        """Command line without metrics, listening on two `host:port`.
 
-        A copy of the Python backend goes into `work`: its stub has to lie beside its library.
+        A copy of the Python backend goes into `work`, because its stub must lie beside its library.
         """
         backends = work / "backends"
         shutil.copytree(self._server / "backends", backends)
@@ -118,7 +118,7 @@ class Installation:
         ]
 
     def variables(self) -> dict[str, str]:
-        """What lets the stub find its libraries, and by the first `python3` of the path its packages."""
+        """Environment in which the stub finds its libraries, and its packages by the first `python3` of the path."""
         libraries = [str(self._library.parent), str(self._packages / "nvidia_pytriton.libs")]
         path = [str(self._bin), os.environ["PATH"]]
         return {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(path)}

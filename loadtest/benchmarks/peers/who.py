@@ -1,6 +1,6 @@
-"""Who is compared: our server and those that a user would pick instead, each configured at its best.
+"""The compared servers: ours and popular alternatives, each in its best configuration.
 
-`Subject` is a system with an engine over a protocol, `Kit` what the servers are made from.
+`Subject` is a system with an engine over a protocol, `Kit` holds the parts of the servers.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ ONE, MANY = 1, 32
 
 ORT, OPENVINO, TORCH, BEST = "ORT INT8", "OpenVINO INT8", "PyTorch fp32", "best of both INT8"
 ENGINES = {"ort-cpu": ORT, "cpu": BEST, "openvino": OPENVINO}
-"""Our engines as `--engine` has them."""
+"""Our engines, as in `--engine`."""
 
 DYNAMIC, DYNAMIC_BATCHED = "ORT dynamic INT8", "ORT dynamic INT8, batched"
-"""ONNX Runtime with the file of its own tool, which is what one has without our export; one text at a time, since in
-company it answers another thing (docs/int8.md), and in batches all the same, as a Triton that is told nothing does."""
+"""ONNX Runtime with the file of its own tool, the alternative to our export. `DYNAMIC` runs one text at a time, because
+its answers depend on the batch (docs/int8.md); `DYNAMIC_BATCHED` batches all the same, as Triton does by default."""
 
 TRITON, TRITON_PLAIN = "Triton", "Triton, no batcher"
-"""The second is what one has before one tunes it: a single-threaded instance a core, one text at a time."""
+"""`TRITON_PLAIN` is an untuned Triton: a single-threaded instance per core, one text at a time."""
 
 HTTP, V2, GRPC_NAME = "HTTP", "HTTP v2", "gRPC"
 """V2 is the Open Inference Protocol with binary tensors; HTTP is a server's own route, with JSON."""
 
 OURS = "ours-"
-"""What the names of our servers begin with; the engine follows."""
+"""Prefix of our servers' names, before the engine."""
 _INFINITY = (
     "{environments}/infinity/bin/infinity_emb v2 --model-id . --served-model-name {model} --engine {engine}"
-    # Its ONNX engine does not read the pooling from the model and takes the first token's vector otherwise.
+    # Its ONNX engine does not read the pooling from the model and would take the first token's vector.
     " --device cpu --pooling-method mean --no-bettertransformer --log-level warning --host {host} --port {port}"
 )
 _QUIET = {
@@ -65,26 +65,26 @@ _PROGRAMS: dict[str, tuple[str, str, Mapping[str, str], str]] = {
     "infinity-onnx": (_INFINITY.replace("{engine}", "optimum"), "/health", _QUIET, "infinity-model"),
     "fastapi": (_FASTAPI, "/ready", _FILES, "."),
 }
-"""Of each server: its command line, the path that tells that it is ready, variables, and where in the environments it
-runs. infinity finds its model there: of a full path it makes one that its ONNX engine does not find."""
+"""For each server: command line, readiness path, variables, and working directory in the environments. infinity finds
+its model in that directory: it turns a full path into one that its ONNX engine does not find."""
 SERVERS = (*(f"{OURS}{option}" for option in ENGINES), "triton", *_PROGRAMS)
 
 TRITON_WAYS = {"one": (1, False), "plain": (1, False), "apart": (8, False), "many": (8, True), "padded": (4, True)}
-"""Texts that Triton's dynamic batcher may put together, and whether they are computed as one batch. `one` is an
-instance on all cores, the others have a single-threaded instance a core."""
+"""Maximum batch of Triton's dynamic batcher, and whether it is computed as one batch. `one` is an instance on all
+cores; the others have a single-threaded instance per core."""
 CLOSED_LOOP = {
     "ort": ("one", "many", "plain"),
     "dynamic": ("one", "apart", "many"),
     "openvino": ("one", "many", "plain"),
 }
-"""Triton's models by artifact: for one connection and for many the fastest that answer the same in every company
-(docs/benchmarks/decisions.md), and what is shown beside them."""
+"""Triton's models by artifact: the fastest for one connection and for many whose answers do not depend on the batch
+(docs/benchmarks/decisions.md), and those shown beside them."""
 OPEN_LOOP = {"ort": ("plain", "apart", "padded"), "openvino": ("plain", "apart")}
 QUEUE_MS = 125
-"""Triton's clients of the open loop wait for 250 ms. Of the two limits on its queue that were tried, the whole and the
-half of that, the half gave more answers in time."""
+"""Queue limit of Triton in the open loop, where clients wait for 250 ms. Two limits were tried, the whole deadline and
+half of it; half gave more answers in time."""
 _LENGTH_STEP = 16
-"""OpenVINO prepares its kernels for each length that it meets, so Triton's model pads mixed ones to multiples of it."""
+"""OpenVINO prepares its kernels for each new length, so Triton's model pads mixed lengths to multiples of this."""
 
 _PACKAGES = {
     "triton": ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers"),
@@ -97,13 +97,13 @@ class Subject(NamedTuple):
     """One system with one engine over one protocol.
 
     Attributes:
-        system: Who answers.
-        engine: What computes.
-        protocol: How it is asked; empty for the raw engine.
+        system: The server.
+        engine: The engine.
+        protocol: The protocol; empty for the raw engine.
         server: The process that answers, one of `SERVERS`; empty for the raw engine.
-        form: How the client asks, one of its forms.
-        endpoints: The path of HTTP or the model of gRPC, at `ONE` connection and at `MANY`: where a server's best
-            configuration differs between the two, it is given both.
+        form: The client's form of request.
+        endpoints: The path of HTTP or the model of gRPC, at `ONE` connection and at `MANY`: a server whose best
+            configuration differs between the two gets both.
     """
 
     system: str
@@ -118,7 +118,7 @@ class Subject(NamedTuple):
         return " ".join(filter(None, [self.system, self.engine, self.protocol]))
 
     def key(self, connections: int) -> str:
-        """The name of its samples under so many connections."""
+        """Name of its samples at this number of connections."""
         return f"{self.name} {connections}"
 
     def endpoint(self, connections: int) -> str:
@@ -126,11 +126,11 @@ class Subject(NamedTuple):
 
 
 RAW = Subject("raw engine", ORT, "", "", "", ("wide", "narrow"))
-"""Places of the raw engine are the ways that `loadtest.benchmarks.raw_engine` knows."""
+"""Ways of the raw engine that `loadtest.benchmarks.raw_engine` knows."""
 
 
 def subjects(model: str) -> tuple[Subject, ...]:
-    """Everything that is compared, in the order of a round: what is put into a ratio stands side by side."""
+    """All subjects in the order of a round; the two sides of a ratio are neighbors."""
     found = [RAW]
     triton = partial(_triton, model)
     for option, engine in ENGINES.items():
@@ -174,13 +174,13 @@ def find(model: str, system: str, engine: str, protocol: str) -> Subject:
 
 @dataclass(slots=True, frozen=True)
 class Kit:
-    """What the servers are made from.
+    """The parts of the servers.
 
     Attributes:
-        models: The model repository of ours.
+        models: Our model repository.
         bundles: The bundle with the INT8 artifact `ort`, `openvino`, or `dynamic`, which ONNX Runtime's tool made.
-        environments: Holds a virtual environment for each peer, and infinity's copies of the model.
-        threads: Cores that each may use.
+        environments: A virtual environment for each peer, and infinity's copies of the model.
+        threads: Cores for each server.
     """
 
     models: Path
@@ -190,7 +190,7 @@ class Kit:
 
     @classmethod
     def of(cls, models: Path, environments: Path) -> Kit:
-        """What is there to compare; raises BenchError where the repository lacks an artifact of one of the engines."""
+        """Collects the parts; raises BenchError if the repository lacks an artifact of one of the engines."""
         ort, openvino = (find_bundle(models, "int8", target) for target in ("cpu", "openvino"))
         dynamic = replace(ort, artifact=environments / "dynamic.onnx")
         bundles = {"ort": ort, "openvino": openvino, "dynamic": dynamic}
@@ -201,7 +201,7 @@ class Kit:
         return self.bundles["ort"]
 
     def server(self, name: str, kinds: Mapping[str, Sequence[str]] = CLOSED_LOOP, queue_ms: int = 0) -> ServerProcess:
-        """The server of that name, one of `SERVERS`; the rest says what Triton serves, as `triton_models` has it."""
+        """The server of that name, one of `SERVERS`; the other arguments configure Triton, as in `triton_models`."""
         if name.startswith(OURS):
             return BertServer(self.models, "int8", self.threads, "--engine", name.removeprefix(OURS))
         if name == "triton":
@@ -253,7 +253,7 @@ class PeerBenchmark(Benchmark):
         return {"model": self.kit.ort.model, "version": str(self.kit.ort.version), **digests}
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """What is installed for each peer, package by package, as its own interpreter reports it: a step."""
+        """A step: the installed packages of each peer, as its own interpreter reports them."""
         code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
         found = {}
         for name, packages in _PACKAGES.items():

@@ -1,7 +1,6 @@
-"""A generator that accounts for every request: each has an id of its own, and its reply must bear it.
+"""A generator that accounts for every request: each has a unique id, and its reply must carry it.
 
-An answer must also be the one that its text has always had: the first answer to a text is kept, and every later one is
-compared with it. So neither a reply that went to the wrong request nor one that was made up goes unseen.
+An answer must also equal the first answer to the same text. So neither a misrouted nor an invented reply goes unseen.
 """
 
 from __future__ import annotations
@@ -24,27 +23,26 @@ if TYPE_CHECKING:
     from loadtest.generator.wire import Reply
 
 _MIN_COSINE = 0.999
-"""What is promised of a text alone and in any company."""
+"""Minimum cosine between answers to a text alone and in any batch, as promised."""
 
 _RAW_OUTPUT = 6
 """The field of `ModelInferResponse` that holds the vector."""
 
 
 def identity(protocol: str, index: int, number: int) -> str:
-    """The id of a generator's request; all of a protocol are of one length, so that they can be put into a message."""
+    """Id of a generator's request. All ids of a protocol have one length, to fit into a prepared message."""
     return f"rolling-{protocol}-{index:02d}-{number:08d}"
 
 
 class AccountingGenerator(Generator):
-    """Numbers what it sends."""
+    """Numbers its requests."""
 
     def __init__(self, job: Job, tell: Callable[[bytes], None]) -> None:
-        """As `Generator`."""
         super().__init__(job, tell)
         target = Target.read(job.target)
         self._protocol, self._index = target.protocol, job.index
         blank = identity(target.protocol, job.index, 0)
-        # Before and behind the id, for each text of each kind.
+        # The parts of the message before and after the id, for each text of each kind.
         self._halves = [
             [message.split(blank.encode()) for message in messages(target, task, texts, blank)]
             for task, _, texts in job.kinds

@@ -20,7 +20,7 @@ _STEP = "rolling"
 
 
 class RollingBenchmark(Benchmark):
-    """Fails where a promise was broken."""
+    """Fails if a promise was broken."""
 
     name = "rolling"
     purpose = "replicas behind HAProxy that are restarted under load: is a request lost?"
@@ -38,7 +38,7 @@ class RollingBenchmark(Benchmark):
         yield _STEP, self._experiment
 
     def _experiment(self) -> dict[str, Any]:
-        """What `Found.figures` gives, and the command line of the servers."""
+        """The result of `Found.figures`, and the command line of the servers."""
         options, folder = self.options, Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         plan = Plan(options.models, folder, options.restarts, options.requests, options.rate, (), options.lame_duck_s)
         server = f"bertserve serve --lame-duck-s {options.lame_duck_s:g}"

@@ -1,4 +1,4 @@
-"""The experiment: a load on both protocols, and meanwhile one replica after another ends and is started again."""
+"""The experiment: load on both protocols while one replica after another ends and is started again."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _TOKENS, _TEXTS = 16, 50
 _CONNECTIONS = 16
 _CAPACITY_S = 6.0
 _CALM_S = 2.0
-"""Load before the first restart and after the last."""
+"""Seconds of load before the first restart and after the last."""
 
 _SEEN_S = 10.0
 _END_S = 30.0
-"""What Kubernetes allows by default, and deploy/kubernetes too."""
+"""Kubernetes' default, and the value in deploy/kubernetes."""
 
 _PATIENCE_S = 10.0
 _BROKEN = ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx")
@@ -46,16 +46,16 @@ _BROKEN = ("replies broken", "replies cut off by a replica", "replies 4xx", "rep
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """What is done.
+    """Plan of the experiment.
 
     Attributes:
         models: A model repository.
-        folder: Where logs are kept.
-        restarts: At least so many.
-        requests: At least so many.
-        rate: Requests a second; None: 0.7 of what the replicas are measured to carry.
-        options: More words of each server's command line.
-        lame_duck_s: As the servers are told.
+        folder: Directory for logs.
+        restarts: Minimum number of restarts.
+        requests: Minimum number of requests.
+        rate: Requests per second; None for 0.7 of the measured capacity of the replicas.
+        options: More command-line options of each server.
+        lame_duck_s: The servers' setting.
     """
 
     models: Path
@@ -83,20 +83,20 @@ class Restart:
 
 @dataclass(slots=True)
 class Found:
-    """What came of it.
+    """Results of the experiment.
 
     Attributes:
-        rate: Requests a second that were offered.
-        capacity: Requests a second that the replicas carried in a closed loop; None: not measured.
-        seconds: Of load.
-        restarts: Each.
+        rate: Offered requests per second.
+        capacity: Requests per second of the replicas in a closed loop; None if not measured.
+        seconds: Duration of the load.
+        restarts: All restarts.
         offered: Requests, by protocol.
         faults: Failed requests, by reason.
-        unaccounted: Ids that no replica's log has answered, or some twice; there should be none.
+        unaccounted: Ids that appear in no replica's log as answered, or more than once; should be 0.
         proxy: HAProxy's counts.
-        errors: What else went wrong, such as errors in the replicas' logs.
-        times: When each request should have been sent, seconds from the load's start.
-        latencies: Until its answer, in seconds; NaN where there was none.
+        errors: Other problems, such as errors in the replicas' logs.
+        times: Scheduled send time of each request, in seconds from the load's start.
+        latencies: Time until the answer, in seconds; NaN if there was none.
     """
 
     rate: float
@@ -112,7 +112,7 @@ class Found:
     latencies: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def verdict(self) -> list[str]:
-        """What went wrong; empty where every promise was kept."""
+        """Broken promises; empty if all were kept."""
         wrong = [f"{count} requests failed: {reason}" for reason, count in self.faults.items()]
         if self.unaccounted:
             shown = ", ".join(self.unaccounted[:3])
@@ -124,7 +124,7 @@ class Found:
         return wrong + self.errors
 
     def figures(self) -> dict[str, Any]:
-        """All but the single requests, as JSON can hold it."""
+        """Everything but the single requests, as JSON values."""
         kept = ("rate", "capacity", "seconds", "offered", "faults", "proxy")
         values: dict[str, Any] = {name: getattr(self, name) for name in kept}
         values |= {"unaccounted": len(self.unaccounted), "latencies": self._latencies(), "slices": self._slices()}
@@ -144,7 +144,7 @@ class Found:
         return figures
 
     def _slices(self) -> list[dict[str, float | None]]:
-        """Requests offered and answered a second, and percentiles in milliseconds, second by second or so."""
+        """Offered and answered requests per second, and percentiles in milliseconds, by slices of about a second."""
         count = max(1, min(_SLICES, int(self.seconds)))
         width = self.seconds / count
         numbers = np.clip((self.times / width).astype(int), 0, count - 1)
@@ -159,7 +159,7 @@ class Found:
 
 
 def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
-    """Does it; raises BenchError where a server or a generator does not start, or a server does not end."""
+    """Runs the experiment; raises BenchError if a server or generator does not start, or a server does not end."""
     bundle = find_bundle(plan.models)
     texts = [text.text for text in make_texts(bundle.path, _TOKENS, _TEXTS)]
     with contextlib.ExitStack() as stack:
@@ -178,7 +178,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
             say("measuring what they carry")
             capacity = _capacity(proxy, bundle.model, bundle.hidden_size, texts)
         rate = plan.rate or _SHARE * (capacity or 0.0)
-        # Three started at once; a start takes about as long under load. The proxy looks once a second.
+        # Three started at once; a start under load takes about as long. The proxy checks once a second.
         cycle_s = plan.lame_duck_s + start_s + 3.0
         seconds = max(plan.requests / rate * 1.02, 2 * _CALM_S + plan.restarts * cycle_s)
         before = proxy.counts()
@@ -201,7 +201,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
 
 
 def _capacity(proxy: Proxy, model: str, hidden_size: int, texts: list[str]) -> float:
-    """What half HTTP and half gRPC come to: a request costs the mean of what one of each costs."""
+    """Capacity of half HTTP and half gRPC: a request costs the mean of the two."""
     places = (("embed", proxy.http_port, "/embed"), (GRPC, proxy.grpc_port, model))
     rates = [closed_loop(place, hidden_size, texts, _CONNECTIONS, _CAPACITY_S) for place in places]
     return len(rates) / sum(1 / rate for rate in rates)
@@ -215,7 +215,7 @@ def _restart_all(
     loads: dict[str, Running],
     say: Callable[[str], None],
 ) -> None:
-    """Restarts one replica after another, evenly over the load, each once the one before is back."""
+    """Restarts one replica after another, evenly over the load, each after the previous one is back."""
     began = min(load.began() for load in loads.values())
 
     def now() -> float:
@@ -239,7 +239,7 @@ def _restart_all(
 
 
 def _account(found: Found, loads: dict[str, Running], replicas: Sequence[Replica]) -> None:
-    """Brings together what was asked, what clients got and what replicas say that they answered."""
+    """Compares what was sent, what clients received, and what the replicas' logs say they answered."""
     answered: Counter[str] = Counter()
     for replica in replicas:
         answered += replica.answered()

@@ -1,4 +1,4 @@
-"""What is under test: replicas that can be restarted on their ports, and HAProxy before them."""
+"""The system under test: replicas that can be restarted on their ports, behind HAProxy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ROOT = Path(__file__).parents[3]
 CONFIGURATION = _ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 _UNPACKED = _ROOT / "build" / "haproxy"
 NAMES = ("a", "b", "c")
-"""Of the replicas, as the configuration has them."""
+"""Names of the replicas, as in the configuration."""
 
 _POLL_S = 0.05
 _PROTOCOLS = ("http", "grpc")
 
 
 def haproxy() -> list[str] | None:
-    """The words that run HAProxy: the system's, or what `make haproxy` unpacked; None where there is none."""
+    """Command of HAProxy: the system's, or the one that `make haproxy` unpacked; None if there is none."""
     installed, unpacked = shutil.which("haproxy"), _UNPACKED / "usr" / "sbin" / "haproxy"
     if installed is not None:
         return [installed]
@@ -41,7 +41,7 @@ def haproxy() -> list[str] | None:
 
 
 class Replica(BertServer):
-    """A server that is started again and again on the same ports; `name` is what the proxy calls it."""
+    """A server that is started repeatedly on the same ports; `name` is its name in the proxy."""
 
     def __init__(self, name: str, models: Path, folder: Path, options: Sequence[str]) -> None:
         """Prepares; `start` starts it."""
@@ -50,7 +50,7 @@ class Replica(BertServer):
         super().__init__(models, "auto", available_cpus(), *own, *options, log=self.log)
 
     def start(self) -> float:
-        """Starts it, waits until it is ready, and returns the seconds that took; raises BenchError where it is not."""
+        """Starts it, waits until it is ready, and returns the seconds; raises BenchError if it never is."""
         return self.__enter__().ready_s
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Replica(BertServer):
         self.__exit__(None, None, None)
 
     def answered(self) -> Counter[str]:
-        """How often each request was answered well, by its id."""
+        """Number of good answers to each request, by its id."""
         found: Counter[str] = Counter()
         for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
             if '"request_id":"rolling-' in line:
@@ -68,7 +68,7 @@ class Replica(BertServer):
         return found
 
     def faults(self) -> list[str]:
-        """Lines of the log that a restart under load should not bring."""
+        """Log lines that a restart under load should not cause."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if '"level":"error"' in line or "Traceback" in line]
 
@@ -77,7 +77,7 @@ class Proxy(ServerProcess):
     """HAProxy with the configuration that users get."""
 
     def __init__(self, replicas: Sequence[Replica], folder: Path, configuration: Path = CONFIGURATION) -> None:
-        """Says what to run; raises BenchError where there is no HAProxy."""
+        """Prepares the command; raises BenchError if there is no HAProxy."""
         found = haproxy()
         if found is None:
             raise BenchError("no HAProxy here: install it, or `make haproxy`")
@@ -93,7 +93,7 @@ class Proxy(ServerProcess):
         self.http_port, self.grpc_port = http_port, grpc_port
 
     def wait_for(self, name: str, *, up: bool, limit_s: float) -> None:
-        """Waits until the proxy has seen that a replica is ready, or not; raises BenchError after the limit."""
+        """Waits until the proxy sees that a replica is ready, or not; raises BenchError after the limit."""
         limit = time.monotonic() + limit_s
         while (self._row("http", name)["status"].startswith("UP")) is not up:
             if time.monotonic() > limit:
@@ -101,7 +101,7 @@ class Proxy(ServerProcess):
             time.sleep(_POLL_S)
 
     def counts(self) -> dict[str, int]:
-        """What it counted over all replicas: requests sent, errors of connections and replies, retries, statuses."""
+        """Counts over all replicas: requests sent, connection and reply errors, retries, statuses."""
         names = {
             "req_tot": "requests",
             "econ": "connections failed",

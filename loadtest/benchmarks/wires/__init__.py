@@ -1,1 +1,1 @@
-"""Empty servers side by side: what a wire alone costs."""
+"""Empty servers side by side: the cost of the wire alone."""

@@ -1,7 +1,7 @@
-"""Empty servers side by side: what the wire costs before anything is computed.
+"""Empty servers side by side: the cost of the wire before anything is computed.
 
-Our connections of HTTP and of gRPC, and the libraries in whose place they stand. All run at once and are asked in
-turns; the client is one process of ours.
+Our HTTP and gRPC connections, and the libraries that they replace. All servers run at once and are measured in turns;
+the client is one process of ours.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SUBJECTS = {
     "grpc.aio": ("libraries.py", "grpc-aio", _GRPC),
     "grpclib": ("libraries.py", "grpclib", _GRPC),
 }
-"""The script of `inside` that runs each, what that calls it, and how the client asks."""
+"""Scripts of `inside`: name of the script, its argument, and the client's form."""
 
 
 class WiresBenchmark(Benchmark):

@@ -1,1 +1,1 @@
-"""What runs inside the peers, in their own environments and without this project."""
+"""Code that runs inside the peers, in their own environments and without this project."""

@@ -1,7 +1,7 @@
-"""The fp32 graph in INT8 as ONNX Runtime's own tool makes it: `python dynamic_int8.py FP32 OUT`.
+"""Quantizes the fp32 graph with ONNX Runtime's own tool: `python dynamic_int8.py FP32 OUT`.
 
-Its documentation names this recipe for transformers: activations take a scale from each batch, weights one a channel.
-It starts from the graph with the operators fused, without which attention would stay in fp32.
+ONNX Runtime's documentation names this recipe for transformers: dynamic activation scales per batch, weight scales per
+channel. It starts from the graph with fused operators; otherwise attention would stay in fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FUSED = "com.microsoft"
 
 fp32, out = sys.argv[1:]
 graph = onnx.load(fp32)
-# ONNX Runtime itself does not ask for the version of its own operators; the inference of shapes before its tool does.
+# ONNX Runtime does not require the version of its own operators; the shape inference before its tool does.
 if _FUSED not in {opset.domain for opset in graph.opset_import}:
     graph.opset_import.append(onnx.helper.make_opsetid(_FUSED, 1))
 quantize_dynamic(
@@ -23,6 +23,6 @@ quantize_dynamic(
     out,
     weight_type=QuantType.QInt8,
     per_channel=True,
-    # It infers no types through fused operators; here all that they give is float32.
+    # The tool infers no types through fused operators; here all their outputs are float32.
     extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
 )

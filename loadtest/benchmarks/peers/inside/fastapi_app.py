@@ -2,8 +2,8 @@
 
     ARTIFACT=model.int8.onnx TOKENIZER=tokenizer.json THREADS=2 uvicorn fastapi_app:app
 
-It runs in an environment of its own, without this project. `/embed` computes where it stands; `/embed-threads`
-in the pool of threads that FastAPI runs plain functions in, on sessions of one thread.
+It runs in an environment of its own, without this project. `/embed` computes in the event loop; `/embed-threads`
+computes in FastAPI's thread pool for plain functions, on single-threaded sessions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _TOKENIZER = Tokenizer.from_file(os.environ["TOKENIZER"])
 
 
 class Ask(BaseModel):
-    """A request."""
-
     inputs: str
 
 

@@ -1,7 +1,7 @@
-"""The demo checkpoint as infinity's ONNX engine wants it: `python infinity_model.py CHECKPOINT OUT`.
+"""Prepares the demo checkpoint for infinity's ONNX engine: `python infinity_model.py CHECKPOINT OUT`.
 
-It runs in infinity's environment, without this project: the export and the INT8 quantisation are those of
-Hugging Face's optimum, which infinity's documentation names. infinity prefers a file called `model_quantized.onnx`.
+It runs in infinity's environment, without this project. Export and INT8 quantization are those of Hugging Face's
+optimum, which infinity's documentation names. infinity prefers a file called `model_quantized.onnx`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A text model on Triton's Python backend, as lean as it goes: the engine that its `config.pbtxt` names.
+"""A minimal text model for Triton's Python backend, with the engine that its `config.pbtxt` names.
 
-Written into a Triton repository as `model.py`. Its parameters: `engine` (`onnxruntime` or `openvino`), `artifact` and
-`tokenizer` (files), `max_tokens` (of a text), `threads` (of each instance), `together` (whether the texts that Triton's
-dynamic batcher put together are computed as one batch, padded to the longest), `multiple` (of what every length is
-padded to).
+Written into a Triton repository as `model.py`. Parameters: `engine` (`onnxruntime` or `openvino`), `artifact` and
+`tokenizer` (files), `max_tokens` (per text), `threads` (per instance), `together` (whether a batch of Triton's dynamic
+batcher is computed as one batch, padded to the longest text), `multiple` (every length is padded to a multiple of it).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Opens the tokenizer and the engine."""

@@ -1,1 +1,1 @@
-"""What runs as the servers: scripts in processes of their own."""
+"""The server scripts, which run in processes of their own."""

@@ -1,4 +1,4 @@
-"""An empty handler in servers of others: `python libraries.py SUBJECT PORT`, in an environment without this project."""
+"""An empty handler in other servers: `python libraries.py SUBJECT PORT`, in an environment without this project."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asgi(port: int) -> None:
 
 
 def fastapi(port: int) -> None:
-    """A route of FastAPI whose body is a pydantic model."""
+    """A FastAPI route whose body is a pydantic model."""
     from fastapi import FastAPI, Response  # noqa: PLC0415
     from pydantic import create_model  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def grpclib(port: int) -> None:
     from grpclib.server import Server  # noqa: PLC0415
 
     class Bytes(CodecBase):  # type: ignore[misc]  # it has no types
-        """Messages as they are."""
+        """Messages as raw bytes."""
 
         __content_subtype__ = "proto"
 
@@ -89,8 +89,6 @@ def grpclib(port: int) -> None:
             return data
 
     class Wires:
-        """The service."""
-
         async def echo(self, stream: Any) -> None:  # noqa: ANN401  a class of grpclib
             await stream.recv_message()
             await stream.send_message(REPLY)

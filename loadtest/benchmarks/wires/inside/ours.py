@@ -1,6 +1,6 @@
 """An empty handler behind our own connections: `python ours.py http|grpc PORT`.
 
-The one file of this package that knows the server from within: it is run in a process of its own and never imported.
+The only file of this package that knows the server's internals: it runs in a process of its own and is never imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _ignored(*_: object, **__: object) -> None:
 
 
 async def http(port: int) -> None:
-    """A hot route, which the connection calls past ASGI."""
+    """A hot route, which the connection calls without ASGI."""
     router = Router("wires")
 
     async def empty(_: AppContext, __: HttpRequest) -> HttpReply:
