@@ -164,8 +164,8 @@ class Samples:
         """The number of undisturbed measurements, in words."""
         every = self.every()
         return (
-            f"{sum(sample.quiet for sample in every)} of {len(every)} measurements had the machine to themselves; one"
-            " that had not counts only where there is no other"
+            f"{sum(sample.quiet for sample in every)} of {len(every)} measurements were undisturbed; disturbed ones"
+            " count only if there is no other"
         )
 
     def values(self, tokens: int, subjects: Sequence[str], figure: Callable[..., float]) -> list[float]:

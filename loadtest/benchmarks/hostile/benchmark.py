@@ -58,13 +58,12 @@ class HostileBenchmark(Benchmark):
 
     def page(self, store: Store) -> Page:
         method = (
-            f"Each attack has a fresh server with the fake engine and default limits, {CONNECTIONS} connections"
-            f" ({MANY_CONNECTIONS} of half-sent messages, 1,200 of idle ones) and at most {BYTES_PER_S / 1e6:g} MB/s on"
-            f" each of them, for {store.facts['seconds']:g} s, from the same cores. An attacker whose connection is"
-            " ended opens the next one. Beside it the polite client asks for an embedding 100 times a second over one"
-            " connection of HTTP (`/embed`) and as often over one of gRPC (`ModelInfer`); a latency counts from the"
-            " time at which the request was due. The control is the bytes a second that the attack sent, as good cheap"
-            " calls of 8 connections, as far as the server takes them."
+            f"Each attack runs for {store.facts['seconds']:g} s against a new server with the fake engine and default"
+            f" limits. It uses {CONNECTIONS} connections ({MANY_CONNECTIONS} for half-sent messages, 1,200 for idle"
+            f" ones) with at most {BYTES_PER_S / 1e6:g} MB/s each, and reopens closed ones. The polite client sends 100"
+            " requests/s over HTTP (`/embed`) and 100 over gRPC (`ModelInfer`), with one connection each. Latency"
+            " counts from the scheduled time. The control sends good cheap calls on 8 connections at the attack's bytes"
+            " per second, as far as the server accepts them. All share the same cores."
         )
         return Page("Hostile clients", method, [_latencies(store), _memory(store), *_former(store)])
 
@@ -94,9 +93,9 @@ def _latencies(store: Store) -> Table:
         return during <= MAX_P99_MS and not row[1]["faults"] and (over_control(row) or 0.0) <= MAX_RATIO
 
     note = (
-        "HTTP / gRPC, milliseconds. Asked: no request of the polite client fails, p99 during the attack at most"
-        f" {MAX_P99_MS:g} ms and, where the attack aims at the event loop, at most {MAX_RATIO:g} times that of the"
-        " control (the worse wire of each)."
+        "HTTP / gRPC in milliseconds. Asked: no failed request, and p99 during the attack at most"
+        f" {MAX_P99_MS:g} ms. For attacks on the event loop, p99 is at most {MAX_RATIO:g} times the control's (worse"
+        " wire of each)."
     )
     return table(
         "The polite client",
@@ -119,9 +118,9 @@ def _grown(step: dict[str, Any], when: str) -> float:
 
 def _memory(store: Store) -> Table:
     note = (
-        "Of the server process. After: once no more than 20 MB above the start are resident and the descriptors are"
-        f" back, or after a minute. Asked: at most {MAX_MB:g} MB above the start during the attack and"
-        f" {LEFT_MB:g} MB after it."
+        "Figures of the server process. `after`: when resident memory is within 20 MB of the start and descriptors are"
+        f" back, at most a minute later. Asked: at most {MAX_MB:g} MB above the start during the attack, {LEFT_MB:g} MB"
+        " after it."
     )
     return table(
         "Memory, descriptors, log",
@@ -150,9 +149,9 @@ def _former(store: Store) -> list[Table]:
     former = Store.read(path).steps
     rows = [(name, former[name], found) for name, found in store.steps.items() if name in former]
     note = (
-        "The same attacks on the server as it was before it had these bounds, and now. Work is the CPU time that the"
-        " server spends while a request of the polite client waits, p99 of the worse wire: unlike a latency it does not"
-        f" depend on what else the machine does, so that runs can be compared. `{path.name}` has the figures."
+        "The same attacks before the server had these bounds, and now. `work`: CPU time that the server spends while a"
+        " polite request waits, p99 of the worse wire. Unlike latency, it does not depend on other load, so runs are"
+        f" comparable. Figures: `{path.name}`."
     )
     columns = (
         ("attack", lambda row: row[0]),
