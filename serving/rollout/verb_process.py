@@ -55,8 +55,11 @@ class VerbProcess:
 
     def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""
-        with self._process as process:  # closes the pipe
-            return process.wait()
+        # Not in a `with` block: leaving that on an exception, such as an interrupt, would wait for the end, too.
+        status = self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return status
 
     @property
     def runs(self) -> bool:

@@ -132,9 +132,15 @@ def test_an_export_says_what_to_install(programs: Path, elsewhere: Path, tmp_pat
         assert not list(tmp_path.iterdir())
 
 
-def test_the_simulator_brings_its_tables(programs: Path, elsewhere: Path) -> None:
-    """NVIDIA's published costs are found, and its page with its style is written."""
+def test_the_simulator_brings_its_tables(wheel: Path, programs: Path, elsewhere: Path) -> None:
+    """It finds NVIDIA's published costs. A page needs an extra, which the command names; its templates are there."""
     words = ("--cost", "t4-bert-base-fp16", "--tokens", "128", "--rate", "50", "--slo-p99-ms", "100", "--duration", "5")
-    done = run(programs / "bertserve", "simulate", *words, "--out", "page.html", cwd=elsewhere)
+    done = run(programs / "bertserve", "simulate", *words, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    assert "<style>" in (elsewhere / "page.html").read_text(encoding="utf-8")
+    done = run(programs / "bertserve", "simulate", *words, "--out", "page.html", cwd=elsewhere)
+    assert done.returncode == 2
+    assert re.search(r"the module jinja2 is missing: /\S+/pip install 'bertserve\[loadtest\]'$", done.stderr)
+    assert not (elsewhere / "page.html").exists()
+    pages = ("export/*.html", "export/*.css", "export/*.mplstyle", "loadtest/*.html", "loadtest/*.j2")
+    kept = subprocess.run(["git", "ls-files", *pages], cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S607
+    assert set(kept.split()) <= set(zipfile.ZipFile(wheel).namelist())

@@ -165,7 +165,7 @@ def test_the_exit_code_is_the_verdict(fake_server: Server, tmp_path: Path, slo: 
     """A held objective ends in 0, a missed one in 1, and both leave their report."""
     words = ["--target", fake_server.http, "--duration", "0.5", "--slo", slo, "--out", str(tmp_path)]
     assert main(words) == code
-    assert ("<strong>missed</strong>" in (tmp_path / "report.html").read_text(encoding="utf-8")) == (code == MISSED)
+    assert (">missed</strong>" in (tmp_path / "report.html").read_text(encoding="utf-8")) == (code == MISSED)
     values = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert all(verdict["held"] for verdict in values["slo"]) == (code == HELD)
 

@@ -214,7 +214,7 @@ async def test_another_engine_is_looked_for_beside_the_event_loop(
         assert go_on.wait(10)
 
     bench = Bench(models)
-    monkeypatch.setattr(Chooser, "instead", look)
+    monkeypatch.setattr(Chooser, "fallback", look)
     bench.refuse = True
     bench.slot.start()
     async with asyncio.timeout(10):
