@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from export.pages.tables import Table
     from loadtest.benchmarks.server_process import ServerProcess
     from loadtest.benchmarks.store import Step
     from loadtest.generator.workload import Bundle
-    from loadtest.report.tables import Table
 
 _INTERRUPTED = 130
 _Opened = TypeVar("_Opened")
@@ -72,8 +72,8 @@ class Option:
 class Page:
     """A page of tables alone, for a benchmark without a template."""
 
-    def __init__(self, title: str, method: str, parts: Sequence[Table]) -> None:
-        self._context = {"title": title, "method": method, "parts": parts}
+    def __init__(self, title: str, answer: str, method: str, parts: Sequence[Table]) -> None:
+        self._context = {"title": title, "answer": answer, "method": method, "parts": parts}
 
     def markdown(self, store: Store) -> str:
         return rendered(Page, "tables", store=store, **self._context)

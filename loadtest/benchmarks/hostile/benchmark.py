@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from serving.host import available_cpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from export.pages.tables import Table
     from loadtest.benchmarks.store import Step
-    from loadtest.report.tables import Table
 
 PER_S = 100.0
 """Requests per second of the polite client over each wire."""
@@ -65,7 +66,7 @@ class HostileBenchmark(Benchmark):
             " counts from the scheduled time. The control sends good cheap calls on 8 connections at the attack's bytes"
             " per second, as far as the server accepts them. All share the same cores."
         )
-        return Page("Hostile clients", method, [_latencies(store), _memory(store), *_former(store)])
+        return Page("Hostile clients", _answer(store), method, [_latencies(store), _memory(store), *_former(store)])
 
     def failed(self, store: Store) -> bool:
         return not store.steps or any(step["faults"] for step in store.steps.values())
@@ -73,6 +74,18 @@ class HostileBenchmark(Benchmark):
 
 def _worst(figures: dict[str, dict[str, float]], name: str) -> float:
     return max(figures[wire][name] for wire in WIRES)
+
+
+def _answer(store: Store) -> str:
+    steps = store.steps.values()
+    failed = sum(len(step["faults"]) for step in steps) or "No"
+    p99_ms = max(_worst(step["polite"]["during"], "p99_ms") for step in steps)
+    most, left = (max(_grown(step, when) for step in steps) for when in ("most", "after"))
+    return (
+        f"**How do {len(steps)} attacks affect a polite client, memory and descriptors?** {failed} polite request"
+        f" fails, and p99 stays within {math.ceil(p99_ms)} ms. Memory grows by at most {most:.0f} MB during an attack,"
+        f" and at most {left:.0f} MB remain."
+    )
 
 
 def _latencies(store: Store) -> Table:
