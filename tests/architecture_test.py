@@ -87,8 +87,9 @@ OTHER_PACKAGES = {
     "loadtest.capacity": "export serving.errors serving.records serving.options serving.cgroups serving.host"
     " serving.models serving.engine serving.scheduling loadtest.errors loadtest.generator loadtest.report",
     # What is measured with the exporter, declared for the runner of all benchmarks.
-    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups serving.host"
-    " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks"
+    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups"
+    " serving.children serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
+    " serving.tasks"
     " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks loadtest.capacity",
 }
 """The packages beside the server, and what they may import. A room with a row is no part of the one around it."""

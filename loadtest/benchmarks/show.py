@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jinja2
 
 from export.pages.plots import Axis, Lines, Series, as_file
+from export.pages.tables import Table
 from loadtest.errors import BenchError
 from loadtest.report.sample import Spread
-from loadtest.report.tables import MET, Table, as_markdown
+from loadtest.report.tables import MET, as_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,10 +1,11 @@
-"""Tables of benchmarks, for the terminal and as Markdown."""
+"""Tables of benchmarks as Markdown."""
 
 from __future__ import annotations
 
-from export.pages.tables import Table, as_text
+from typing import TYPE_CHECKING
 
-__all__ = ["MET", "Table", "as_markdown", "as_text"]
+if TYPE_CHECKING:
+    from export.pages.tables import Table
 
 MET = {True: "yes", False: "**no**", None: "-"}
 """Whether a figure meets its requirement; None: not measured."""

@@ -36,7 +36,6 @@ FIELD = {"tei": "inputs", "openai": "input"}
 CHARACTERS_PER_TOKEN = 32
 
 each_transport = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
-each_route = pytest.mark.parametrize("family", ROUTES)
 
 
 def body_of(family: str, text: bytes) -> bytes:

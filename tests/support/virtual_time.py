@@ -35,25 +35,23 @@ class _LeapingSelector(selectors.SelectSelector):
         return super().select(0)
 
 
-def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test on a clock of its own; what waits for ever fails instead."""
+def asynchronous(
+    test: Callable[P, Coroutine[Any, Any, None]],
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> Callable[P, None]:
+    """Runs an asynchronous test in a loop of its own, on the machine's clock unless `make_loop` makes another."""
 
     @functools.wraps(test)
     def run(*args: P.args, **keywords: P.kwargs) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
             runner.run(test(*args, **keywords))
 
     return run
 
 
-def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test in a loop of its own, on the machine's clock."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **keywords: P.kwargs) -> None:
-        asyncio.run(test(*args, **keywords))
-
-    return run
+def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test on a clock of its own; what waits for ever fails instead."""
+    return asynchronous(test, VirtualLoop)
 
 
 def now() -> float:

@@ -26,6 +26,7 @@ from export.recipe import FORMS, WAIVABLE
 from loadtest.benchmarks.exports import random_checkpoints
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.errors import BenchError
+from serving.children import module_command
 from serving.host import installed
 from serving.models.bundle import open_bundle
 
@@ -79,7 +80,7 @@ def _export_random(size: str, folder: Path) -> dict[str, Any]:
 def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
     """Runs an export and opens its bundle; raises ExportError with the export's own message if it failed."""
     name, repository = Path(source).name, folder / "models"
-    command = [sys.executable, "-P", "-m", "bertserve", "export", source, "--name", name, "--out", str(repository)]
+    command = module_command("bertserve", "export", source, "--name", name, "--out", str(repository))
     command += [word for form in forms for word in ("--precision", form)]
     command += [word for limit in WAIVABLE for word in ("--allow", limit)]
     stages, started = [], time.perf_counter()
