@@ -5,6 +5,9 @@ Everything else is FP32: normalizations with the residual additions before them,
 pooling. The islands are found by structure, so a new architecture needs no new names. No product is in an island, since
 TensorRT has no FP32 product for the T4 (compute capability 7.5).
 
+A fused normalization between products reads and writes fp16 if its sum is proven to fit: ONNX Runtime's CUDA kernel
+computes in FP32 inside (https://github.com/microsoft/onnxruntime/pull/28682). That saves four casts per layer.
+
 A product whose result could exceed fp16's range (see `ranges`) is stored divided by a power of two, which costs no
 precision: the division is folded into its weights and undone in the next island.
 """
@@ -39,6 +42,7 @@ _ROOM = 4.0
 """Headroom of a product's bound below `LARGEST`, for a bias and rounding."""
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
+_FUSED_NORMALIZATION = "SkipLayerNormalization"
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """Operators that commute with a scale by a power of two."""
 _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
@@ -115,15 +119,26 @@ class _Conversion:
         before: set[str] = set()
         for node in reversed(self._graph.node):
             users = [user for name in node.output for user in consumers[name]]
-            leads_on = bool(users) and all(_is_product(user) or user.output[0] in before for user in users)
-            if node.op_type in _BETWEEN and leads_on and self._outputs.isdisjoint(node.output):
+            leading_on = [_is_product(user) or user.output[0] in before for user in users]
+            if not any(leading_on) or not self._outputs.isdisjoint(node.output):
+                continue
+            if node.op_type in _BETWEEN and all(leading_on):
                 before.update(node.output)
+            elif node.op_type == _FUSED_NORMALIZATION and self._sum_fits(node):
+                before.update(node.output)
+                after.update(node.output)
         between = after & before
         return {
             node.output[0]
             for node in self._graph.node
             if _is_product(node) or self._is_table(node) or node.output[0] in between
         }
+
+    def _sum_fits(self, node: NodeProto) -> bool:
+        """Whether fp16 holds what a fused normalization adds, and the numbers that it multiplies with."""
+        terms = sum(self._ranges[name].peak if name in self._ranges else math.inf for name in node.input[:2])
+        weights = (np.abs(self._constants[name]).max() for name in node.input[2:] if name)
+        return len(node.output) == 1 and terms + max(weights) <= LARGEST
 
     def _is_table(self, node: NodeProto) -> bool:
         return node.op_type == "Gather" and node.input[0] in self._constants

@@ -96,7 +96,8 @@ def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Ran
         if (averaged := _averaged(node, producers)) is not None:
             bound = bounds.get(averaged, UNKNOWN)
         if math.isfinite(bound.peak):
-            bounds.update(dict.fromkeys(node.output, bound))
+            # A fused normalization has its sum as another output.
+            bounds.update(dict.fromkeys(node.output[:1] if node.op_type in _SCALE_OF else node.output, bound))
     return bounds
 
 

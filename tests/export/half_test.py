@@ -205,27 +205,44 @@ def test_a_weight_beyond_fp16_is_divided_or_kept(model: Callable[..., Path], tmp
     assert cosine(exact[kept], rounded[kept]).min() >= 0.999
 
 
+def small_batch() -> dict[str, NDArray[np.int32]]:
+    inputs = batch()
+    return {**inputs, "input_ids": inputs["input_ids"] % 100, "token_type_ids": np.zeros_like(inputs["input_ids"])}
+
+
 def small_graph(folder: Path, **sizes: Any) -> Path:
     return fused(opened(write_checkpoint(folder / "small", **sizes)), folder)
 
 
 def test_a_fused_graph_keeps_its_operators(tmp_path: Path) -> None:
-    """Fused attention and GELU run in fp16, fused normalisations in FP32, and the answers stay close."""
+    """Fused attention, GELU and normalizations between them run in fp16, the first and last normalization in FP32."""
     path = small_graph(tmp_path)
     made = halved(path)
     assert optimize.operators(made) == optimize.operators(path)
     model = onnx.load(made)
     weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    normalizations = []
     for node in model.graph.node:
         kinds = {weights[name] for name in node.input if name in weights}
         if node.op_type in ("Attention", "BiasGelu", "MatMul"):
             assert kinds == {TensorProto.FLOAT16}, node.name
         if node.op_type.endswith("LayerNormalization"):
-            assert kinds == {TensorProto.FLOAT}, node.name
-    inputs = batch()
-    inputs["input_ids"] %= 100
-    inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
-    exact, rounded = run(path, inputs)[0], run(twin(made), inputs)[0]
+            normalizations += kinds
+    assert normalizations == [TensorProto.FLOAT, *[TensorProto.FLOAT16] * (len(normalizations) - 2), TensorProto.FLOAT]
+    assert len(normalizations) > 3
+    exact, rounded = (run(each, small_batch())[0] for each in (path, twin(made)))
+    assert cosine(exact, rounded).min() >= 0.9999
+
+
+def test_a_fused_normalization_whose_sum_could_overflow_stays_fp32(tmp_path: Path) -> None:
+    """A bias that fp16 holds, and the sum with it does not: that normalization alone is kept."""
+    path = small_graph(tmp_path)
+    spoil(path, "model.encoder.layer.0.output.dense.bias", lambda array: np.put(array, 7, 65500))
+    graph = onnx.load(halved(path)).graph
+    weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    kinds = [weights[node.input[2]] for node in graph.node if node.op_type == "SkipLayerNormalization"]
+    assert kinds == [TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.FLOAT]
+    exact, rounded = (run(each, small_batch())[0] for each in (path, twin(half_of(path))))
     assert cosine(exact, rounded).min() >= 0.9999
 
 

@@ -138,7 +138,7 @@ def test_company_changes_no_answer(backend: Backend, texts: list[EncodedText], s
 
 
 def test_a_graph_answers_as_the_work_that_it_was_made_of(backend: Backend, texts: list[EncodedText]) -> None:
-    """Replay, replay again and piece by piece: sums by atomic additions change the last bits, and nothing else may."""
+    """Replay, replay again and piece by piece: kernels are chosen anew without a graph, so last bits may change."""
     runner: Any = backend.runner(0)
     for size in (1, 2, 4):
         batch = Batch(ModelIndex(0), texts[:size])
@@ -148,6 +148,7 @@ def test_a_graph_answers_as_the_work_that_it_was_made_of(backend: Backend, texts
         for other in (again, queued):
             print(f"{size} texts: {np.abs(replayed - other).max():.1e}")  # noqa: T201  how much, for docs/benchmarks
             assert cosines(replayed, other).min() >= SAME
+        assert size > 1 or np.array_equal(replayed, again)
 
 
 def test_memory_does_not_grow(backend: Backend, device: Device, texts: list[EncodedText]) -> None:

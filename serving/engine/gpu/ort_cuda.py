@@ -108,6 +108,7 @@ def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.Infer
 
 def _session(spec: ModelSpec, data: bytes, device: Device, *, graphs: bool) -> ort.InferenceSession:
     options = session_options(spec)
+    options.use_deterministic_compute = True  # sums by atomic additions would change the last bits from run to run
     provider = {
         "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),
