@@ -143,7 +143,7 @@ build/grpclib: $(call STAMP,dev)
 # The clients that people have, each as `pip install` gives it, in an environment of their own: the server's has other
 # versions of the same packages. 800 MB on disk, in half a minute; pip alone takes minutes to begin.
 build/clients/.installed: tests/contract/clients/requirements.txt | $(BIN)/python
-	@echo "installing the clients of docs/clients.md for their tests ..."
+	@echo "installing the clients of docs/reference/clients.md for their tests ..."
 	@rm -rf build/clients && $(BIN)/python -m venv build/clients
 	@{ build/clients/bin/python -m pip install -qq --disable-pip-version-check uv==0.13.9 && \
 	  build/clients/bin/uv pip install --quiet --python build/clients/bin/python --no-deps -r $< && touch $@; } || \
@@ -158,7 +158,7 @@ build/java/java:
 build/apache2-utils/usr/bin/ab:
 	$(call UNPACK,apache2-utils,apache2-utils libapr1 libaprutil1)
 
-clients: build/clients/.installed build/java/java build/apache2-utils/usr/bin/ab ## the clients of docs/clients.md
+clients: build/clients/.installed build/java/java build/apache2-utils/usr/bin/ab ## the clients of docs/reference/clients.md
 
 foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## other people's clients of gRPC
 
@@ -277,8 +277,8 @@ protos: $(call STAMP,dev) ## the Python files of the protocol definitions
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/*/*.proto serving/*/*/*.proto export/*/*/*.proto)
 
 docs: $(call STAMP,dev) ## the generated pages
-	@$(BIN)/python -m serving.operations.generated_pages docs
-	@$(BIN)/python -m tests.contract.clients.page docs/clients.md
+	@$(BIN)/python -m serving.operations.generated_pages docs/reference
+	@$(BIN)/python -m tests.contract.clients.page docs/reference/clients.md
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
 clean: ## everything that was made here

@@ -1,4 +1,4 @@
-"""What documents name exists: links and their headings, paths of the repository, modules, commands."""
+"""Documents are in plain English, and what they name exists: links, headings, paths of the repository, commands."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ _PATH = re.compile(r"(?<![\w/.:{$-])(?:serving|export|loadtest|tests|deploy|docs
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _MODULE = re.compile(r"python -m ((?:serving|export|loadtest)[\w.]*\w)")
 
+MAX_SENTENCE_WORDS = 35
+
+BANNED = tuple((ROOT / "tests/support/banned_words.txt").read_text(encoding="utf-8").splitlines())
+"""Literary, legal and private words, of which each had a plain one."""
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -39,6 +44,55 @@ def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def prose(text: str) -> list[str]:
+    """The paragraphs, list items and table cells of a page, without code blocks, addresses and markup."""
+    text = re.sub(r"^(```|~~~).*?^\1", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\|[-:| ]+\|$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(?:    .*|<.*>)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\. ))|(?<!\\)\|", text)
+    return [" ".join(block.split()).lstrip("-*#> ") for block in blocks if block.strip()]
+
+
+def sentences(text: str) -> list[str]:
+    """Those of `prose`; a colon before a line of its own kind does not end one."""
+    return [one for block in prose(text) for one in re.split(r"(?<=[.?!])\s+(?=[A-Z`\"(\[0-9-])", block)]
+
+
+def words(sentence: str) -> list[str]:
+    """Those of a sentence; code counts as one word."""
+    return [word for word in re.sub(r"`[^`]*`", "code", sentence).split() if re.search(r"\w", word)]
+
+
+def test_the_rules_of_style_find_what_they_are_for() -> None:
+    """A long sentence, one in a table, one over two lines; not code, not a list of short items."""
+    long = "Word" + " word" * 35
+    for text in (f"Short one. {long}.", f"| a | {long} |", long.replace("word word", "word\nword"), f"- a\n- {long}"):
+        assert max(len(words(one)) for one in sentences(text)) == 36, text
+    for text in (f"    {long}", f"```\n{long}\n```", "- word word\n" * 36, "`" + long + "`", "Two words. " * 30):
+        assert max((len(words(one)) for one in sentences(text)), default=0) <= 2, text
+    assert banned_words("Whence it came, `thereby` is code.") == ["whence"]
+
+
+@every_page
+def test_sentences_are_short(page: Path) -> None:
+    """No sentence has more than 35 words."""
+    found = [one for one in sentences(page.read_text(encoding="utf-8")) if len(words(one)) > MAX_SENTENCE_WORDS]
+    assert found == []
+
+
+def banned_words(text: str) -> list[str]:
+    """Banned words of a page's prose, outside code."""
+    plain = " ".join(re.sub(r"`[^`]*`", "", block) for block in prose(text)).lower()
+    return [word for word in BANNED if re.search(rf"\b{re.escape(word)}\b", plain)]
+
+
+@every_page
+def test_banned_words_do_not_come_back(page: Path) -> None:
+    """`tests/support/banned_words.txt` lists them."""
+    assert banned_words(page.read_text(encoding="utf-8")) == []
 
 
 @every_page
@@ -85,7 +139,7 @@ def test_a_clone_holds_no_link() -> None:
 
 def test_the_readme_is_short() -> None:
     """Three screens at most, and a page for the architecture and for contributors: the rest is in `docs/`."""
-    for page, lines in (("README.md", 120), ("docs/architecture.md", 75), ("CONTRIBUTING.md", 60)):
+    for page, lines in (("README.md", 120), ("docs/design/architecture.md", 75), ("CONTRIBUTING.md", 60)):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines, page
 
 
@@ -115,7 +169,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"{logs._BURST} lines of each kind, then one a second",
             f"the address is {settings.host} unless",
         ],
-        "docs/security.md": [
+        "docs/guides/security.md": [
             f"messages of at most {dispatch.OPEN_BYTES >> 10} KiB",
             "The file is looked at twice a second and read again once it has stood still for half a second",
         ],

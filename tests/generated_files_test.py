@@ -24,9 +24,9 @@ def rules() -> str:
 @pytest.mark.parametrize(
     ("file", "made"),
     [
-        ("docs/settings.md", settings_page),
-        ("docs/metrics.md", metrics_page),
-        ("docs/clients.md", clients_page),
+        ("docs/reference/settings.md", settings_page),
+        ("docs/reference/metrics.md", metrics_page),
+        ("docs/reference/clients.md", clients_page),
         ("deploy/monitoring/prometheusrule.yaml", rules),
     ],
 )

@@ -2,7 +2,7 @@
 
     serve run deploy.ray.serve_app:application models=/shared/models threads=2
 
-Each replica is a server process; this module passes requests on to it. See docs/deploy.md.
+Each replica is a server process; this module passes requests on to it. See docs/guides/deploy.md.
 """
 
 from __future__ import annotations

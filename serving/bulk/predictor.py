@@ -86,11 +86,11 @@ class Model:
             task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
             model: Its name; None for the only one of the task.
             options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rules
-                for fields (docs/protocols.md).
+                for fields (docs/reference/protocols.md).
             truncate: Truncate long texts; otherwise they are rejected.
             prompt_name: The model's prompt to prepend to each text.
             **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as
-            in docs/settings.md.
+            in docs/reference/settings.md.
 
         Raises:
             BatchError: One of them is invalid, or the models must not be served.

@@ -1,4 +1,4 @@
-"""The rule for request fields, the same on every route and wire; documented in docs/protocols.md.
+"""The rule for request fields, the same on every route and wire; documented in docs/reference/protocols.md.
 
 A field that the server reads takes effect, and null omits it. A field that a protocol owner documents is accepted with
 the values that have no effect here, and rejected by name with others. A field that nobody documents is ignored, and the

@@ -1,4 +1,4 @@
-"""Pages made from code: `python -m serving.operations.generated_pages docs` writes the settings and the metrics."""
+"""Pages made from code: `python -m serving.operations.generated_pages docs/reference` writes the settings and the metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Made from `serving/telemetry/catalogue.py` by `make docs`. `/metrics` on the por
 Prometheus's text format. A counter only grows while the process lives; a histogram has `_bucket`, `_sum` and
 `_count`. Times of stages resolve 0.1 ms from 50 us to 3 ms, then a quarter, up to 60 s. Every request is counted
 once, with the times that its client sees in `Server-Timing`. [alerts.md](alerts.md) says what to do when one of them
-is wrong, [observability.md](observability.md) how they are scraped.
+is wrong, [monitoring](../guides/observability.md) how they are scraped.
 """
 
 _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (

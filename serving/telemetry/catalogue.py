@@ -1,6 +1,6 @@
 """Every metric of a running server: name, kind, labels and help text.
 
-The metrics and `docs/metrics.md` are made from these entries; a test compares them with a running server. Names end in
+The metrics and `docs/reference/metrics.md` are made from these entries; a test compares them with a running server. Names end in
 their unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label are bounded: by the
 error tree, the states, or the models of the repository.
 """

@@ -1,4 +1,4 @@
-"""Jobs on a real Ray: the command, killed and repeated, and the examples of docs/bulk.md."""
+"""Jobs on a real Ray: the command, killed and repeated, and the examples of docs/guides/bulk.md."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_job_that_is_killed_goes_on(
 
 
 def test_the_pages_example_for_ray_runs(cluster: RayNode, docs: Path, tasks_repository: Path) -> None:
-    """As it stands in docs/bulk.md, in a folder with a model and a file of the names that it uses."""
+    """As it stands in docs/guides/bulk.md, in a folder with a model and a file of the names that it uses."""
     run_example("map_batches", cluster.folder, docs, tasks_repository, RAY_ADDRESS=cluster.address)
     table = pq.read_table(cluster.folder / "embedded")
     assert table.num_rows == ROWS
@@ -137,7 +137,7 @@ def test_the_pages_example_for_ray_runs(cluster: RayNode, docs: Path, tasks_repo
 
 
 def run_example(what: str, folder: Path, docs: Path, repository: Path, **extra: str) -> None:
-    page = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/bulk.md").read_text(encoding="utf-8")
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if what in block)
     models = folder / "models" / "embed"
     shutil.copytree(repository / "embed", models)

@@ -1,4 +1,4 @@
-"""The metrics port: the metrics that `docs/metrics.md` lists, probes, `/status`, what balancers are told."""
+"""The metrics port: the metrics that `docs/reference/metrics.md` lists, probes, `/status`, what balancers are told."""
 
 from __future__ import annotations
 

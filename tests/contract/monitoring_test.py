@@ -80,7 +80,7 @@ def test_every_recorded_name_is_used() -> None:
 
 def test_every_recorded_name_is_explained() -> None:
     """In the table of observability.md, and no other."""
-    page = (ROOT / "docs/observability.md").read_text()
+    page = (ROOT / "docs/guides/observability.md").read_text()
     told = set()
     for row in re.findall(r"^\| (`bertserve:.+?) \|", page, re.MULTILINE):
         name, *others = re.findall(r"`([^`]+)`", row)
@@ -138,7 +138,7 @@ def test_every_alert_says_what_to_do(alert: dict[str, Any]) -> None:
 
 def test_every_section_is_an_alerts() -> None:
     """The page explains no alert that there is none of."""
-    headings = re.findall(r"^## (Bertserve.+)$", (ROOT / "docs/alerts.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (Bertserve.+)$", (ROOT / "docs/reference/alerts.md").read_text(), re.MULTILINE)
     assert sorted(headings) == sorted(alert["alert"] for alert in ALERTS)
 
 

@@ -160,7 +160,7 @@ def test_the_page_of_protocols_links_routes_to_their_documentation(fake_server: 
         for methods in openapi(server)["paths"].values()
         for operation in methods.values()
     ]
-    links = re.findall(r"/docs#/([^)]+)\)", (ROOT / "docs/protocols.md").read_text(encoding="utf-8"))
+    links = re.findall(r"/docs#/([^)]+)\)", (ROOT / "docs/reference/protocols.md").read_text(encoding="utf-8"))
     assert len(links) > 20
     assert {unquote(link) for link in links} <= set(operations)
 

@@ -67,7 +67,7 @@ def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> 
     path, body = known.path, json.dumps(known.example)
     reply = post_json(tasks_server.http, path, body.encode())
     assert reply.status == 200
-    page = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/protocols.md").read_text(encoding="utf-8")
     row = re.findall(rf"^\| {task} \| (.*) \|$", page, re.MULTILINE)[0]
     shown_path, shown_body, gives = row.split(" | ")
     assert (shown_path, shown_body) == (f"`{path}`", f"`{body}`")

@@ -1,4 +1,4 @@
-"""The same requests of v2 to our server and to a real Triton: answers differ only where docs/protocols.md says so."""
+"""The same requests of v2 to our server and to a real Triton: answers differ only where docs/reference/protocols.md says so."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What docs/protocols.md says of some requests."""
+    """What docs/reference/protocols.md says of some requests."""
 
     said: str
     names: str
@@ -67,7 +67,7 @@ DIFFERENCES = [
     Difference(said, names, *({int(status) for status in statuses.split()} for statuses in (ours, theirs)))
     for said, names, ours, theirs in (
         line.split("  ")
-        # The words of docs/protocols.md, requests by their names, our statuses, and Triton's.
+        # The words of docs/reference/protocols.md, requests by their names, our statuses, and Triton's.
         for line in r"""
 JSON of another shape, numbers that no type holds  .*  400  500 0
 `null` for an optional field  .*=None|.*null  200  400 500
@@ -441,7 +441,7 @@ def form(reply: HttpReply | None) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def documented() -> str:
-    return re.sub(r"\s+", " ", (ROOT / "docs" / "protocols.md").read_text())
+    return re.sub(r"\s+", " ", (ROOT / "docs/reference/protocols.md").read_text())
 
 
 def explained(name: str, ours: int, theirs: int) -> Difference | None:
@@ -556,7 +556,7 @@ GRPC_DIFFERENCES = {
     "shape [-9223372036854775808, 1]": ("a size beyond 32 bits or below -1", "INVALID_ARGUMENT", "OK"),
     "no protobuf": ("a gRPC message that is no protobuf", "INVALID_ARGUMENT", "INTERNAL"),
 }
-"""By request: the words of docs/protocols.md, our status, and Triton's."""
+"""By request: the words of docs/reference/protocols.md, our status, and Triton's."""
 
 
 def call(address: str, data: bytes) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""docs/deploy.md: its commands are understood, its files exist, its example renders, its numbers are the settings'."""
+"""docs/guides/deploy.md: its commands are understood, its files exist, its example renders, its numbers are the settings'."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tests.support.kubernetes import Manifest
 
-GUIDE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/guides/deploy.md").read_text(encoding="utf-8")
 EXAMPLES = [yaml.safe_load(example) for example in re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)]
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)]
 
@@ -121,7 +121,7 @@ def test_every_overlay_and_component_is_told_of() -> None:
 def test_links_lead_somewhere() -> None:
     """Within the project's pages; files that are named in passing exist."""
     for target in re.findall(r"\]\(([^)#:]+)", GUIDE):
-        assert (ROOT / "docs" / target).is_file(), target
+        assert (ROOT / "docs/guides" / target).is_file(), target
     for path in re.findall(r"`(deploy/[^` ]+)`", GUIDE):
         assert (ROOT / path).exists(), path
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SETTINGS = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
-"""As docs/deploy.md has it."""
+"""As docs/guides/deploy.md has it."""
 SLOW = " ".join([*FAKE, "--fake-ms", "50", "--max-batch-tokens", "16"])
 
 

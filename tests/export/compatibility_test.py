@@ -1,4 +1,4 @@
-"""The command behind the tables of `docs/compatibility.md`: what it measures, keeps and writes."""
+"""The command behind the tables of `docs/reference/compatibility.md`: what it measures, keeps and writes."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def test_a_page_without_a_place_for_a_table_is_refused(folder: Path) -> None:
 
 
 def test_the_page_tells_the_figures_and_families_of_today() -> None:
-    """`docs/compatibility.md` is what `python -m loadtest.benchmarks.exports compatibility --page-only` would write."""
-    text = (DOCS / "compatibility.md").read_text(encoding="utf-8")
+    """`docs/reference/compatibility.md` is what `python -m loadtest.benchmarks.exports compatibility --page-only` would write."""
+    text = (DOCS / "reference/compatibility.md").read_text(encoding="utf-8")
     assert text == tables(text, Store.read(DOCS / "benchmarks" / "compatibility.json"))
 
 

@@ -25,7 +25,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml"))
 OLDEST, NEWEST = "1.27", ".".join(kubernetes_validate.latest_version().split(".")[:2])
-"""Of Kubernetes; docs/deploy.md says so, too."""
+"""Of Kubernetes; docs/guides/deploy.md says so, too."""
 _KUSTOMIZE = ROOT / "build" / "kustomize" / "kustomize"
 _LEAST = 4
 """Of kustomize; before that there were no components worth the name (kubectl 1.20 has 2.0)."""

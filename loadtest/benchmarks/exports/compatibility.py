@@ -1,6 +1,6 @@
 """Measures every family, task and artifact: exports random checkpoints and writes the tables of a page.
 
-The text around the tables of docs/compatibility.md is written by hand.
+The text around the tables of docs/reference/compatibility.md is written by hand.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CompatibilityBenchmark(Benchmark):
     """A step is a family for `embed`, its other tasks in small size, or the sizes of popular models."""
 
     name = "compatibility"
-    purpose = "every family, task and artifact, exported from random weights: the tables of docs/compatibility.md"
+    purpose = "every family, task and artifact, exported from random weights: the tables of docs/reference/compatibility.md"
     rounds = 15
     models = ""
     own = (
-        Option("--page", Path("docs/compatibility.md"), "whose tables to write (%(default)s)"),
+        Option("--page", Path("docs/reference/compatibility.md"), "whose tables to write (%(default)s)"),
         Option("--small", False, "layers of 64, whose times say nothing"),
     )
 

@@ -1,4 +1,4 @@
-"""Makes `docs/clients.md` of the cases and the pinned versions."""
+"""Makes `docs/reference/clients.md` of the cases and the pinned versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nginx and Envoy before a server, with the lines that docs/clients.md has and little else."""
+"""nginx and Envoy before a server, with the lines that docs/reference/clients.md has and little else."""
 
 from __future__ import annotations
 

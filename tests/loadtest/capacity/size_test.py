@@ -88,7 +88,7 @@ def test_a_published_time_is_used_as_it_stands(card: str, precision: str, length
 
 
 def test_the_roofline_comes_as_near_as_its_page_says() -> None:
-    """docs/sizing.md quotes these errors, of each card and of one card by another's shares."""
+    """docs/guides/sizing.md quotes these errors, of each card and of one card by another's shares."""
     errors = {(card, form): fitted((card,), form).error for card in ("t4", "l4", "a100") for form in ("fp16", "int8")}
     assert {key: round(100 * error) for key, error in errors.items()} == {
         ("t4", "fp16"): 4,
