@@ -180,7 +180,7 @@ class _Export:
             task_model.write(model, self._raw)
         texts, encoded = _texts(checkpoint)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
-        with progress.stage(f"PyTorch's answers to {len(whole)} texts"):
+        with progress.stage(f"running PyTorch on {len(whole)} texts"):
             rows = task_model.answers(model, whole, threads=available_cpus(), count=progress.count)
         labelled, start = [], len(encoded)
         for each in examples:
@@ -197,9 +197,9 @@ class _Export:
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
         probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
         try:
-            with self._progress.stage("loading the folder with the reference library"):
+            with self._progress.stage("loading the reference library"):
                 library = load(self._checkpoint, cut=self._recipe.max_length is not None)
-            with self._progress.stage(f"answers of {library.name}"):
+            with self._progress.stage(f"running {library.name}"):
                 proof = EndToEndProof(library, self._folder, self._manifest((), ()), probes)
         except NotLoadedError as error:
             self._leave_unproven("", 0, str(error))
@@ -209,7 +209,7 @@ class _Export:
 
     def _leave_unproven(self, name: str, texts: int, reason: str) -> None:
         self._reference_library = ReferenceLibrary(name, texts, reason)
-        self._progress.notice(f"no end-to-end check, answers were compared by token ids only: {reason}")
+        self._progress.notice(f"end-to-end check skipped, only token IDs were compared: {reason}")
 
     def _attempt(self, name: str, evaluation: ReferenceEvaluation) -> Artifact | None:
         """An artifact, or None if it fails. Only fp32 is required."""
@@ -221,7 +221,7 @@ class _Export:
             if name == "fp32":
                 raise
             file, sentence = FORMS[name].file, str(error)
-            self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be made: {sentence}")
+            self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be exported: {sentence}")
             stem = file.removesuffix("onnx")
             for leftover in (*self._folder.glob(f"{stem}onnx*"), *self._folder.glob(f"{stem}part*")):
                 leftover.unlink()
@@ -232,16 +232,30 @@ class _Export:
         path = self._folder / form.file
         if name in int8.FORMS:
             return self._eight_bits(path, name, evaluation)
-        whole = path if self._recipe.split == 1 else self._raw.with_name(path.name)
+        if name == "fp16":
+            return self._sixteen_bits(path, evaluation)
         with self._progress.stage(f"making {path.name}"):
-            if name == "fp16":
-                half.convert(self._fused, whole, shared_layers=self._checkpoint.family.shared_layers)
-            elif self._recipe.split == 1:
+            if self._recipe.split == 1:
                 editor.copy(self._fused, path, editor.MAPPED)
-        if name != "fp16":
-            return self._verified(self._in_parts(self._fused, name), name, evaluation)
-        # A CPU would round differently from a GPU.
-        return self._verified(self._in_parts(whole, name), name, evaluation, runnable=[self._twin(whole)])
+        return self._verified(self._in_parts(self._fused, name), name, evaluation)
+
+    def _sixteen_bits(self, path: Path, evaluation: ReferenceEvaluation, *, normalizations: bool = True) -> Artifact:
+        made = path if self._recipe.split == 1 else self._raw.with_name(path.name)
+        shares = self._checkpoint.family.shared_layers
+        with self._progress.stage(f"making {path.name}"):
+            half.convert(self._fused, made, shared_layers=shares, normalizations=normalizations)
+        try:
+            # A CPU would round differently from a GPU.
+            artifact = self._verified(self._in_parts(made, "fp16"), "fp16", evaluation, runnable=[self._twin(made)])
+            if not normalizations or not artifact.waived:
+                return artifact
+            broken = f"{path.name} breaks {', '.join(artifact.waived)}"
+        except BrokenLimitError as error:
+            if not normalizations:
+                raise
+            broken = str(error)
+        self._progress.notice(f"with normalizations in fp16 {broken}; next, with normalizations in FP32")
+        return self._sixteen_bits(path, evaluation, normalizations=False)
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
         """The files of an artifact: one, or one for each part of a split graph."""
@@ -249,7 +263,7 @@ class _Export:
         if count == 1:
             return [self._folder / file]
         stem = f"{file.removesuffix('.onnx')}.part"
-        with self._progress.stage(f"cutting {file} into {count} parts"):
+        with self._progress.stage(f"splitting {file} into {count} parts"):
             if self._recipe.split_by == "tensors":
                 return ranks.split(
                     graph, count, lambda rank, step: self._folder / f"{stem}{rank}of{count}.step{step:03}.onnx"
@@ -269,7 +283,7 @@ class _Export:
         except BrokenLimitError as broken:
             if not others:
                 raise
-            self._progress.notice(f"with {way} ranges {broken}; next, {others[0]} ones")
+            self._progress.notice(f"{way} ranges failed, trying {others[0]} ranges: {broken}")
         return self._eight_bits(path, name, evaluation, others)
 
     def _engines(
@@ -309,7 +323,7 @@ class _Export:
         except ExportError as error:
             sentence = str(error)
             is_broken = sentence.startswith(_INT8_GRAPH)
-            self._refused.append(sentence if is_broken else f"{_INT8_GRAPH} cannot be made: {sentence}")
+            self._refused.append(sentence if is_broken else f"{_INT8_GRAPH} cannot be exported: {sentence}")
             return graphs
         return [*graphs, _EngineGraph(quantised, "int8", result)]
 
@@ -462,9 +476,9 @@ class _Export:
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
                 calibrated = name in int8.FORMS or name == INT8_ENGINE
-                texts = "; --calibration takes its ranges from your own texts" if calibrated else ""
+                texts = ", or calibrate on your own texts with --calibration" if calibrated else ""
                 raise BrokenLimitError(
-                    f"{title} does not answer as PyTorch does: {sentence} (--allow {name}.{limit} lets it pass{texts})"
+                    f"{title} does not match PyTorch: {sentence}; accept it with --allow {name}.{limit}{texts}"
                 )
         return engine, result
 

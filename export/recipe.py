@@ -76,7 +76,7 @@ def limits_of(artifact: Artifact, task: str) -> Limits:
         ExportError: The manifest sets an unknown limit.
     """
     if unknown := artifact.limits.keys() - set(LIMIT_NAMES):
-        raise ExportError(f"the manifest sets a limit for {artifact.file} that there is not: {min(unknown)!r}")
+        raise ExportError(f"the manifest sets an unknown limit for {artifact.file}: {min(unknown)!r}")
     return replace(EXPORTS[task].limits[artifact.precision], **artifact.limits)
 
 

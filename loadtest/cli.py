@@ -82,9 +82,9 @@ class Options:
             BenchError: An argument is invalid or missing; the message is one line.
         """
         if arguments.target is None:
-            raise BenchError("--target URL is missing: which server?")
+            raise BenchError("--target is missing; set the URL of the server")
         if arguments.find_capacity and not arguments.slo:
-            raise BenchError("--find-capacity needs --slo: capacity is the highest rate at which an objective holds")
+            raise BenchError("--find-capacity needs --slo: capacity is the highest rate that meets it")
         scenario = _scenario(arguments)
         bundle = find_bundle(arguments.models) if arguments.models else None
         protocol = arguments.protocol or (None if "://" in arguments.target else scenario.protocol)
@@ -94,12 +94,12 @@ class Options:
         # If the protocol's requests name no model, the path names the chosen one.
         target = dataclasses.replace(target, in_path=arguments.model is not None, timeout_ms=arguments.timeout_ms)
         if target.timeout_ms < 0:
-            raise BenchError("--timeout-ms must be 0 (no deadline) or more")
+            raise BenchError(f"--timeout-ms must be 0 (no deadline) or more, not {target.timeout_ms}")
         for task in scenario.tasks:
             route(target.protocol, task)
         if len(scenario.tasks) > 1 and (target.in_path or target.protocol not in PLAIN):
             tasks = ", ".join(scenario.tasks)
-            raise BenchError(f"scenario {scenario.name} asks for {tasks}, a model has one task; choose one with --task")
+            raise BenchError(f"scenario {scenario.name} has several tasks, a model one; set --task to one of {tasks}")
         slo = parse_slo(arguments.slo) if arguments.slo else ()
         return cls(
             target,
@@ -246,7 +246,7 @@ def compare_reports(arguments: argparse.Namespace) -> int:
     """
     usual = vars(parser().parse_args([]))
     if other := [name for name, value in vars(arguments).items() if value != usual[name] and name not in _COMPARING]:
-        raise BenchError(f"--compare measures nothing and takes no --{other[0].replace('_', '-')}")
+        raise BenchError(f"--compare runs no test; remove --{other[0].replace('_', '-')}")
     if arguments.out:
         check_installed("jinja2")
     first, second = map(Result.read, arguments.compare)
@@ -265,7 +265,7 @@ def load(options: Options) -> int:
     """
     measurement = _prepared(options)
     with Progress(options.scenario.seconds) as progress:
-        progress.say("measuring the generator against an empty server")
+        progress.say("measuring the load generator against a no-op server")
         result = measurement.run(measurement.scenario, options.scenario.rate, options.seed, progress.show)
     verdicts = judge(options.slo, result)
     _write(
@@ -299,7 +299,7 @@ def summary(result: Result, verdicts: Sequence[Verdict]) -> list[str]:
     ]
     if len(latency):
         figures = " ".join(f"p{p:g} {latency.percentile_ms(p):.2f}" for p in (50, 90, 99, 99.9) if latency.resolves(p))
-        lines.append(f"latency from the intended time, ms: {figures} max {latency.max_ms():.2f}")
+        lines.append(f"latency from the scheduled send time, ms: {figures} max {latency.max_ms():.2f}")
     lines += [
         f"{count} x {reason}" if reason.startswith(NEVER_SENT) else f"failed: {count} x {reason}"
         for reason, count in result.faults.most_common()

@@ -67,18 +67,18 @@ locust.stats.bucket_response_time = bucket
 def add_options(parser: ArgumentParser) -> None:
     """Adds the options of this file to Locust's."""
     group = parser.add_argument_group("bertserve")
-    group.add_argument("--slo-p50-ms", type=_ms, default=2.0, help="exit with 1 when p50 is above (default: 2)")
-    group.add_argument("--slo-p99-ms", type=_ms, default=None, help="the same for p99 (default: not looked at)")
+    group.add_argument("--slo-p50-ms", type=_ms, default=2.0, help="p50 above which to exit with 1 (default: 2)")
+    group.add_argument("--slo-p99-ms", type=_ms, default=None, help="p99 above which to exit with 1 (default: none)")
     group.add_argument(
         "--scenario", type=_scenario_name, default=None, help=f"{', '.join(SCENARIOS)}, or a TOML file of your own"
     )
     group.add_argument("--protocol", choices=tuple(_PROTOCOLS), default=None, help="default: the scenario's, or http")
     group.add_argument("--grpc-target", type=_target, default=None, help="host:port (default: port 8001 of --host)")
-    group.add_argument("--model", default="minilm", help="what gRPC and the OpenAI route ask for (default: minilm)")
+    group.add_argument("--model", default="minilm", help="model for gRPC and the OpenAI route (default: minilm)")
     group.add_argument("--ca", type=Path, default=None, help="the authority to trust in place of the system's (PEM)")
     group.add_argument("--cert", type=Path, default=None, help="the client's certificate, for mutual TLS (PEM)")
     group.add_argument("--key", type=Path, default=None, help="its private key, where --cert does not hold it")
-    group.add_argument("--tokens", type=_whole, default=None, help="one length for all texts, in tokens, about")
+    group.add_argument("--tokens", type=_whole, default=None, help="approximate length of all texts, in tokens")
 
 
 def _ms(word: str) -> float:
@@ -87,13 +87,13 @@ def _ms(word: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{word!r} is no time in milliseconds above 0")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a time in milliseconds above 0")
     return value
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer above 0")
     return int(word)
 
 
@@ -111,9 +111,9 @@ def _scenario_name(word: str) -> str:
     except BenchError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if scenario.protocol not in _PROTOCOLS:
-        raise argparse.ArgumentTypeError(f"users ask over http or grpc, not over {scenario.protocol}")
+        raise argparse.ArgumentTypeError(f"users send over http or grpc, not {scenario.protocol}")
     if others := scenario.tasks.keys() - {"embed"}:
-        raise argparse.ArgumentTypeError(f"users ask for embeddings alone, not for {', '.join(sorted(others))}")
+        raise argparse.ArgumentTypeError(f"users request only embeddings, not {', '.join(sorted(others))}")
     return word
 
 

@@ -198,9 +198,7 @@ class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILA
 class BuffersFull(Unavailable, reason="buffers_full", grpc="RESOURCE_EXHAUSTED"):
     """All connections together, or this one alone, would exceed their byte budget (`buffer_limit_mb`)."""
 
-    def __init__(
-        self, message: str = "the server holds as many bytes of requests as it may (--buffer-limit-mb); try again"
-    ) -> None:
+    def __init__(self, message: str = "the server's request buffers are full (--buffer-limit-mb); try again") -> None:
         super().__init__(message, retry_after_s=1.0)
 
 
@@ -222,7 +220,7 @@ class VersionNotLoaded(Unavailable):
 class InternalError(BertserveError):
     """A bug of the server; the log has the details, the client gets a generic sentence."""
 
-    def __init__(self, message: str = "internal error; the server's log has the details under this request id") -> None:
+    def __init__(self, message: str = "internal error; search the server's log for this request ID") -> None:
         super().__init__(message)
 
 
@@ -264,7 +262,7 @@ def empty_input(field: str, index: int, count: int) -> EmptyInput:
 
 
 def too_many_inputs(count: int, most: int) -> InvalidRequest:
-    said = f"{count} inputs in one request; at most {most} are taken{setting_of(most)}"
+    said = f"the request has {count} inputs; the maximum is {most}{setting_of(most)}"
     return InvalidRequest(said, param="input")
 
 

@@ -117,7 +117,7 @@ def run(
 
 def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Logs an unhandled exception. The loop's own message is dropped: its arguments may contain a client's data."""
-    log.error("an exception that nobody caught", exc_info=context.get("exception"))
+    log.error("unhandled exception", exc_info=context.get("exception"))
 
 
 def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> Server:
@@ -332,7 +332,7 @@ def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None], por
     if settings.api_keys_file is None:
         if settings.tls_client_ca_file is None and not is_loopback(ports.http.getsockname()[0]):
             log.warning(
-                "--host %s without --api-keys-file: everybody who reaches the HTTP or gRPC port may use the models",
+                "--host %s without --api-keys-file: anyone who can reach the HTTP or gRPC port can use the models",
                 settings.host,
             )
         return None
@@ -440,7 +440,7 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
     if server.runner:
         server.runner.stop()
     requests = server.dispatcher.requests
-    log.info("draining: %d requests under way", requests, extra=members(state=State.DRAINING, requests=requests))
+    log.info("draining: %d requests in flight", requests, extra=members(state=State.DRAINING, requests=requests))
     # A server that was not ready gets no traffic, so it needs no lame-duck time.
     if lame_duck and was_ready and server.settings.lame_duck_s:
         with contextlib.suppress(TimeoutError):
@@ -457,7 +457,7 @@ async def _end_requests(server: Server, limit_s: float) -> None:
         await asyncio.wait_for(asyncio.shield(closed), limit_s)
     except TimeoutError:
         server.lifecycle.accept_no_more()
-        ending = NotReady("the server ends before this request could be answered", begun=True)
+        ending = NotReady("the server is shutting down", begun=True)
         server.dispatcher.fail_all(ending)
         server.http.refuse_uploads(ending)
         await asyncio.wait({closed}, timeout=REPLY_GRACE_S)

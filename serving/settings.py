@@ -256,7 +256,7 @@ class Requests(_Group):
     @classmethod
     def _of_one_tokenizer(cls, value: str, info: ValidationInfo) -> str:
         if value and info.data.get("accept_bare_ids"):
-            raise ValueError("ids are of one tokenizer: leave out --accept-bare-ids")
+            raise ValueError("cannot be combined with --accept-bare-ids")
         return value
 
 
@@ -391,7 +391,7 @@ class Security(_Group):
             return value  # an invalid certificate has been reported already
         certificate = info.data["tls_cert_file"]
         if (value is None) != (certificate is None):
-            raise ValueError("--tls-cert-file and --tls-key-file need one another")
+            raise ValueError("--tls-cert-file and --tls-key-file: set both or neither")
         if value is not None:
             check_pair(certificate, value)
         return value
@@ -485,22 +485,20 @@ def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> l
     """Problems with `model_id`. With `model_id`, also sets a default for `cache_dir`."""
     if not values.get("model_id"):
         of_the_model = ("revision", "token", "task")
-        return [f"{flag_of(name)}: is of --model-id, which is not given" for name in of_the_model if values.get(name)]
+        return [f"{flag_of(name)}: needs --model-id" for name in of_the_model if values.get(name)]
     problems = []
     if values.get("models"):
-        problems.append(
-            "--models and --model-id: give one of them, a repository of exported models or a model to export"
-        )
+        problems.append("--models and --model-id: set only one, a repository of exported models or a model to export")
     kind = ENGINES.get(str(values.get("engine")))
     if kind and not kind.exports("auto"):
         problems.append(
-            f"--engine {kind.name}: needs an engine that --model-id does not build; give --build-engine instead"
+            f"--engine {kind.name}: needs an artifact that --model-id does not export; set --build-engine instead"
         )
     if not values.get("cache_dir"):
         home = environment.get("HOME", "")
         caches = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
         if not caches:
-            problems.append("--model-id: there is no home directory to export to; give --cache-dir DIR")
+            problems.append("--model-id: no home directory to export to; set --cache-dir DIR")
         values["cache_dir"] = f"{caches}/bertserve"
     return problems
 
@@ -512,7 +510,7 @@ def _token_id_problems(values: dict[str, Any], environment: Mapping[str, str]) -
     folder = environment.get("TIKTOKEN_CACHE_DIR")
     values["accept_token_ids"] = f"{_CL100K}={folder}/{_CL100K_CACHED}"
     if not folder:
-        return [f"--accept-token-ids {_CL100K}: set TIKTOKEN_CACHE_DIR, or give {_CL100K}=PATH"]
+        return [f"--accept-token-ids {_CL100K}: set TIKTOKEN_CACHE_DIR, or use {_CL100K}=PATH"]
     return []
 
 

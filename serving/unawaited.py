@@ -32,7 +32,7 @@ async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
         except Exception:  # the boundary of what nobody awaits
-            log.exception("work in the background failed; it begins again")
+            log.exception("a background task failed; restarting it")
             await asyncio.sleep(_PAUSE_S)
         else:
             return
@@ -50,7 +50,7 @@ def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
         return
     try:
         if not isinstance(error, BertserveError):
-            log.error("a task failed that nobody awaits", exc_info=error)
+            log.error("an unawaited task failed", exc_info=error)
     finally:
         if failed is not None:
             failed()

@@ -89,7 +89,7 @@ class Folder:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise ExportError(f"checkpoint {self.path}: {name} must hold a JSON object")
+            raise ExportError(f"checkpoint {self.path}: {name} must be a JSON object")
         return value
 
     def check_whole(self, name: str) -> None:
@@ -101,7 +101,7 @@ class Folder:
         with (self.path / name).open("rb") as stream:
             if stream.read(len(_POINTER)) == _POINTER:
                 raise ExportError(
-                    f"checkpoint {self.path}: {name} is a pointer of git-lfs, not the file itself; run `git lfs pull` "
+                    f"checkpoint {self.path}: {name} is a Git LFS pointer, not the file itself; run `git lfs pull` "
                     "in that folder"
                 )
 

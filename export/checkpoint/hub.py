@@ -63,7 +63,7 @@ def download(hub_id: str, revision: str | None, token: str | None) -> Path:
     except _errors() as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise _refusal(hub_id, revision, error) or ExportError(
-            f"{hub_id}: no such folder, not in the cache of the hub's client, and the hub cannot be asked: {reason}"
+            f"{hub_id}: not a folder, not in the Hugging Face cache, and the hub cannot be reached: {reason}"
         ) from error
 
 
@@ -80,23 +80,22 @@ def _refusal(hub_id: str, revision: str | None, error: Exception) -> ExportError
     from huggingface_hub import errors  # noqa: PLC0415  see the module
 
     if isinstance(error, errors.HFValidationError):
-        return ExportError(f"{hub_id}: no such folder, and not a hub id such as owner/model")
+        return ExportError(f"{hub_id}: not a folder, and not a Hugging Face model ID such as owner/model")
     if isinstance(error, errors.GatedRepoError):
         return ExportError(
-            f"{hub_id}: its owner decides who may load it; accept the terms on its page of the hub, then give a token"
-            " of that account with --token or HF_TOKEN"
+            f"{hub_id}: access to this model is restricted; accept its terms on Hugging Face, then set a token of that"
+            " account (--token or HF_TOKEN)"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return ExportError(
-            f"{hub_id}: no such folder here, and the hub knows no such model or keeps it private; check the id, or give"
-            " a token of an account that may read it with --token or HF_TOKEN"
+            f"{hub_id}: not a folder, and Hugging Face has no such public model; check the ID, or set a token of an"
+            " account that has access (--token or HF_TOKEN)"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return ExportError(
-            f"{hub_id}: the hub knows the model but not the revision {revision!r}; give a branch, a tag or"
-            " a commit with --revision"
+            f"{hub_id}: unknown revision {revision!r}; set --revision to a branch, tag or commit of the model"
         )
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else _SERVER_ERRORS
     if status < _SERVER_ERRORS:
-        return ExportError(f"{hub_id}: the hub refuses it: {' '.join(str(error).split())}")
+        return ExportError(f"{hub_id}: the hub rejected the request: {' '.join(str(error).split())}")
     return None

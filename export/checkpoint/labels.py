@@ -63,9 +63,9 @@ def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bo
     if count > 1 or problem == "multi_label_classification":
         return "classify"
     raise ExportError(
-        f"checkpoint {folder.path}: its head answers one number, and config.json does not say what it is; give --task "
-        "rerank (the relevance of a text to a query), --task classify (the probability of one label) or --task "
-        "regression (the value as it is)"
+        f"checkpoint {folder.path}: the head has one output, and config.json does not define its meaning; set --task "
+        "rerank (relevance of a text to a query), --task classify (probability of one label) or --task "
+        "regression (raw value)"
     )
 
 
@@ -92,8 +92,8 @@ def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, 
         return "sigmoid"
     if named not in _RELEVANCES:
         raise ExportError(
-            f"checkpoint {folder.path}: the activation {named!r} of a cross-encoder ({place}) cannot be exported; "
-            "supported: Sigmoid and Identity of torch.nn"
+            f"checkpoint {folder.path}: cross-encoder activation {named!r} ({place}) cannot be exported; "
+            "supported: torch.nn Sigmoid and Identity"
         )
     return _RELEVANCES[named]
 
@@ -115,7 +115,7 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
         raise ExportError(f"checkpoint {folder.path}: id2label in config.json must number its labels 0, 1, 2 ...")
     if nameless := [index for index in indices if not isinstance(named[index], str | int | float)]:
         raise ExportError(
-            f"checkpoint {folder.path}: id2label in config.json must give each label a name, and label {nameless[0]} "
+            f"checkpoint {folder.path}: id2label in config.json must give each label a name; label {nameless[0]} "
             f"has {named[nameless[0]]!r}"
         )
     # Numbers become digits, because labels in answers are texts.

@@ -89,8 +89,8 @@ def width_after(module: Module, width: int) -> int:
         return width
     if module.width != width:
         raise ExportError(
-            f"checkpoint {module.weights.folder.path}: this {type(module).__name__} takes vectors of {module.width}, "
-            f"and gets vectors of {width}"
+            f"checkpoint {module.weights.folder.path}: this {type(module).__name__} expects vectors of size "
+            f"{module.width}, but gets size {width}"
         )
     return module.outputs if isinstance(module, Dense) else width
 
@@ -157,7 +157,7 @@ def _config(folder: Folder, kind: str) -> dict[str, Any]:
 def _required(folder: Folder, config: dict[str, Any], key: str) -> int:
     value = integer(folder, config, key)
     if value is None:
-        raise ExportError(f"checkpoint {folder.path}: config.json must say {key}, the components of a vector")
+        raise ExportError(f"checkpoint {folder.path}: config.json must set {key}, the vector size")
     return value
 
 

@@ -40,12 +40,12 @@ _CACHED = "models--*/snapshots"
 
 _OTHER_FORMATS = {
     **dict.fromkeys(("*.onnx", "onnx/*.onnx"), "an ONNX graph"),
-    **dict.fromkeys(("openvino_model.xml", "openvino/*.xml"), "a graph of OpenVINO"),
-    "*.gguf": "a file of llama.cpp",
-    **dict.fromkeys(("*.h5", "saved_model.pb"), "a file of TensorFlow"),
-    "*.msgpack": "a file of Flax",
-    "*.ot": "a file of rust-bert",
-    **dict.fromkeys(("*.pt", "*.pth", "*.ckpt"), "a state of a training"),
+    **dict.fromkeys(("openvino_model.xml", "openvino/*.xml"), "an OpenVINO model"),
+    "*.gguf": "a llama.cpp file",
+    **dict.fromkeys(("*.h5", "saved_model.pb"), "a TensorFlow file"),
+    "*.msgpack": "a Flax file",
+    "*.ot": "a rust-bert file",
+    **dict.fromkeys(("*.pt", "*.pth", "*.ckpt"), "a training state"),
     **dict.fromkeys(("quantize_config.json", "gptq_model*", "*4bit*.safetensors"), "quantized elsewhere"),
 }
 """Other weight formats, and what they are. The first one found is named."""
@@ -73,8 +73,8 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
     names = f"{name} {config.get('_name_or_path', '')}".lower()
     if asked != "fill_mask" and "splade" in names and "ForMaskedLM" in str(config.get("architectures")):
         raise ExportError(
-            f"checkpoint {folder.path}: by its name this is {_SPLADE}, which cannot be served yet; give --task "
-            "fill_mask if it is a model for masked words"
+            f"checkpoint {folder.path}: its name says {_SPLADE}, which cannot be served yet; if it is a masked "
+            "language model, set --task fill_mask"
         )
 
 
@@ -90,7 +90,7 @@ def _refuse_cache(folder: Folder) -> None:
         kind, _, hub_id = cache.resolve().name.replace("--", "/").partition("/")
         or_by_name = f", or {hub_id} with HF_HUB_OFFLINE=1" if kind == "models" else ""
         raise ExportError(
-            f"checkpoint {path}: this is a folder of the Hugging Face hub's cache, above the checkpoints; give "
+            f"checkpoint {path}: this is a folder of the Hugging Face cache, not a checkpoint; use "
             f"{_snapshot(cache)}{or_by_name}"
         )
 
@@ -110,9 +110,9 @@ def refuse_adapter(folder: Folder) -> None:
     adapter = folder.object(_ADAPTER)
     kind = f"AutoPeftModelFor{_ADAPTED.get(str(adapter.get('task_type')), 'FeatureExtraction')}"
     raise ExportError(
-        f"checkpoint {folder.path}: {_ADAPTER} says that this is an adapter ({adapter.get('peft_type', 'PEFT')}) of "
-        f"{adapter.get('base_model_name_or_path') or 'another model'}, not a whole model; merge the two first, and "
-        f"export MERGED, with the tokenizer's files: python -c \"from peft import {kind} as M; "
+        f"checkpoint {folder.path}: this is an adapter ({adapter.get('peft_type', 'PEFT')} in {_ADAPTER}) of "
+        f"{adapter.get('base_model_name_or_path') or 'another model'}, not a full model; merge the two, then export "
+        f'MERGED with the tokenizer files: python -c "from peft import {kind} as M; '
         f"M.from_pretrained('{folder.path}').merge_and_unload().save_pretrained('MERGED')\""
     )
 
@@ -128,9 +128,9 @@ def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ExportError(
             f"checkpoint {folder.path}: its weights are quantized ({method!r} in quantization_config of config.json); "
-            "give the checkpoint that they were made of, in floating point: INT8 is made here"
+            "use the original floating-point checkpoint: the export quantizes it"
         )
-    for key, kind in (("is_decoder", "a decoder"), ("is_encoder_decoder", "an encoder with a decoder")):
+    for key, kind in (("is_decoder", "a decoder"), ("is_encoder_decoder", "an encoder-decoder")):
         if config.get(key):
             raise ExportError(
                 f"checkpoint {folder.path}: {key} in config.json says that this is {kind}; only encoders are exported"
@@ -140,7 +140,7 @@ def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
 def kind_of(config: dict[str, Any]) -> str:
     """What a model of an unknown family is by Transformers' lists, as a clause; empty for a text encoder."""
     if config.get("model_type") is None:
-        return ": add the one that the checkpoint is of to config.json"
+        return ": add it to config.json"
     # A slow import, needed only for rejected models.
     from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415
 
@@ -152,11 +152,11 @@ def kind_of(config: dict[str, Any]) -> str:
             auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
             auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         ),
-        "it reads sound": (
+        "it reads audio": (
             auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
             auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         ),
-        "it is a decoder, which writes text": (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,),
+        "it is a decoder, which generates text": (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,),
     }
     if name in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_encoder_decoder"):
         return ""
@@ -168,8 +168,8 @@ def instead_of_config(folder: Folder) -> str:
     below = sorted(path.parent.name for path in folder.path.glob("*/config.json"))
     encoders = [name for name in below if folder.has(f"{name}/tokenizer.json") or folder.has(f"{name}/vocab.txt")]
     if encoders:
-        return f"; {encoders[0]} below has one: give that folder"
-    return _held(folder, _OTHER_FORMATS) or "; give the folder that Transformers' save_pretrained wrote"
+        return f"; use its subfolder {encoders[0]}, which has one"
+    return _held(folder, _OTHER_FORMATS) or "; use the folder that Transformers' save_pretrained wrote"
 
 
 def instead_of_weights(folder: Folder) -> str:
@@ -180,7 +180,7 @@ def instead_of_weights(folder: Folder) -> str:
 def _held(folder: Folder, patterns: Mapping[str, str]) -> str:
     for pattern, kind in patterns.items():
         if found := sorted(path.relative_to(folder.path) for path in folder.path.glob(pattern)):
-            return f", and {found[0]} is not read ({kind})"
+            return f", and {found[0]} is not supported ({kind})"
     return ""
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from export.checkpoint.weights import Weights
 
 _ASSUMED_MEAN = (
-    "the checkpoint has no pooling configuration; mean pooling is used, and vectors are not normalised unless a "
-    "request asks"
+    "the checkpoint has no pooling configuration; using mean pooling, with vectors normalized only on request"
 )
 _SETTINGS = "config_sentence_transformers.json"
 SETTINGS_READ = ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn")
@@ -140,16 +139,16 @@ class SentenceConfig:
         """
         if self.width not in (None, hidden_size):
             raise ExportError(
-                f"checkpoint {self.encoder.path}: the pooling takes vectors of {self.width}, "
-                f"the model makes vectors of {hidden_size}"
+                f"checkpoint {self.encoder.path}: pooling expects vectors of size {self.width}, "
+                f"but the model returns size {hidden_size}"
             )
         size = hidden_size * len(self.pooling)
         for module in self.modules:
             size = width_after(module, size)
         if self.truncate_dim is not None and self.truncate_dim > size:
             raise ExportError(
-                f"checkpoint {self.encoder.path}: truncate_dim {self.truncate_dim} in {_SETTINGS} is more than a "
-                f"vector's {size} components"
+                f"checkpoint {self.encoder.path}: truncate_dim {self.truncate_dim} in {_SETTINGS} is more than the "
+                f"vector size {size}"
             )
         return self.truncate_dim or size
 
@@ -196,8 +195,8 @@ def _unlisted(folder: Folder) -> SentenceConfig:
     pooler = folder.sub("1_Pooling", may_be_missing=True)
     if pooler.has("config.json") and (modes := _modes(pooler, pooler.object("config.json"), {})) != ("mean",):
         raise ExportError(
-            f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, and modules.json is missing, "
-            "without which Sentence Transformers takes the mean; add modules.json, or take 1_Pooling away"
+            f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, but modules.json is missing, so "
+            "Sentence Transformers would use mean pooling; add modules.json, or remove 1_Pooling"
         )
     return SentenceConfig(folder, pools=pooler.has("config.json"), notices=(_ASSUMED_MEAN,))
 
@@ -209,7 +208,7 @@ def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     if default is not None and prompts[default]:
         raise ExportError(
             f"checkpoint {folder.path}: a cross-encoder with the default prompt {default!r} cannot be exported; "
-            f"take default_prompt_name out of {_SETTINGS} to serve it without"
+            f"remove default_prompt_name from {_SETTINGS} to serve it without a prompt"
         )
     return SentenceConfig(
         encoder=encoder,
@@ -234,7 +233,7 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
         raise ExportError(f"checkpoint {folder.path}: modules.json must list modules, each with a type and a path")
     if foreign := [m["type"] for m in listed if not m["type"].startswith(_OWN)]:
         raise ExportError(
-            f"checkpoint {folder.path}: modules.json has a {foreign[0]} module, which is code of its own; such "
+            f"checkpoint {folder.path}: modules.json has a {foreign[0]} module, which is custom code; custom "
             "code is never run"
         )
     kinds = [m["type"].rpartition(".")[2].replace("BERT", "Transformer") for m in listed]
@@ -265,11 +264,11 @@ def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Modul
 def _modes(pooler: Folder, config: dict[str, Any], prompts: dict[str, str]) -> tuple[str, ...]:
     if not config.get("include_prompt", True) and any(prompts.values()):
         raise ExportError(
-            f"checkpoint {pooler.path}: pooling that leaves the prompt out (include_prompt) cannot be exported"
+            f"checkpoint {pooler.path}: pooling that excludes the prompt (include_prompt) cannot be exported"
         )
     if unknown := sorted(config.keys() - {*POOLING_READ, *OLD_FLAGS}):
         raise ExportError(
-            f"checkpoint {pooler.path}: {unknown[0]} in config.json is no setting of a Pooling; supported: "
+            f"checkpoint {pooler.path}: unknown Pooling setting {unknown[0]} in config.json; supported: "
             f"{', '.join((*POOLING_READ, *OLD_FLAGS))}"
         )
     named = config.get("pooling_mode", [mode for flag, mode in OLD_FLAGS.items() if config.get(flag)] or "mean")
@@ -316,13 +315,13 @@ def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _T
             raise ExportError(f"{where}: {key} {value!r} in {file} cannot be exported; supported: {fixed[key][0]!r}")
         if key not in {*TRANSFORMER_READ, *fixed, *TRANSFORMER_UNUSED, *_ARGUMENTS}:
             raise ExportError(
-                f"{where}: {key} in {file} is no setting of a Transformer; supported: "
+                f"{where}: unknown Transformer setting {key} in {file}; supported: "
                 f"{', '.join((*TRANSFORMER_READ, *fixed))}"
             )
     options = _arguments(encoder, file, settings, ("tokenizer_args", "processor_kwargs"))
     for names, unused in ARGUMENTS_UNUSED.items():
         if changing := sorted(_arguments(encoder, file, settings, names).keys() - unused):
-            raise ExportError(f"{where}: {changing[0]} in {names[1]} of {file} cannot be exported; take it out")
+            raise ExportError(f"{where}: {changing[0]} in {names[1]} of {file} cannot be exported; remove it")
     lengths = {"max_seq_length": options.get("model_max_length", settings.get("max_seq_length"))}
     return _Transformer(
         integer(encoder, lengths, "max_seq_length", file=file),
@@ -336,7 +335,7 @@ def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tupl
     name = next((name for name in names if settings.get(name) is not None), names[1])
     arguments = settings.get(name) or {}
     if not isinstance(arguments, dict):
-        raise ExportError(f"checkpoint {encoder.path}: {name} in {file} must be arguments by name, not {arguments!r}")
+        raise ExportError(f"checkpoint {encoder.path}: {name} in {file} must be an object, not {arguments!r}")
     return arguments
 
 
@@ -347,11 +346,11 @@ def _prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ExportError(f"checkpoint {folder.path}: prompts in {_SETTINGS} must be texts by name")
+        raise ExportError(f"checkpoint {folder.path}: prompts in {_SETTINGS} must map names to texts")
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ExportError(
-            f"checkpoint {folder.path}: default_prompt_name {default!r} in {_SETTINGS} is none "
-            f"of its prompts ({', '.join(prompts) or 'it has none'})"
+            f"checkpoint {folder.path}: unknown default_prompt_name {default!r} in {_SETTINGS}; "
+            f"prompts: {', '.join(prompts) or 'none'}"
         )
     return prompts, default

@@ -97,11 +97,11 @@ def _sentence(
     sides = [list(side)[shown] for side in (ours, wanted)]
     if what == "tokens":
         sides = [theirs.convert_ids_to_tokens(side) for side in sides]
-    cut = "" if length == _UNCUT else f", cut to {length} tokens"
+    cut = "" if length == _UNCUT else f", truncated to {length} tokens"
     settings = {"token types": "model_input_names", "masks": "padding"}
     setting = settings.get(what, "the tokenizer's own rules" if length == _UNCUT else "truncation_side")
     return (
-        f"{where}: the server's {what} are not those of {type(theirs).__name__} in Transformers, so answers would "
-        f"differ. Text {corpus.shown(text)!a}{cut}, from token {shown.start}: {sides[0]} here, {sides[1]} there. "
-        f"Look at {setting} in tokenizer_config.json and tokenizer.json"
+        f"{where}: the server's {what} differ from those of {type(theirs).__name__} in Transformers, so answers "
+        f"would differ. Text {corpus.shown(text)!a}{cut}, from token {shown.start}: {sides[0]} here, {sides[1]} there. "
+        f"Check {setting} in tokenizer_config.json and tokenizer.json"
     )

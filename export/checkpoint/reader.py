@@ -241,8 +241,8 @@ def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConf
     task = family.task_of(architecture)
     if task is None:
         raise ExportError(
-            f"checkpoint {sentence.encoder.path}: config.json names the class {architecture}, whose head is not known; "
-            "give --task embed for the vectors of its encoder, or the task that its head is for"
+            f"checkpoint {sentence.encoder.path}: unknown head of class {architecture} in config.json; set --task "
+            "embed for the embeddings of its encoder, or the task of its head"
         )
     if task != "classify":
         return task
@@ -255,7 +255,7 @@ def _matryoshka(config: dict[str, Any], sentence: pooling.SentenceConfig, dimens
     if not whole or (sentence.truncate_dim is None and max(sizes, default=0) > dimensions):
         raise ExportError(
             f"checkpoint {sentence.encoder.path}: matryoshka_dimensions in config.json must be a list of sizes from 1 "
-            f"to {dimensions}, which a vector has, not {sizes!r}"
+            f"to {dimensions}, the vector size, not {sizes!r}"
         )
     return tuple(sorted({size for size in sizes if size <= dimensions}))
 
@@ -264,11 +264,11 @@ def _check_special(
     source: Source, config: dict[str, Any], family: Family, task: str, words: vocabulary.Vocabulary
 ) -> None:
     if "candidates" in TASKS[task].facts and "mask" not in words.special_ids:
-        raise ExportError(f"checkpoint {source.path}: the tokenizer has no mask token, which {task} needs")
+        raise ExportError(f"checkpoint {source.path}: the task {task} needs a mask token, and the tokenizer has none")
     if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
         raise ExportError(
-            f"checkpoint {source.path}: the tokenizer pads with id {words.special_ids['pad']}, config.json with "
-            f"pad_token_id {config.get('pad_token_id', 1)!r}, from which {family.stem} counts its positions"
+            f"checkpoint {source.path}: the tokenizer pads with ID {words.special_ids['pad']}, but {family.stem} "
+            f"counts positions from pad_token_id {config.get('pad_token_id', 1)!r} in config.json"
         )
 
 
@@ -298,8 +298,8 @@ def _length(source: Source, requested: int | None, own: int | None, least: int, 
     length = requested or min(own or positions, positions)
     if not least <= length <= positions:
         raise ExportError(
-            f"checkpoint {source.path}: a maximum length of {length} tokens is not possible; "
-            f"the model has {positions} positions, so give one between {least} and {positions}"
+            f"checkpoint {source.path}: the maximum length must be {least} to {positions} tokens (the positions "
+            f"of the model), not {length}"
         )
     return length
 

@@ -82,17 +82,17 @@ def locate(source: str, revision: str | None = None, token: str | None = None) -
     path = Path(source)
     if source != DEMO and not path.exists():
         if not hub.HUB_ID.fullmatch(source):
-            raise ExportError(f"{source}: no such folder, and not a hub id such as owner/model")
+            raise ExportError(f"{source}: not a folder, and not a Hugging Face model ID such as owner/model")
         commit = hub.commit_of(source, revision, token or None)
         return Located(
             Source(Path(), source, safe_name(source.rpartition("/")[2]), commit), source, revision, token or None
         )
     if revision is not None:
-        raise ExportError(f"{source} is not on the hub, and only what is there has revisions; leave --revision out")
+        raise ExportError(f"--revision needs a Hugging Face model ID, and {source} is not one; remove --revision")
     if source == DEMO:
         return Located(_demo())
     if not path.is_dir():
-        raise ExportError(f"{source} is a file; give a checkpoint folder, a hub id or `{DEMO}`")
+        raise ExportError(f"{source} is a file; use a checkpoint folder, a Hugging Face model ID or `{DEMO}`")
     name = path.resolve().name
     return Located(Source(path, name, safe_name(name)))
 

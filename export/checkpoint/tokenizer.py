@@ -48,8 +48,8 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     """
     if elsewhere := sorted(_ELSEWHERE & options.keys()):
         raise ExportError(
-            f"checkpoint {folder.path}: {elsewhere[0]} among the tokenizer's arguments names another tokenizer; put "
-            "its files into the folder and take the argument out"
+            f"checkpoint {folder.path}: tokenizer argument {elsewhere[0]} refers to another tokenizer; copy its files "
+            "into the folder, and remove the argument"
         )
     file, least, kind = _checked(folder)
     # A slow import; file errors are reported first.
@@ -59,20 +59,20 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     # Nothing is downloaded, and no code beside the files runs.
     arguments = {**options, "local_files_only": True, "trust_remote_code": False}
     failures = (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
-    where = f"checkpoint {folder.path}: no tokenizer can be made of {file}"
+    where = f"checkpoint {folder.path}: cannot build a tokenizer from {file}"
     try:
         with quiet(), BareExceptions(where), folder.saved() as saved:
             made = AutoTokenizer.from_pretrained(saved, **arguments)
     except StrictDataclassError as error:
         raise ExportError(
-            f"checkpoint {folder.path}: Transformers makes nothing of config.json: {_one_line(error)}"
+            f"checkpoint {folder.path}: Transformers cannot read config.json: {_one_line(error)}"
         ) from error
     except failures as error:
         raise ExportError(f"{where}: {_one_line(error)}") from error
     name = type(made).__name__
     if not made.is_fast:
         raise ExportError(
-            f"{where}: {name} works in Python alone, and a bundle's tokenizer is one of the library tokenizers; save "
+            f"{where}: {name} is a Python-only tokenizer, but a bundle needs one of the library tokenizers; save "
             f"it as {TOKENIZER} and set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json"
         )
     if made.split_special_tokens:
@@ -80,14 +80,13 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     # If files are missing, Transformers makes a tokenizer of the special tokens alone.
     if len(made) < least:
         raise ExportError(
-            f"{where}: it holds {least} entries, of which {name} took {len(made)}; name its class in "
-            "tokenizer_config.json (tokenizer_class)"
+            f"{where}: it has {least} entries, but {name} loaded {len(made)}; set tokenizer_class in "
+            "tokenizer_config.json"
         )
     backend = made.backend_tokenizer
     if kind not in ("", other := type(backend.model).__name__):
         raise ExportError(
-            f"{where}: it is for {kind}, and {name} makes {other} of it; name its class in tokenizer_config.json "
-            "(tokenizer_class)"
+            f"{where}: it is for {kind}, but {name} loads it as {other}; set tokenizer_class in tokenizer_config.json"
         )
     if lowercase:
         backend.normalizer = _lowercased(backend.normalizer)
@@ -137,7 +136,7 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
             return file, *_pieces(folder, file)
     if folder.has(_BPE[0]) or folder.has(_BPE[1]):
         if absent := [file for file in _BPE if not folder.has(file)]:
-            raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, without which BPE cannot be done")
+            raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing; a BPE tokenizer needs it")
         return _BPE[0], len(folder.object(_BPE[0])), "BPE"
     if folder.has(_WORDPIECE):
         try:
@@ -146,16 +145,14 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
             raise ExportError(f"checkpoint {folder.path}: {_WORDPIECE} is not UTF-8, at byte {error.start}") from error
         return _WORDPIECE, len(set(lines)), "WordPiece"
     raise ExportError(
-        f"checkpoint {folder.path}: {TOKENIZER} is missing, and so are {_WORDPIECE}, {' with '.join(_BPE)} and "
-        f"{', '.join(_SENTENCEPIECE)}, of which one could be made"
+        f"checkpoint {folder.path}: no tokenizer found; add {TOKENIZER}, {_WORDPIECE}, {' with '.join(_BPE)}, or one "
+        f"of {', '.join(_SENTENCEPIECE)}"
     )
 
 
 def _pieces(folder: Folder, file: str) -> tuple[int, str]:
     if importlib.util.find_spec("sentencepiece") is None:
-        raise ExportError(
-            f"checkpoint {folder.path}: {file} is read with the module sentencepiece: {installing('export')}"
-        )
+        raise ExportError(f"checkpoint {folder.path}: {file} needs the module sentencepiece: {installing('export')}")
     from google.protobuf.message import DecodeError  # noqa: PLC0415  with what follows
     from transformers.convert_slow_tokenizer import SentencePieceExtractor  # noqa: PLC0415  takes seconds
 
@@ -164,7 +161,7 @@ def _pieces(folder: Folder, file: str) -> tuple[int, str]:
     except DecodeError as error:
         raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model") from error
     if not model.pieces:
-        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or one without a piece")
+        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or has no pieces")
     return len(model.pieces), _PIECES.get(model.trainer_spec.model_type, "words or characters")
 
 

@@ -165,7 +165,7 @@ def _load(stream: BinaryIO | io.BytesIO) -> dict[str, torch.Tensor]:
 def _unpickled(stream: BinaryIO | io.BytesIO) -> dict[object, object]:
     content = torch.load(stream, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
-        raise _Refused(f"holds {type(content).__name__} and not tensors by name")
+        raise _Refused(f"has {type(content).__name__}, not a dict of tensors")
     return content
 
 
@@ -173,7 +173,7 @@ def _load_training(stream: BinaryIO | io.BytesIO) -> tuple[dict[str, torch.Tenso
     with torch.serialization.safe_globals([*_OF_TRAININGS]):
         content = _unpickled(stream)
     if not isinstance(content.get("model"), dict):
-        raise _Refused("holds no model of Megatron-LM's (the key `model`)")
+        raise _Refused("has no Megatron-LM model (key `model`)")
     settings = _plain({name: content.get(name) for name in ("checkpoint_version", "iteration") if name in content})
     if isinstance(trained := content.get("args"), _Settings):
         settings["args"] = trained.plain
@@ -208,9 +208,9 @@ def _checked(content: Mapping[object, object]) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise _Refused(f"holds {type(tensor).__name__} under {str(name)[:80]!r}, and not a tensor under a name")
+            raise _Refused(f"has {type(tensor).__name__} under {str(name)[:80]!r}, not a tensor under a name")
         if tensor.layout != torch.strided or tensor.dtype not in TYPES:
-            raise _Refused(f"holds {str(name)[:80]!r} as {tensor.dtype} in the layout {tensor.layout}")
+            raise _Refused(f"has {str(name)[:80]!r} as {tensor.dtype} in layout {tensor.layout}")
         tensors[name] = tensor
     return tensors
 
@@ -235,7 +235,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     if "allocate" in message or "memory" in message:
         return {"refused": _TOO_MUCH}
     cause = message.rpartition("WeightsUnpickler error: ")[2].partition(" This is an internal")[0]
-    return {"refused": f"is damaged, cut, or no weights of PyTorch: {cause[:120] or 'it is empty'}"}
+    return {"refused": f"is damaged, truncated or not PyTorch weights: {cause[:120] or 'it is empty'}"}
 
 
 if __name__ == "__main__":

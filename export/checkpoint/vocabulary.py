@@ -87,13 +87,13 @@ def read(
     if _TYPES not in made.model_input_names:
         document["post_processor"] = _of_one_segment(document["post_processor"])
     content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    with BareExceptions(f"checkpoint {folder.path}: the tokenizer of {type(made).__name__} cannot be read again"):
+    with BareExceptions(f"checkpoint {folder.path}: the tokenizer of {type(made).__name__} cannot be reloaded"):
         tokenizer = Tokenizer.from_str(content.decode())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= largest < vocab_size:
         raise ExportError(
-            f"checkpoint {folder.path}: {TOKENIZER} has ids up to {largest}, the model takes ids below {vocab_size}; "
-            f"the last is {tokenizer.id_to_token(largest)!r}"
+            f"checkpoint {folder.path}: {TOKENIZER} has token IDs up to {largest} "
+            f"({tokenizer.id_to_token(largest)!r}), but the model's vocab_size is {vocab_size}"
         )
     special_ids = _special_ids(folder, tokenizer, made)
     _check_frame(folder, tokenizer, special_ids)
@@ -141,7 +141,7 @@ def _special_ids(folder: Folder, tokenizer: Tokenizer, made: Any) -> dict[str, i
             ids[role] = found[0]
         elif role in _REQUIRED_ROLES:
             raise ExportError(
-                f"checkpoint {folder.path}: the tokenizer has no {role} token; name one in tokenizer_config.json "
+                f"checkpoint {folder.path}: the tokenizer has no {role} token; set one in tokenizer_config.json "
                 f"({role}_token)"
             )
     return ids
@@ -152,6 +152,6 @@ def _check_frame(folder: Folder, tokenizer: Tokenizer, special_ids: dict[str, in
         ids = tokenizer.encode("a").ids
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
         raise ExportError(
-            f"checkpoint {folder.path}: its tokenizer does not put its cls and sep tokens around a text; the "
-            f"post_processor of {TOKENIZER} decides it, or add_bos_token and add_eos_token in tokenizer_config.json"
+            f"checkpoint {folder.path}: the tokenizer does not add its cls and sep tokens around a text; check "
+            f"post_processor in {TOKENIZER}, or add_bos_token and add_eos_token in tokenizer_config.json"
         )

@@ -48,13 +48,13 @@ class Weights:
         for name, file in self.index.items():
             if name not in held[file]:
                 raise ExportError(
-                    f"checkpoint {self.folder.path}: the index of the weights says that {file} holds {name}, which it "
-                    "does not; the files are not of one checkpoint"
+                    f"checkpoint {self.folder.path}: the weights index says that {file} has {name}, but it does "
+                    "not; the files are from different checkpoints"
                 )
         names = [name for file in held.values() for name in file]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ExportError(f"checkpoint {self.folder.path}: two files of the weights hold {twice}")
+            raise ExportError(f"checkpoint {self.folder.path}: two weight files have {twice}")
 
 
 def sha256(parts: Iterable[Weights]) -> str:
@@ -94,10 +94,10 @@ def find(folder: Folder) -> Weights:
 def _sharded(folder: Folder, kind: str, file: str) -> Weights:
     index = folder.object(file).get("weight_map")
     if not isinstance(index, dict) or not index or not all(_is_plain(name, kind) for name in index.values()):
-        raise ExportError(f"checkpoint {folder.path}: {file} must name {kind} files beside it for its tensors")
+        raise ExportError(f"checkpoint {folder.path}: {file} must map tensors to {kind} files in the same folder")
     files = [folder.path / name for name in sorted(set(index.values()))]
     if absent := [path.name for path in files if not path.is_file()]:
-        raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing, which {file} names")
+        raise ExportError(f"checkpoint {folder.path}: {file} names {absent[0]}, which is missing")
     for path in files:
         folder.check_whole(path.name)
     return Weights(folder, files, index)
@@ -142,15 +142,15 @@ def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, A
     command = module_command("export.checkpoint.unpickle", *words)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == -signal.SIGKILL:
-        raise NoRoomError(f"{where} could not be read: the system ended its reader, most likely for want of memory")
+        raise NoRoomError(f"{where} could not be read: the system killed its reader, probably for lack of memory")
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ExportError(f"{where} could not be read: its reader ended with {done.returncode} {last[:200]}") from None
+        raise ExportError(f"{where} could not be read: its reader exited with {done.returncode} {last[:200]}") from None
     if "wanted" in answer:
         raise ExportError(
-            f"{where} asks for {answer['wanted']} when it is loaded, which weights do not need; nothing of it was run"
+            f"{where} calls {answer['wanted']} when it is loaded, which weights do not need; nothing was run"
         )
     if "refused" in answer:
         raise ExportError(f"{where} {answer['refused']}")

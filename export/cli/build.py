@@ -31,7 +31,7 @@ def _build(options: argparse.Namespace, progress: Progress) -> int:
 
     threads = options.threads or available_cpus()
     outcome = build(bundle, options.cache_dir, options.target, options.precision, threads, progress)
-    print(f"{outcome.artifact.file} {outcome.sentence}; it lies in {options.cache_dir}; in {progress.elapsed_s:.0f} s")
+    print(f"{outcome.artifact.file} {outcome.sentence}; saved in {options.cache_dir}; in {progress.elapsed_s:.0f} s")
     return 0
 
 

@@ -135,10 +135,10 @@ def open_named(path: Path) -> Bundle:
         folder /= str(numbers[-1])
     elif models := _models_of(folder):
         raise BundleError(
-            f"{path} is a repository of {len(models)} models: name one of them, {path / models[0]}; the others are"
+            f"{path} is a repository of {len(models)} models; use one of them, such as {path / models[0]}. Others:"
             f" {', '.join(models[1:])}"
             if models[1:]
-            else f"{path} is a repository: name its model, {path / models[0]}"
+            else f"{path} is a repository; use its model, {path / models[0]}"
         )
     return open_bundle(folder)
 

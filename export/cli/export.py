@@ -80,7 +80,7 @@ def _export(recipe: Recipe, progress: Progress) -> int:
         made = _made_before(recipe, located, model, progress)
         if made is None:
             return _make(recipe, located, progress)
-        _tell(made, "made before, of the same by the same recipe")
+        _tell(made, "already exported from the same source with the same options")
         return 0
 
 
@@ -94,7 +94,7 @@ def _made_before(recipe: Recipe, located: Located, model: Path, progress: Progre
     if (source.name, bundle.manifest.recipe) != (located.source.name, recipe.sha256()):
         return None
     if not revision:
-        progress.notice("the hub cannot be asked, so this may not be its newest commit")
+        progress.notice("the hub cannot be reached, so this may not be the newest commit")
     return bundle if revision in {"", source.revision} else None
 
 
@@ -117,7 +117,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
     if not recipe.if_changed:
         print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
     if built.refused:
-        left_out = f"{built.bundle.path} is written, but {'; '.join(built.refused)}"
+        left_out = f"{built.bundle.path} was written, but {'; '.join(built.refused)}"
         if not recipe.if_changed:
             raise LeftOutError(left_out)
         progress.notice(left_out)  # run again it would find the bundle, and end well
@@ -144,8 +144,8 @@ def _check_task(model: Path, task: str) -> None:
         return  # no server takes it either
     if last != task:
         raise ExportError(
-            f"{model}: its version {numbers[-1]} is for the task {last}, and this export is for {task}; give another "
-            "--name, or --change-task to make it the next version all the same"
+            f"{model}: version {numbers[-1]} is for the task {last}, but this export is for {task}; set another "
+            "--name, or allow it with --change-task"
         )
 
 
@@ -153,26 +153,26 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     """The recipe of parsed arguments; ends with a usage error if they contradict one another."""
     if NATIVE in options.tensorrt and options.cache_dir is None:
         arguments.error(
-            "--tensorrt native builds for this node alone, so it goes into the node's cache: give --cache-dir"
+            "--tensorrt native needs --cache-dir: the engine works only on this node, so it goes into its cache"
         )
     if options.tensorrt_precisions and not options.tensorrt:
-        arguments.error("--tensorrt-precision is of TensorRT engines: give --tensorrt too")
+        arguments.error("--tensorrt-precision needs --tensorrt")
     if options.if_changed and (options.triton is not None or NATIVE in options.tensorrt):
-        arguments.error("--if-changed looks at the bundle alone, so --triton and --tensorrt native do not go with it")
+        arguments.error("--if-changed checks only the bundle, so it cannot be used with --triton or --tensorrt native")
     if options.calibration_column is not None and options.calibration is None:
-        arguments.error("--calibration-column is of a --calibration file")
+        arguments.error("--calibration-column needs --calibration")
     chosen = options.forms or default_forms(options.split)
     if options.split > 1 and (options.triton or GRAPH in options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
         arguments.error(
-            f"--split is of {', '.join(sorted(SPLIT_FORMS))} for ONNX Runtime and of engines that are built now, so "
-            "--triton, --tensorrt graph and other precisions do not go with it"
+            f"--split supports {', '.join(sorted(SPLIT_FORMS))} for ONNX Runtime, and engines that are built now; it "
+            "cannot be used with --triton, --tensorrt graph or other precisions"
         )
     if (
         options.split > 1
         and options.split_by == "tensors"
         and (options.tensorrt or tuple(options.forms or ()) != ("fp32",))
     ):
-        arguments.error("--split-by tensors is of fp32 on CPUs: give --precision fp32 alone, and no --tensorrt")
+        arguments.error("--split-by tensors supports only fp32 on CPUs; set only --precision fp32, and no --tensorrt")
     fields = vars(options) | {
         "forms": tuple(form for form in FORMS if form in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
@@ -290,7 +290,7 @@ def parser() -> argparse.ArgumentParser:
 def _parts(argument: str) -> int:
     number = int(argument)
     if not 1 <= number <= _MAX_PARTS:
-        raise argparse.ArgumentTypeError(f"{argument!r}: a model is cut into 2 to {_MAX_PARTS} parts")
+        raise argparse.ArgumentTypeError(f"{argument!r}: must be 2 to {_MAX_PARTS} parts")
     return number
 
 
@@ -328,7 +328,7 @@ def _limit(argument: str) -> tuple[str, float]:
     name, _, value = argument.partition("=")
     number = float(value)
     if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{argument!r}: a limit is a number")
+        raise argparse.ArgumentTypeError(f"{argument!r}: a limit must be a number")
     return _limit_name(name, LIMIT_NAMES), number
 
 
@@ -340,6 +340,6 @@ def _limit_name(argument: str, names: Sequence[str]) -> str:
     form, _, name = argument.rpartition(".")
     if name not in names or form not in ("", *LIMITED):
         raise argparse.ArgumentTypeError(
-            f"{argument!r}: the limits are {', '.join(names)}, alone or behind one of {', '.join(LIMITED)} and a dot"
+            f"unknown limit {argument!r}; use {', '.join(names)}, or ARTIFACT.NAME with one of {', '.join(LIMITED)}"
         )
     return argument

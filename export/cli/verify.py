@@ -36,16 +36,16 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
 
     outcomes = verify(bundle, options.reference, threads, progress)
     checked = [outcome.artifact for outcome in outcomes if outcome.state is not State.UNCHECKED]
-    show(f"\n{bundle.path}: {terminal.answer(bundle.manifest)}; here, on {threads} threads:\n")
+    show(f"\n{bundle.path}: {terminal.answer(bundle.manifest)}; on this machine, {threads} threads:\n")
     if checked:
         show(*terminal.tables(checked), "")
     show(*(f"  {outcome.artifact.file} {printable(outcome.sentence)}" for outcome in outcomes))
     if options.cache_dir is not None and checked:
-        print(f"\nkept in {keep(options.cache_dir, bundle, outcomes)}")
+        print(f"\nsaved in {keep(options.cache_dir, bundle, outcomes)}")
     if broken := [outcome.artifact.file for outcome in outcomes if outcome.state is State.BROKEN]:
-        raise ExportError(f"bundle {bundle.path}: {', '.join(broken)} must not be served")
+        raise ExportError(f"bundle {bundle.path}: {', '.join(broken)} failed and must not be served")
     if not checked:
-        raise ExportError(f"bundle {bundle.path}: this machine can run nothing of it, so nothing is proven here")
+        raise ExportError(f"bundle {bundle.path}: this machine can run none of its artifacts, so nothing was verified")
     print(f"\nin {progress.elapsed_s:.0f} s")
     return 0
 

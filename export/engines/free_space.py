@@ -28,13 +28,13 @@ def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> Non
     memory, disk = available_memory(), shutil.disk_usage(folder).free
     if memory < memory_bytes:
         raise NoRoomError(
-            f"{step} needs about {memory_bytes / _GIB:.1f} GiB of memory and {memory / _GIB:.1f} GiB are free; "
-            "end other programs, or give the container more"
+            f"{step} needs about {memory_bytes / _GIB:.1f} GiB of memory, but {memory / _GIB:.1f} GiB are free; "
+            "stop other programs, or give the container more memory"
         )
     if disk < disk_bytes:
         raise NoRoomError(
-            f"{step} needs about {disk_bytes / _GIB:.2f} GiB in {folder} and {disk / _GIB:.2f} GiB are free; "
-            "make room there, or write elsewhere"
+            f"{step} needs about {disk_bytes / _GIB:.2f} GiB in {folder}, but {disk / _GIB:.2f} GiB are free; "
+            "free disk space, or write elsewhere"
         )
 
 

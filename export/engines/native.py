@@ -88,12 +88,12 @@ def _graph(bundle: Bundle, precision: Precision | None) -> tuple[Precision, Path
     graphs = bundle.engine_graphs
     if not graphs:
         raise ExportError(
-            f"bundle {bundle.path}: brings nothing to build an engine of; export it with --tensorrt graph"
+            f"bundle {bundle.path}: has no graph to build an engine from; export it with --tensorrt graph"
         )
     chosen = precision or next(iter(graphs))
     if chosen not in graphs:
         raise ExportError(
-            f"bundle {bundle.path}: brings what an engine in {' and '.join(graphs)} is built of, and none in {chosen};"
+            f"bundle {bundle.path}: has graphs to build an engine in {' and '.join(graphs)}, but not in {chosen};"
             f" export it with --tensorrt graph --tensorrt-precision {chosen}"
         )
     return chosen, graphs[chosen]
@@ -140,17 +140,17 @@ def _own_target(graph_bytes: int) -> str:
     """
     machine = discovery.look()
     if machine.problem:
-        raise ExportError(f"there is no GPU to build an engine for: {machine.problem}")
+        raise ExportError(f"no GPU to build an engine for: {machine.problem}")
     gpu = machine.gpus[0]
     if not machine.libraries["enterprise"].problem:
         if (free_bytes := machine.free_bytes[0]) < (needed := _GPU_BYTES + _GPU_FACTOR * graph_bytes):
             raise NoRoomError(
-                f"building on {gpu.name} needs about {needed / _GIB:.1f} GiB of its memory and"
+                f"building on {gpu.name} needs about {needed / _GIB:.1f} GiB of GPU memory, but"
                 f" {free_bytes / _GIB:.1f} GiB are free"
             )
         return tensorrt.NATIVE
     if problem := machine.libraries["rtx"].problem:
-        raise ExportError(f"there is no TensorRT here that could build an engine: {problem}")
+        raise ExportError(f"TensorRT cannot build an engine here: {problem}")
     if gpu.target not in tensorrt.TARGETS:
-        raise ExportError(f"TensorRT for RTX builds no engine for {gpu.name}, whose kind is {gpu.target}")
+        raise ExportError(f"TensorRT for RTX cannot build an engine for {gpu.name} (target {gpu.target})")
     return gpu.target

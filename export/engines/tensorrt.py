@@ -85,7 +85,7 @@ def build(
         ExportError: The engine cannot be built: why, and what to do.
     """
     if target not in TARGETS:
-        raise ExportError(f"no engine can be built for {target!r}; targets: {', '.join(TARGETS)}")
+        raise ExportError(f"unknown TensorRT target {target!r}; supported: {', '.join(TARGETS)}")
     size = graph_bytes(graph)
     free_space.check(
         f"building {engine.name}",
@@ -145,7 +145,7 @@ def target_of(compute_capability: str) -> Target:
     for target in GPUS:
         if target == wanted:
             return target
-    raise ExportError(f"the engine is for compute capability {compute_capability}, which no server of ours runs on")
+    raise ExportError(f"the engine is for compute capability {compute_capability}, which the server does not support")
 
 
 def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
@@ -159,8 +159,8 @@ def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
         return answer
     if answer is None and process.returncode == -signal.SIGKILL:
         raise NoRoomError(
-            f"{subject}: the system ended the builder, most likely for want of memory; free some, or give the"
-            " container more"
+            f"{subject}: the system killed the builder, probably for lack of memory; free some, or give the"
+            " container more memory"
         )
     raise ExportError(f"{subject}: {answer.reason if answer else _death(process.returncode)}")
 
@@ -179,4 +179,4 @@ def _last_answer(process: subprocess.Popen[bytes], count: Callable[[int, int], N
 def _death(code: int) -> str:
     """What the end of a process without an answer means."""
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
-    return f"TensorRT's process ended {how}; please report it with the model's configuration"
+    return f"the TensorRT process ended {how}; please report this with the model's config.json"

@@ -181,7 +181,7 @@ class _Builder:
         """Sets the target GPU: only TensorRT for RTX has these calls."""
         known = self._library.ComputeCapability.__members__
         if capability not in known:
-            raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not build for {capability.lower()}")
+            raise BuilderError(f"TensorRT for RTX {self._library.__version__} does not support {capability.lower()}")
         config.num_compute_capabilities = 1
         if not config.set_compute_capability(known[capability], 0):
             raise BuilderError(tensorrt_library.reason(self._logger.errors))
@@ -263,7 +263,7 @@ def _own_capability() -> str:
     code = code or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
     code = code or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
     if code:
-        raise BuilderError(f"the NVIDIA driver shows no GPU (CUDA error {code}); is the container given one?")
+        raise BuilderError(f"the NVIDIA driver reports no GPU (CUDA error {code}); does the container have access?")
     if (major.value, minor.value) < _MIN_CAPABILITY:
         raise BuilderError(
             f"this GPU has compute capability {major.value}.{minor.value}; TensorRT needs 7.5 (T4) or newer"

@@ -37,8 +37,8 @@ def check(raw: Path, fused: Path) -> None:
         missing = [each for each in sorted(old.tensors - new.tensors) if not after.is_within(each, new.tensors, cut)]
         if missing or new.weights < old.weights:
             raise ExportError(
-                f"the fusion of the graph leaves out {missing[0] if missing else 'a weight'}, which {name} is computed "
-                "from; the installed torch, transformers and onnxruntime do not fit together"
+                f"graph fusion dropped {missing[0] if missing else 'a weight'}, which {name} depends on; the installed "
+                "versions of torch, transformers and onnxruntime are incompatible"
             )
 
 

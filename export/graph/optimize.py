@@ -132,7 +132,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     if shape.shared_layers:
         editor.share_equal()
     editor.save()
-    check_counts(operators(fused), shape.fused(), "the fusion")
+    check_counts(operators(fused), shape.fused(), "fusion")
     flow.check(raw, fused)
 
 
@@ -260,6 +260,6 @@ def check_counts(counts: dict[str, int], expected: dict[str, int], step: str) ->
     for operator, count in expected.items():
         if counts.get(operator, 0) != count:
             raise ExportError(
-                f"{step} of the graph is incomplete: {counts.get(operator, 0)} {operator}, {count} expected; "
-                "the installed torch, transformers and onnxruntime do not fit together"
+                f"{step} of the graph is incomplete: found {counts.get(operator, 0)} {operator}, expected {count}; "
+                "the installed versions of torch, transformers and onnxruntime are incompatible"
             )

@@ -173,7 +173,7 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
         model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
     except (ValueError, TypeError, AttributeError, LookupError, StrictDataclassError) as error:
         raise ExportError(
-            f"checkpoint {checkpoint.source.path}: Transformers makes no {kind.__name__} of config.json: "
+            f"checkpoint {checkpoint.source.path}: Transformers cannot create {kind.__name__} from config.json: "
             f"{' '.join(str(error).split())}"
         ) from error
     architectures.adapt(model, checkpoint)

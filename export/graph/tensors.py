@@ -37,7 +37,7 @@ _LARGEST_HEADER = 100_000_000
 _WRAPPERS = {
     "module.": "DataParallel or DeepSpeed",
     "_orig_mod.": "torch.compile",
-    "0.auto_model.": "the module list of Sentence Transformers",
+    "0.auto_model.": "a Sentence Transformers module list",
     "model.": "a training framework such as Lightning",
 }
 
@@ -102,8 +102,8 @@ def _check(
     if missing := sorted(expected.keys() - tensors.keys()):
         if before := _before(weights, missing):
             raise ExportError(
-                f"{where}: the names of the weights begin with {before!r}, as {_wrapper(before)} leaves them, and "
-                "Transformers would find none; save the model inside it with save_pretrained"
+                f"{where}: the weight names begin with {before!r} ({_wrapper(before)}), so Transformers would find "
+                "none; save the inner model with save_pretrained"
             )
         untrained = " (a head that was never trained)" if missing[0].startswith(HEADS) else ""
         raise ExportError(
@@ -111,13 +111,11 @@ def _check(
             f"first {missing[0]}{untrained}"
         )
     if unknown := sorted(tensors.keys() - expected.keys()):
-        raise ExportError(
-            f"{where}: the weights hold {len(unknown)} tensors that {model} has no place for, first {unknown[0]}"
-        )
+        raise ExportError(f"{where}: the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}")
     for name, tensor in tensors.items():
         shape = expected[name].shape
         if tensor.shape != shape:
-            raise ExportError(f"{where}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(shape)}")
+            raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}")
 
 
 def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
@@ -127,7 +125,7 @@ def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str])
         row, table = tensors.pop(name)[0], tensors[beside]
         if row.shape != table.shape[1:]:
             raise ExportError(
-                f"{where}: {name} has rows of the shape {list(row.shape)}, {beside} of {list(table.shape[1:])}"
+                f"{where}: {name} has rows of shape {list(row.shape)}, but {beside} has {list(table.shape[1:])}"
             )
         tensors[beside] = table + row
 
@@ -137,14 +135,12 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
         if source not in tensors:
             continue
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise ExportError(
-                f"{where}: {name} is to be the same as {source} (tie_word_embeddings in config.json) and is not"
-            )
+            raise ExportError(f"{where}: {name} must equal {source} (tie_word_embeddings in config.json), but differs")
         tensors[name] = tensors[source]
 
 
 def _wrapper(before: str) -> str:
-    return next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a model around it")
+    return next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
 
 
 def _before(weights: Weights, missing: Collection[str]) -> str:
@@ -215,8 +211,8 @@ def _damage(file: Path) -> str:
         header = int.from_bytes(stream.read(8), "little")
         begins = stream.read(1)
     if begins != b"{" or header > _LARGEST_HEADER:
-        return f"its {size} bytes are no safetensors; load it again"
-    return f"it has {size} bytes, and its header does not fit them, as where a download broke off; load it again"
+        return f"its {size} bytes are not safetensors; download it again"
+    return f"its header does not match its {size} bytes, as after a partial download; download it again"
 
 
 @contextmanager
@@ -239,7 +235,7 @@ def _of_bits(tensor: Tensor) -> torch.Tensor:
 def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         raise ExportError(
-            f"checkpoint {weights.folder.path}: {name} holds {tensor.dtype}; only weights in floating point are read"
+            f"checkpoint {weights.folder.path}: {name} is {tensor.dtype}; only floating-point weights are supported"
         )
     return tensor.to(torch.float32)
 

@@ -20,7 +20,7 @@ MIN_TEXTS = 16
 MAX_TEXTS = 128
 """More texts change no measured figure, and cost time."""
 
-OWN = "the package's own texts"
+OWN = "built-in texts"
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,7 +60,7 @@ def read(path: Path, column: str | None) -> Calibration:
         raise ExportError(f"{path}: not UTF-8, at byte {error.start}") from error
     texts = list(dict.fromkeys(_texts(path, content, column)))
     if len(texts) < MIN_TEXTS:
-        raise ExportError(f"{path}: holds {len(texts)} different texts; to calibrate takes {MIN_TEXTS}")
+        raise ExportError(f"{path}: has {len(texts)} distinct texts; calibration needs at least {MIN_TEXTS}")
     # Evenly from the whole file, which may be sorted.
     chosen = [texts[index * len(texts) // MAX_TEXTS] for index in range(MAX_TEXTS)]
     return Calibration(path.name, chosen if len(texts) > MAX_TEXTS else texts)
@@ -70,7 +70,7 @@ def _texts(path: Path, content: str, column: str | None) -> Iterable[Text]:
     if path.suffix in {".csv", ".tsv"}:
         return _column(path, content, column)
     if column is not None:
-        raise ExportError(f"{path}: only a .csv or .tsv file has columns")
+        raise ExportError(f"{path}: --calibration-column needs a .csv or .tsv file")
     lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
     if path.suffix == ".jsonl":
         return [_object(path, number, line) for number, line in lines]
@@ -89,10 +89,10 @@ def _column(path: Path, content: str, column: str | None) -> list[Text]:
         index = int(column) - 1
     elif column is not None:
         if column not in head:
-            raise ExportError(f"{path}: no column {column!r}; the first row is {', '.join(head)}")
+            raise ExportError(f"{path}: no column {column!r}; columns: {', '.join(head)}")
         index, rows = head.index(column), rows[1:]
     if not 0 <= index < len(head):
-        raise ExportError(f"{path}: no column {column}; there are {len(head)}")
+        raise ExportError(f"{path}: no column {column}; the file has {len(head)}")
     return [row[index] for row in rows if len(row) > index and row[index].strip()]
 
 
@@ -105,5 +105,5 @@ def _object(path: Path, number: int, line: str) -> Text:
     if isinstance(entry, dict):
         parts = [entry.get("text"), *([entry["pair"]] if "pair" in entry else [])]
     if not all(isinstance(part, str) and part.strip() for part in parts):
-        raise ExportError(f"{path}, line {number}: not an object with a `text`, or a text")
+        raise ExportError(f"{path}, line {number}: must be a text, or an object with `text`")
     return (parts[0], parts[1]) if len(parts) > 1 else parts[0]

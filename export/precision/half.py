@@ -49,7 +49,9 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 """Operators that may run in fp16 between two products."""
 
 
-def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mapping[str, int]:
+def convert(
+    source: Path, target: Path, *, shared_layers: bool = False, normalizations: bool = True
+) -> Mapping[str, int]:
     """Writes the fp16 form of an fp32 graph.
 
     Inputs stay as they are, outputs stay float32.
@@ -59,6 +61,7 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mappi
             provider).
         target: Where to write.
         shared_layers: Whether layers share their weights.
+        normalizations: Whether fused normalizations may run in fp16. That is faster, and rounds the residuals.
 
     Returns:
         For tensors of the fp16 graph, the power of two that their values must be multiplied with.
@@ -68,7 +71,7 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mappi
     """
     editor = GraphEditor(source, target)
     editor.lift_constants()
-    exponents = _Conversion(editor).run()
+    exponents = _Conversion(editor, normalizations=normalizations).run()
     if shared_layers:
         editor.share_equal()
     editor.write()
@@ -78,8 +81,9 @@ def convert(source: Path, target: Path, *, shared_layers: bool = False) -> Mappi
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, editor: GraphEditor) -> None:
+    def __init__(self, editor: GraphEditor, *, normalizations: bool) -> None:
         self._draft = editor
+        self._normalizations = normalizations
         self._graph = graph = editor.graph
         self._constants = float_constants(editor)
         self._floats = nodes.activations(graph, self._constants.keys(), TensorProto.FLOAT)
@@ -124,7 +128,7 @@ class _Conversion:
                 continue
             if node.op_type in _BETWEEN and all(leading_on):
                 before.update(node.output)
-            elif node.op_type == _FUSED_NORMALIZATION and self._sum_fits(node):
+            elif self._normalizations and node.op_type == _FUSED_NORMALIZATION and self._sum_fits(node):
                 before.update(node.output)
                 after.update(node.output)
         between = after & before
@@ -174,7 +178,7 @@ class _Conversion:
             return exponent
         if _is_product(node):
             raise ExportError(
-                f"{node.op_type} {node.name or name}: its result can leave fp16's range; export another precision"
+                f"{node.op_type} {node.name or name}: its result can exceed the range of fp16; use another --precision"
             )
         return None
 
@@ -256,7 +260,7 @@ class _Conversion:
             peak = np.abs(array).max(initial=0)
             if not peak <= LARGEST:
                 raise ExportError(
-                    f"{name} holds {peak:.3g}, and fp16 nothing beyond {LARGEST:g}; export another precision"
+                    f"{name} has {peak:.3g}, but the fp16 maximum is {LARGEST:g}; use another --precision"
                 )
             self._make(made, array.astype(np.float16))
         return made

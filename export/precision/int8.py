@@ -46,7 +46,7 @@ class Int8:
         if recipe.calibration is None:
             self._calibration = calibration.own()
         elif FORMS.isdisjoint(recipe.forms) and not recipe.wants_int8_engine:
-            raise ExportError(f"{recipe.calibration}: calibration is for INT8, which was not asked for")
+            raise ExportError(f"{recipe.calibration}: --calibration needs an INT8 artifact, and none is exported")
         else:
             self._calibration = calibration.read(recipe.calibration, recipe.calibration_column)
         self._cuts: dict[Path, dict[str, Cut]] = {}

@@ -48,7 +48,7 @@ def require_library() -> None:
         ExportError: It is not installed.
     """
     if importlib.util.find_spec("openvino") is None:
-        raise ExportError(f"an artifact for OpenVINO is proven with its library: {installing('openvino')}")
+        raise ExportError(f"an OpenVINO artifact is verified with OpenVINO: {installing('openvino')}")
 
 
 def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None) -> None:
@@ -70,8 +70,8 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
     expected = shape.products * (shape.stored_layers or shape.layers)
     if found < expected:
         raise ExportError(
-            f"the quantisation of the graph is incomplete: {found} products with a weight, "
-            f"{expected} expected; the installed torch and transformers do not fit together"
+            f"quantization of the graph is incomplete: found {found} products with a weight, expected {expected}; "
+            "the installed versions of torch and transformers are incompatible"
         )
     for name, axis in axes.items():
         # With static activations only the tables are left: the last matrices stay exact.

@@ -64,8 +64,8 @@ def quantize(
     expected = shape.products * (shape.stored_layers or shape.layers)
     if found.count < expected:
         raise ExportError(
-            f"the quantisation of the graph for TensorRT is incomplete: {found.count} products with a matrix, "
-            f"{expected} expected; the installed torch and transformers do not fit together"
+            f"quantization of the TensorRT graph is incomplete: found {found.count} products with a matrix, expected "
+            f"{expected}; the installed versions of torch and transformers are incompatible"
         )
     if shape.shared_layers:
         editor.share_equal()

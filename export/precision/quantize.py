@@ -60,7 +60,7 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
         + _MATRICES_OF_WORDS * shape.predicts_words,
         "QEmbedLayerNormalization": int(shape.embedding_fusion),
     }
-    check_counts(operators(quantized), expected, "the quantisation")
+    check_counts(operators(quantized), expected, "quantization")
 
 
 class _Quantiser:

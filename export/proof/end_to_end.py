@@ -106,7 +106,7 @@ class EndToEndProof:
 
     def _ask(self, library: Library, folder: Path, probes: Sequence[Text]) -> None:
         usual, *others = library.forms()
-        with as_not_loaded(f"{library.name} makes no tokens of a text"):
+        with as_not_loaded(f"{library.name} cannot tokenize a text"):
             asked = {text: library.encode(text) for probe in probes if (text := library.asked(probe)) is not None}
         # A tokenizer's class may add special tokens without rows in the model, which then fails.
         most = self._manifest.vocab_size
@@ -117,8 +117,8 @@ class EndToEndProof:
             if here != (seen := [self._blind(one) for one in there]):
                 setting = _setting(library, (folder / TOKENIZER).read_bytes(), self._manifest)
                 raise ExportError(
-                    f"the text {shown(text)!r} has other tokens in the bundle than in {library.name} with the "
-                    f"checkpoint's folder: {self._tokens_apart(here, seen)}{setting}"
+                    f"the text {shown(text)!r} has different tokens in the bundle and in {library.name} with the "
+                    f"checkpoint: {self._tokens_apart(here, seen)}{setting}"
                 )
             sizes.append(sum(len(ids) for ids, _ in here))
         self.texts = len(texts)
@@ -127,7 +127,7 @@ class EndToEndProof:
 
     def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
         inputs, encoded = self._read(form, texts)
-        with as_not_loaded(f"{library.name} does not answer a text"):
+        with as_not_loaded(f"{library.name} fails on a text"):
             return _Question(form, texts, inputs, encoded, library.answer(texts, form))
 
     def compare(
@@ -164,7 +164,7 @@ class EndToEndProof:
         else:
             broken = found.broken(limits, exact=exact)
         if broken and self._lacks_weights:
-            self.obstacle = f"{self.name} finds no weights for a part of the model"
+            self.obstacle = f"{self.name} has no weights for a part of the model"
             return None, {}
         return found.figures(), broken
 
@@ -192,7 +192,7 @@ class EndToEndProof:
                 return inputs, model.tokenizer.encode(inputs, truncate=True)
             return inputs, way.encode(model.tokenizer, inputs, form.options, truncate=True)
         except InvalidRequest as error:
-            raise ExportError(f"the text {shown(texts[0])!r} is refused, which {self.name} answers: {error}") from error
+            raise ExportError(f"only {self.name} accepts the text {shown(texts[0])!r}, the bundle: {error}") from error
 
     def _seen(self, text: EncodedText) -> Tokens:
         ids = list(text.ids)
@@ -251,8 +251,8 @@ class _Found:
         misshapen = there.sure and not there.decisions and here.numbers.shape != there.numbers.shape
         if here.structure != there.structure or misshapen:
             raise _DifferentError(
-                f"the text {what} is answered with {_short(here.structure)}, {self._name} with the checkpoint's folder "
-                f"answers {_short(there.structure)}; tokens: {tokens(text)}"
+                f"the text {what} returns {_short(here.structure)}, but {self._name} with the checkpoint "
+                f"returns {_short(there.structure)}; tokens: {tokens(text)}"
             )
         if here.decisions != there.decisions and not there.sure:
             return
@@ -261,7 +261,7 @@ class _Found:
         self._same += sum(same)
         if here.decisions != there.decisions:
             self._other = self._other or (
-                f"the text {what} is answered with {_short(here.decisions)}, and {_short(there.decisions)} there; "
+                f"the text {what} returns {_short(here.decisions)} here, {_short(there.decisions)} there; "
                 f"tokens: {tokens(text)}"
             )
             return
@@ -296,8 +296,7 @@ class _Found:
         least = limits.agreement - 2 * math.sqrt(limits.agreement * (1 - limits.agreement) / max(1, self._decisions))
         if figures.agreement is not None and figures.agreement < (limits.agreement if exact else least):
             broken["agreement"] = (
-                f"{self._decisions - self._same} of {self._decisions} decisions are not those of {self._name}: "
-                f"{self._other}"
+                f"{self._decisions - self._same} of {self._decisions} decisions differ from {self._name}: {self._other}"
             )
         # These texts are unusual on purpose, so the smallest cosine of INT8 says little about others.
         if figures.cosine_mean is not None and figures.cosine_mean < limits.cosine_mean:
@@ -333,7 +332,7 @@ def _setting(library: Library, content: bytes, manifest: Manifest) -> str:
     """The setting that explains a difference, as the end of a sentence; empty if unknown."""
     apart = []
     if library.longest != manifest.max_length:
-        apart.append(f"the longest input ({manifest.max_length} tokens here, {library.longest} there)")
+        apart.append(f"the maximum length ({manifest.max_length} tokens here, {library.longest} there)")
     backend = getattr(library.tokenizer, "backend_tokenizer", None)
     if backend is not None:
         here, there = json.loads(content), json.loads(backend.to_str())

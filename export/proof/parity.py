@@ -177,12 +177,12 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
 
 def beside(before: Parity | None, now: Parity) -> str:
     """The most telling figure of a sample here, and on the machine of the proof."""
-    names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that are PyTorch's"}
+    names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that match PyTorch"}
     name, words = next(
         ((name, words) for name, words in names.items() if getattr(now, name) is not None),
         ("max_abs_difference", "largest difference from PyTorch"),
     )
-    there = "" if before is None else f", {getattr(before, name):.4f} where it was proven"
+    there = "" if before is None else f", {getattr(before, name):.4f} on the machine of the proof"
     return f"{words} {getattr(now, name):.4f}{there}"
 
 
@@ -370,8 +370,8 @@ def broken_limits(parity: Parity, limits: Limits) -> dict[str, str]:
 _AT_LEAST = {
     "cosine_mean": "mean cosine to PyTorch",
     "cosine_p01": "1st percentile of the cosine to PyTorch",
-    "cosine_min": "least cosine to PyTorch",
-    "agreement": "share of decisions that are PyTorch's",
+    "cosine_min": "minimum cosine to PyTorch",
+    "agreement": "share of decisions that match PyTorch",
 }
 
 
@@ -380,7 +380,7 @@ def broken_accuracy(figures: Sequence[Accuracy], limits: Limits) -> dict[str, st
     for figure in figures:
         if not figure.pytorch - figure.artifact <= limits.metric_loss:
             return {
-                "metric_loss": f"{figure.metric} on {figure.reference} {figure.artifact:.2f}, PyTorch's is "
-                f"{figure.pytorch:.2f}, {limits.metric_loss:g} points less are allowed"
+                "metric_loss": f"{figure.metric} on {figure.reference} {figure.artifact:.2f}, PyTorch "
+                f"{figure.pytorch:.2f}, allowed loss {limits.metric_loss:g} points"
             }
     return {}

@@ -148,7 +148,7 @@ class _Verification:
         """The result of `repeat_sample` for an artifact."""
         comparator, reference, proven = self._comparator, self._evaluation.reference, artifact.parity
         if proven is None:
-            raise ExportError(f"nobody has compared {artifact.file} with PyTorch")
+            raise ExportError(f"{artifact.file} was never compared with PyTorch")
         limits = limits_of(artifact, self._manifest.task)
         try:
             rows = parity.answers(self._engine(artifact), comparator, reference.sample().encoded, self._progress.count)
@@ -159,25 +159,25 @@ class _Verification:
         faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
         here = msgspec.structs.replace(artifact, parity=now)
         if faults:
-            return Outcome(here, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
+            return Outcome(here, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
         return Outcome(here, State.KEPT, parity.beside(artifact.sample, now))
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers. The tokenizer must give the token ids that PyTorch had."""
         path, manifest = self._bundle.path, self._manifest
         if reference.REFERENCE not in {entry.file for entry in manifest.files}:
-            raise ExportError(f"bundle {path}: holds no answers of PyTorch's to compare with; export it again")
+            raise ExportError(f"bundle {path}: has no PyTorch answers to compare with; export it again")
         answers = reference.read(path / reference.REFERENCE, self._comparator)
         if len(answers.texts) < corpus.MIN_TEXTS:
             raise ExportError(
-                f"bundle {path}: {reference.REFERENCE} holds {len(answers.texts)} texts; {corpus.MIN_TEXTS} are needed"
+                f"bundle {path}: {reference.REFERENCE} has {len(answers.texts)} texts; minimum: {corpus.MIN_TEXTS}"
             )
         with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
             encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
         if manifest.candidates:
             encoded = corpus.with_masks(encoded, manifest.special_ids)
         if encoded != list(answers.encoded):
-            raise ExportError(f"bundle {path}: {TOKENIZER} gives other token ids than PyTorch was given")
+            raise ExportError(f"bundle {path}: {TOKENIZER} gives different token IDs from those of the export")
         return answers
 
     def _labelled(self, path: Path) -> Labelled:
@@ -195,8 +195,8 @@ class _Verification:
         scores = _pytorch_scores(manifest, examples)
         if not scores:
             raise ExportError(
-                f"{path}: the bundle holds no score of PyTorch's on {examples.count} examples of {examples.name};"
-                f" give the file to `{command('export --reference')}` too"
+                f"{path}: the bundle has no PyTorch score on {examples.count} examples of {examples.name};"
+                f" pass the file to `{command('export --reference')}` too"
             )
         return Labelled(examples, scores)
 
@@ -221,13 +221,13 @@ class _Verification:
         faults = [sentence for name, sentence in result.broken.items() if name not in artifact.waived]
         if artifact.batch_invariant and not verdict.batch_invariant:
             faults.append(
-                "its answers change with padding or with the other texts of a batch, which its manifest denies"
+                "its answers change with padding or batching, but its manifest says that it is batch-invariant"
             )
         if faults:
-            return Outcome(compared, State.BROKEN, f"does not answer as PyTorch does: {'; '.join(faults)}")
+            return Outcome(compared, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
         if artifact.proven:
-            return Outcome(compared, State.KEPT, f"keeps its limits{_but(artifact)}")
-        return Outcome(compared, State.PROVEN, "was unproven, and is proven on this machine")
+            return Outcome(compared, State.KEPT, f"is within its limits{_but(artifact)}")
+        return Outcome(compared, State.PROVEN, "was unproven; now proven on this machine")
 
     def _engine(self, artifact: Artifact) -> Engine:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
@@ -282,7 +282,7 @@ def _obstacle(artifact: Artifact) -> str | None:
         capability = artifact.engine.compute_capability
         return f"it is a TensorRT engine for compute capability {capability}: {obstacle}" if obstacle else None
     if artifact.precision == "fp16" and importlib.util.find_spec("onnx") is None:
-        return "it is for a GPU, and to prove it on a CPU takes the module onnx: pip install onnx"
+        return "it is for a GPU; verifying it on a CPU needs the module onnx: pip install onnx"
     engine = engine_for(artifact.target)
     if not engine.installed:
         return f"it is for {engine.title}, which is not installed: {installing(engine.extra)}"
@@ -300,4 +300,4 @@ def _pytorch_scores(manifest: Manifest, examples: Examples) -> dict[str, float]:
 
 
 def _but(artifact: Artifact) -> str:
-    return f", but for those that its recipe let it break: {', '.join(artifact.waived)}" if artifact.waived else ""
+    return f", except those waived at export: {', '.join(artifact.waived)}" if artifact.waived else ""

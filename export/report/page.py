@@ -76,7 +76,7 @@ def render(manifest: Manifest, reference: Reference, findings: Mapping[str, Find
         size=size,
         ranges=ranges,
         artifacts=untitled(
-            ("file", "precision", "runs on", "beside PyTorch", "batch-invariant", "size"),
+            ("file", "precision", "runs on", "vs PyTorch", "batch-invariant", "size"),
             [(a.file, a.precision, executor(a), _status(a), _invariant(a), size(a.total_bytes)) for a in artifacts],
             words=5,
         ),
@@ -91,7 +91,7 @@ def render(manifest: Manifest, reference: Reference, findings: Mapping[str, Find
 
 def _status(artifact: Artifact) -> str:
     if not artifact.proven:
-        return "its graph alone, on a CPU" if artifact.graph else "unproven"
+        return "only its graph, on a CPU" if artifact.graph else "unproven"
     if artifact.waived:
         return "limits waived"
     return "proven, on a CPU" if artifact.target == "cuda" else "proven"
@@ -100,7 +100,7 @@ def _status(artifact: Artifact) -> str:
 def _invariant(artifact: Artifact) -> str:
     if not artifact.proven:
         return "unproven"
-    return "yes" if artifact.batch_invariant else "no: run text by text, unpadded"
+    return "yes" if artifact.batch_invariant else "no: runs one text at a time, unpadded"
 
 
 def _latency(findings: Mapping[str, Finding]) -> Table:
@@ -141,14 +141,14 @@ def _figures(artifact: Artifact, limits: Limits) -> Iterator[tuple[str, str, str
         ("largest difference", parity.max_abs_difference, "max_abs_difference"),
         ("mean cosine", parity.cosine_mean, "cosine_mean"),
         ("cosine, 1st percentile", parity.cosine_p01, "cosine_p01"),
-        ("least cosine", parity.cosine_min, "cosine_min"),
-        ("same decisions", parity.agreement, "agreement"),
+        ("minimum cosine", parity.cosine_min, "cosine_min"),
+        ("matching decisions", parity.agreement, "agreement"),
         *((f"points of {f.metric} lost", f.pytorch - f.artifact, "metric_loss") for f in artifact.evidence.accuracy),
         (f"{texts}: largest difference", found and found.max_difference, "max_abs_difference"),
         (f"{texts}: mean cosine", found and found.cosine_mean, "cosine_mean"),
-        (f"{texts}: same decisions", found and found.agreement, "agreement"),
+        (f"{texts}: matching decisions", found and found.agreement, "agreement"),
         ("padded or batched: largest difference", invariance.max_abs_difference, "invariance_difference"),
-        ("padded or batched: least cosine", invariance.cosine_min, "invariance_cosine"),
+        ("padded or batched: minimum cosine", invariance.cosine_min, "invariance_cosine"),
     ]
     for what, value, name in figures:
         if value is None:
@@ -168,7 +168,7 @@ def _comparison(file: str, found: Comparison, limits: Limits, reference: Referen
         most = limits.max_abs_difference if math.isfinite(limits.max_abs_difference) else None
         histogram = Histogram(found.differences, "largest difference", most)
     else:
-        named = [(limits.cosine_min, "least cosine allowed"), (limits.cosine_mean, "mean cosine allowed")]
+        named = [(limits.cosine_min, "minimum cosine allowed"), (limits.cosine_mean, "mean cosine allowed")]
         bound, name = next(((1 - limit, name) for limit, name in named if limit != _NO_LIMIT.cosine_min), (None, ""))
         histogram = Histogram(1 - found.cosines, "1 - cosine", bound, name)
     cosines = () if found.cosines is None else ("1 - cosine",)
@@ -185,8 +185,8 @@ def _comparison(file: str, found: Comparison, limits: Limits, reference: Referen
         "distances": in_page(f"{file}: histogram of {histogram.title}", histogram, half=True),
         "missing": int(np.count_nonzero(~np.isfinite(found.differences))),
         "scatter": in_page(
-            f"{file}: scatter plot of {len(found.points)} numbers",
-            Scatter(found.points, "PyTorch's number", "artifact's number"),
+            f"{file}: scatter plot of {len(found.points)} values",
+            Scatter(found.points, "PyTorch value", "artifact value"),
             half=True,
         ),
         "points": len(found.points),

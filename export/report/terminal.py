@@ -44,9 +44,9 @@ def end_to_end(manifest: Manifest) -> str:
     vectors = any(beside.cosine_mean is not None for _, beside in found)
     figures = "; ".join(_beside(artifact, beside, manifest.task) for artifact, beside in found)
     return (
-        f"beside {reference.library}, with the tokens of {reference.texts} texts; largest difference of a number that a"
-        f" client gets ({scaled if vectors else 'of one above 1 as a share of it'}): {figures or 'none compared'}"
-        + ("; the least cosine has no limit here, as these texts are strange on purpose" if vectors else "")
+        f"compared with {reference.library}, on the tokens of {reference.texts} texts; largest difference in a returned"
+        f" value ({scaled if vectors else 'relative for values above 1'}): {figures or 'none compared'}"
+        + ("; no limit on the minimum cosine: these texts are edge cases on purpose" if vectors else "")
     )
 
 
@@ -78,13 +78,13 @@ def executor(artifact: Artifact) -> str:
 def ranges(quantisation: Quantisation) -> str:
     """How activations are quantized, in words."""
     if not quantisation.calibration and quantisation.activations == "static":
-        return "8 bits, ranges fixed"
+        return "INT8, static ranges"
     if not quantisation.calibration:
-        return "8 bits, by ranges of their own for each row, found while running"
+        return "INT8, dynamic ranges per row"
     source = f"{quantisation.texts} texts ({quantisation.calibration})"
     if quantisation.activations == "dynamic":
-        return f"8 bits, channels made alike by {source}, ranges found while running"
-    return f"8 bits, channels made alike and ranges fixed by {source}"
+        return f"INT8, channels equalized on {source}, dynamic ranges"
+    return f"INT8, channels equalized and static ranges from {source}"
 
 
 def size(size_bytes: int) -> str:
@@ -122,7 +122,7 @@ def _vectors(manifest: Manifest) -> Iterator[str]:
     if manifest.similarity is not None:
         yield f"compared by {manifest.similarity}"
     if manifest.matryoshka:
-        yield f"may be cut to {', '.join(map(str, manifest.matryoshka))} components"
+        yield f"can be truncated to {', '.join(map(str, manifest.matryoshka))} dimensions"
 
 
 def _details(artifact: Artifact, task: str) -> Iterator[str]:
@@ -145,11 +145,11 @@ def tables(artifacts: Sequence[Artifact]) -> Iterator[str | Table]:
     """The artifacts with their figures compared with PyTorch, one line each."""
     texts = max((parity.texts for artifact in artifacts if (parity := artifact.evidence.parity)), default=0)
     yield untitled(_COLUMNS, [_row(artifact) for artifact in artifacts], words=2)
-    yield f"  over {texts} texts; max diff, cosine, agree: each text alone, beside PyTorch alone"
+    yield f"  over {texts} texts; max diff, cosine, agree: each text alone, compared with PyTorch"
     if (labelled := accuracy(artifacts)).rows:
         yield ""
         yield labelled
-    yield from (f"  {a.file}: allowed to break {', '.join(a.waived)}" for a in artifacts if a.waived)
+    yield from (f"  {a.file}: waived limits: {', '.join(a.waived)}" for a in artifacts if a.waived)
     yield from (f"  {a.file}: served by --precision {a.precision} only: {a.reserved}" for a in artifacts if a.reserved)
 
 
@@ -179,7 +179,7 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
         worst = f"within {invariance.max_abs_difference:.1e}"
     else:
         worst = f"cosine down to {invariance.cosine_min:.5f}"
-    unproven = "" if artifact.proven else "; UNPROVEN: of its graph, on a CPU"
+    unproven = "" if artifact.proven else "; UNPROVEN: measured on its graph, on a CPU"
     return (
         artifact.file,
         artifact.precision,

@@ -69,7 +69,7 @@ def split(source: Path, targets: Sequence[Path], *, engines: bool = False) -> li
         return [*targets]
     largest = max(flow.bytes, key=flow.bytes.__getitem__)
     raise ExportError(
-        f"this model cannot be split in {parts} by layers: a part would hold more than {limit / whole:.0%} of the "
+        f"cannot split this model into {parts} parts by layers: a part would have more than {limit / whole:.0%} of the "
         f"weights ({largest} alone is {flow.bytes[largest] / whole:.0%})"
     )
 

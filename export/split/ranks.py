@@ -52,8 +52,8 @@ def split(source: Path, ranks: int, name: Callable[[int, int], Path]) -> list[Pa
         held = sum(_size(tensor) for tensor in GraphEditor(own, own).graph.initializer)
         if held > SLACK * whole / ranks:
             raise ExportError(
-                f"this model cannot be split in {ranks} by tensors: a rank would hold {held / whole:.0%} of the "
-                "weights, since only layers and the table of words are split; --split-by layers may do"
+                f"cannot split this model into {ranks} parts by tensors: a rank would have {held / whole:.0%} of the "
+                "weights, because only layers and word embeddings are split; try --split-by layers"
             )
     return written
 
@@ -97,8 +97,8 @@ class _Rank(Maker):
         layers = [*self._attentions(), *self._feed_forwards()]
         if not layers:
             raise ExportError(
-                "--split-by tensors is of BERT's layers (BERT, RoBERTa, XLM-R, ELECTRA, Megatron-BERT and others with "
-                "the same attention), which this model is not made of; --split-by layers may do"
+                "--split-by tensors supports only BERT layers (BERT, RoBERTa, XLM-R, ELECTRA, Megatron-BERT and others "
+                "with the same attention); try --split-by layers"
             )
         for product in layers:
             self._sums[product.output[0]] = self.editor[product.input[1]].shape[1]
@@ -133,7 +133,7 @@ class _Rank(Maker):
                 continue
             heads = next(attribute for attribute in node.attribute if attribute.name == "num_heads")
             if heads.i % self._ranks:
-                raise ExportError(f"{heads.i} heads of attention cannot be split between {self._ranks} ranks evenly")
+                raise ExportError(f"{heads.i} attention heads cannot be split evenly between {self._ranks} ranks")
             (product,) = self._users[node.output[0]]
             for name in (node.input[1], node.input[2]):
                 thirds = np.split(self.editor[name], 3, axis=-1)
@@ -158,7 +158,7 @@ class _Rank(Maker):
 
     def _share(self, array: NDArray[Any], axis: int) -> NDArray[Any]:
         if array.shape[axis] % self._ranks:
-            raise ExportError(f"{array.shape[axis]} columns cannot be split between {self._ranks} ranks evenly")
+            raise ExportError(f"{array.shape[axis]} columns cannot be split evenly between {self._ranks} ranks")
         return np.split(array, self._ranks, axis=axis)[self._rank]
 
 

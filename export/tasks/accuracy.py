@@ -76,16 +76,16 @@ class Reader:
         except OSError as error:
             raise ExportError(f"{path}: {error.strerror or error}") from error
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ExportError(f"{path}: not labelled text for the task {self.task}: {error!r}") from error
+            raise ExportError(f"{path}: not labeled texts for the task {self.task}: {error!r}") from error
         if not examples.count:
-            raise ExportError(f"{path}: holds no example for the task {self.task}")
+            raise ExportError(f"{path}: has no examples for the task {self.task}")
         return examples
 
     def examples(self, path: Path, content: str) -> Examples:
         return self.rows(path.name, corpus.table(content, path.suffix))
 
     def rows(self, name: str, rows: list[list[str]]) -> Examples:  # noqa: ARG002  see the tasks
-        raise ValueError("this task has no metric of its own")
+        raise ValueError("this task has no metric")
 
     def _encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         return self.vocabulary.encode(texts, self.max_length)

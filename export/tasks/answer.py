@@ -132,7 +132,7 @@ class Questions(Transformers):
     def forms(self) -> list[Form]:
         return [
             Form(AnswerOptions()),
-            Form(AnswerOptions(no_answer=True), "where there may be no answer", most=MANY),
+            Form(AnswerOptions(no_answer=True), "with no answer allowed", most=MANY),
             Form(AnswerOptions(whole_words=False), "in tokens", most=MANY, exact=True),
         ]
 

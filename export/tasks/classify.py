@@ -49,10 +49,10 @@ class _Reader(ScoreReader):
     def rows(self, name: str, rows: list[list[str]]) -> Examples:
         if self.regression:
             if len(self.labels) != 1:
-                raise ValueError("a table gives one value, the model answers several")
+                raise ValueError("a table has one value per row, but the model returns several")
             return ScoreReader.rows(self, name, rows)
         if self.multi_label:
-            raise ValueError("several labels for a text are not read from a table")
+            raise ValueError("a table cannot have several labels per text")
         expected = [self._label(row[-1]) for row in rows]
         texts = self._encode([self.inputs(row) for row in rows])
         return Examples(

@@ -60,7 +60,7 @@ class Encoder(SentenceTransformers):
         forms = [Form(usual), *(Form(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
         if checkpoint.task == "embed":
             size = checkpoint.matryoshka[0] if checkpoint.matryoshka else max(1, checkpoint.dimensions // 2)
-            title = f"in {size} components and of length 1"
+            title = f"truncated to {size} dimensions and normalized"
             forms.append(Form(EmbedOptions(normalize=True, dimensions=size), title, most=FEW))
         return forms
 

@@ -64,7 +64,7 @@ class _Reader(Reader):
         expected = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
         texts = self._encode([row[0] for row in rows])
         if any(text.ids.count(self.vocabulary.special_ids["mask"]) != 1 for text in texts):
-            raise ValueError("a text must hold the mask token once")
+            raise ValueError("a text must have exactly one mask token")
         return Examples(
             name,
             len(rows),

@@ -83,9 +83,9 @@ def _read(name: str, least: int) -> list[Text]:
         lines = (importlib.resources.files("export.texts") / name).read_text(encoding="utf-8").splitlines()
         texts = [_text(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"export/texts/{name} cannot be read; install bertserve again: {error!r}") from error
+        raise ExportError(f"export/texts/{name} cannot be read; reinstall bertserve: {error!r}") from error
     if len(texts) < least:
-        raise ExportError(f"export/texts/{name} holds {len(texts)} texts; {least} are needed")
+        raise ExportError(f"export/texts/{name} has {len(texts)} texts; at least {least} are needed")
     return texts
 
 

@@ -91,7 +91,7 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
     for artifact in manifest.artifacts:
         obstacle = _obstacle(artifact)
         if obstacle is not None:
-            notice(f"{artifact.file} is left out of the Triton repository: {obstacle}")
+            notice(f"{artifact.file} is not in the Triton repository: {obstacle}")
             continue
         engines[engine_name(manifest.model, artifact)] = artifact
         if artifact.engine is not None:
@@ -100,13 +100,13 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
                 f" capability {artifact.engine.compute_capability}"
             )
     if not engines:
-        raise ExportError(f"bundle {bundle.path}: holds no artifact that a backend of Triton runs")
+        raise ExportError(f"bundle {bundle.path}: has no artifact that a Triton backend can run")
     names = [*engines, *([manifest.model] if manifest.pooling else [])]
     if manifest.model not in names:
         notice(f"the task {manifest.task} has no text model on Triton yet: its engine models take token ids")
     for name in names:
         if (out / name).exists():
-            raise ExportError(f"{out / name} is there already: remove it, or name another directory for --triton")
+            raise ExportError(f"{out / name} already exists; remove it, or set --triton to another directory")
     with _staging(out) as staging:
         staged = staging.path
         for name, artifact in engines.items():
@@ -239,11 +239,11 @@ def _graphs(allowed: Limits, manifest: Manifest) -> list[Message]:
 def _obstacle(artifact: Artifact) -> str | None:
     if artifact.engine is not None and artifact.engine.flavour == "rtx":
         return (
-            "Triton's TensorRT backend does not load engines of TensorRT for RTX; build a plan from the fp16 ONNX"
-            " file with the TensorRT of your Triton"
+            "Triton's TensorRT backend cannot load TensorRT for RTX engines; build a plan from the fp16 ONNX file"
+            " with the TensorRT version of your Triton"
         )
     if artifact.target == "openvino":
-        return "it was compared with PyTorch on OpenVINO, which its engine model would not run on"
+        return "it was verified on OpenVINO, which the Triton engine model would not use"
     return None
 
 

@@ -110,15 +110,15 @@ class TritonPythonModel:
         self._truncate = chosen["truncate"] == "true"
         name = chosen["engine"]
         if name not in self._model["engines"]:
-            raise triton.TritonModelException(f"engine {name!r} is none of {', '.join(self._model['engines'])}")
+            raise triton.TritonModelException(f"unknown engine {name!r}; engines: {', '.join(self._model['engines'])}")
         self._limits = self._model["engines"][name]
         self._engine: _Engine
         match chosen["execution"]:
             case "bls" if self._limits["adds_8_bit_products"] and _saturates():
                 # Triton's ONNX Runtime backend cannot pass the option for exact products.
                 raise triton.TritonModelException(
-                    f"engine {name} would answer otherwise than it was proven to: this processor has no VNNI. Set the"
-                    " parameter execution to onnxruntime, or engine to one in fp32"
+                    f"engine {name} is not verified on this processor, which has no VNNI. Set the parameter execution"
+                    " to onnxruntime, or engine to one in fp32"
                 )
             case "bls":
                 self._engine = _BlsEngine(name, int(version), self._model["outputs"])
@@ -160,7 +160,7 @@ class TritonPythonModel:
             try:
                 text = self._model["prompt"] + value.decode("utf-8")
             except UnicodeDecodeError:
-                raise _Refused("input 'text' holds bytes that are not UTF-8") from None
+                raise _Refused("input 'text' contains bytes that are not UTF-8") from None
             if not cut and len(text) > most:
                 raise _Refused(
                     f"input {index} has {len(text)} characters; at most {most} are read: shorten it or allow truncation"

@@ -21,7 +21,7 @@ from loadtest.generator.search import search
 from loadtest.mlperf.accuracy import ERROR
 from loadtest.mlperf.scenarios import SCENARIOS
 from loadtest.mlperf.session import Load, Session, target_of
-from loadtest.mlperf.verdict import METRICS, Verdict
+from loadtest.mlperf.verdict import Verdict
 from loadtest.report.slo import parse_slo
 from serving.host import available_cpus
 
@@ -126,7 +126,7 @@ class MlperfBenchmark(Benchmark):
                 "offline": max(offline, default=0.0) / capacity["per_s"] if runs["offline"] else None,
                 "gate": min(gates, key=lambda gate: float(gate["found"]), default=None),
             }
-        return {"models": models, "metrics": METRICS, "error": ERROR, "word": _word}
+        return {"models": models, "error": ERROR, "word": _word}
 
 
 def _word(verdict: dict[str, Any]) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from export.pages.tables import Table
     from loadtest.benchmarks.server_process import ServerProcess
     from loadtest.benchmarks.store import Step
     from loadtest.generator.workload import Bundle
@@ -67,16 +66,6 @@ class Option:
         kind = self.kind or (Path if isinstance(example, Path) else type(example))
         nargs = "+" if several else None
         parser.add_argument(self.flag, type=kind, nargs=nargs, default=self.default, help=self.help)
-
-
-class Page:
-    """A page of tables alone, for a benchmark without a template."""
-
-    def __init__(self, title: str, answer: str, method: str, parts: Sequence[Table]) -> None:
-        self._context = {"title": title, "answer": answer, "method": method, "parts": parts}
-
-    def markdown(self, store: Store) -> str:
-        return rendered(Page, "tables", store=store, **self._context)
 
 
 class Benchmark:
@@ -225,7 +214,7 @@ class Benchmark:
         """SVG files beside the page, `<page>-<name>.svg`, or `<page>.svg` without a name."""
         return {}
 
-    def page(self, store: Store) -> str | Page:
+    def page(self, store: Store) -> str:
         """The page in Markdown."""
         known = {"store": store, "steps": store.steps, "plots": self.drawn}
         return rendered(type(self), self.name, **known, **self.figures(store))
@@ -233,8 +222,7 @@ class Benchmark:
     def show(self, store: Store) -> str:
         """Writes the page and its plots; returns the text for the terminal."""
         self.drawn = self.plots(store)
-        page, path = self.page(store), store.path.with_suffix(".md")
-        text = page if isinstance(page, str) else page.markdown(store)
+        text, path = self.page(store), store.path.with_suffix(".md")
         path.write_text(text, encoding="utf-8")
         for name, svg in self.drawn.items():
             path.with_name(f"{path.stem}{'-' if name else ''}{name}.svg").write_text(svg, encoding="utf-8")

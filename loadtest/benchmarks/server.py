@@ -63,17 +63,17 @@ def targets(samples: Samples, usage: dict[str, float] | None) -> list[Target]:
         if _LONG in samples.rounds:
             best = Baseline.of(samples, _LONG).busiest
             share = samples.ratio(_LONG, f"{protocol} 32", best, "per_s").times(100)
-        what = f"{protocol}, {_SHORT} tokens, 1 connection: p50 above the raw engine's"
-        found = (f"{over.text(2)} ms", over.median <= most) if over else (None, None)
+        what = f"{protocol}, {_SHORT} tokens: p50 over raw"
+        found = (f"{over.median:.2f} ms", over.median <= most) if over else (None, None)
         latencies.append(Target(what, f"at most {most} ms", *found))
-        what = f"{protocol}, {_LONG} tokens, 32 connections: throughput, of the raw engine's best"
-        found = (f"{share.text(0)}%", share.median >= _MIN_PERCENT) if share else (None, None)
+        what = f"{protocol}, {_LONG} tokens: throughput"
+        found = (f"{share.median:.0f}% of raw", share.median >= _MIN_PERCENT) if share else (None, None)
         rates.append(Target(what, f"at least {_MIN_PERCENT}%", *found))
     judged = [*latencies, *rates]
     if usage is not None:
         own, engine, ready = usage["server_mb"], usage["engine_mb"], usage["ready_s"]
         memory, is_small = f"{own + engine:.0f} MB ({own:.0f} + {engine:.0f})", own + engine <= _MAX_MB
-        what = "Resident memory of server and engine after the load"
+        what = "Resident memory after the load"
         judged.append(Target(what, f"at most {_MAX_MB} MB", memory, is_small))
         judged.append(Target("Start to READY", f"at most {_READY_S} s", f"{ready:.1f} s", ready <= _READY_S))
     return judged

@@ -7,22 +7,21 @@ import inspect
 import re
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from export.pages.plots import Axis, Lines, Series, as_file
-from export.pages.tables import Table
 from loadtest.errors import BenchError
 from loadtest.report.sample import Spread
-from loadtest.report.tables import MET, as_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Points = Sequence[tuple[float, float]]
 
-_Row = TypeVar("_Row")
+_MET = {True: "yes", False: "**no**", None: "-"}
+"""Whether a figure meets its requirement; None: not measured."""
 _BLOCK = re.compile(
     r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->)\n(?P<made>.*?)\n(?P<end><!-- made until here -->)", re.DOTALL
 )
@@ -46,8 +45,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "thousands": "{:,.0f}".format,
     "central": statistics.median,
     "median": lambda values, decimals=1: _fixed(statistics.median(values), decimals),
-    "met": MET.__getitem__,
-    "markdown": as_markdown,
+    "met": _MET.__getitem__,
 }
 
 
@@ -79,14 +77,6 @@ def filled(text: str, made: str) -> str:
     if sorted(places) != sorted(tables):
         raise BenchError(f"the page must have a place for each of {', '.join(tables)}, and has {', '.join(places)}")
     return _BLOCK.sub(lambda match: f"{match['begin']}\n\n{tables[match['name']]}\n\n{match['end']}", text)
-
-
-def table(
-    title: str, note: str, rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], object]], words: int = 0
-) -> Table:
-    """A table whose columns are pairs of a heading and a cell function of a row; the first `words` are left-aligned."""
-    cells = [[str(cell(row)) for _, cell in columns] for row in rows]
-    return Table(title, note, tuple(head for head, _ in columns), cells, words)
 
 
 def chart(

@@ -127,19 +127,24 @@ class T4Benchmark(Benchmark):
 
     def figures(self, store: Store) -> dict[str, Any]:
         samples, steps = Samples.of(store), store.steps
-        simulated = {tuple(name.split()): run for name, run in store.named("simulated ").items()}
-        facts = dict.fromkeys(fact for run in simulated.values() for fact in run["facts"])
+        simulated: dict[str, tuple[float, dict[str, Any]]] = {}
+        for name, run in store.named("simulated ").items():
+            table, tokens = name.split()
+            simulated.setdefault(table, (run["slo_ms"], {}))[1][tokens] = run
+        runs = [run for _, found in simulated.values() for run in found.values()]
+        facts = [fact for run in runs for fact in run["facts"] if fact.startswith("server, ")]
         return {
             "samples": samples,
             "alone": {name: (published(name, _TOKENS)[1], most_ms) for name, most_ms in _ALONE_MS.items()},
             "added": {p: [_added(samples, table, _TOKENS, f"{p}_ms") for table in _SLEPT] for p in ("p50", "p99")},
             "slept": _SLEPT,
             "simulated": simulated,
-            "sources": [fact for fact in facts if not fact.startswith(("costs", "published"))],
+            "lengths": sorted({tokens for _, found in simulated.values() for tokens in found}, key=int),
+            "server": facts[0].removeprefix("server, ") if facts else "",
             "at_rate": [
                 (table, rate, steps[f"served {table} {rate}"], steps[f"expected {table} {rate}"])
                 for table, rates in _RATES.items()
-                for rate in rates
+                for rate in (rates[0], rates[-1])
                 if {f"served {table} {rate}", f"expected {table} {rate}"} <= steps.keys()
             ],
         }

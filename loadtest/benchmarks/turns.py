@@ -157,8 +157,8 @@ class Samples:
         return [sample for rounds in self.rounds.values() for samples in rounds for sample in samples.values()]
 
     def counts(self) -> str:
-        """The number of rounds, in words."""
-        return ", ".join(f"{len(rounds)} at {tokens} tokens" for tokens, rounds in self.rounds.items())
+        """The number of rounds per length, in words."""
+        return " or ".join(map(str, sorted({len(rounds) for rounds in self.rounds.values()})))
 
     def quiet(self) -> str:
         """The number of undisturbed measurements, in words."""

@@ -69,7 +69,7 @@ def read_candidates(file: Path | None, prices: Sequence[str] = ()) -> dict[str, 
         if name == HERE:
             continue
         if name not in table:
-            raise BenchError(f"--price {name}: no such candidate; there are {', '.join([*table, HERE])}")
+            raise BenchError(f"--price: unknown candidate {name!r}. Available: {', '.join([*table, HERE])}")
         table[name] = msgspec.structs.replace(table[name], price_per_hour=price)
     return table
 
@@ -86,9 +86,9 @@ def _priced(prices: Sequence[str]) -> Mapping[str, float]:
         try:
             found[name] = float(price)
         except ValueError:
-            raise BenchError(f"--price {given}: must look like t4=0.35, in USD an hour") from None
+            raise BenchError(f"--price {given}: must look like t4=0.35, in USD per hour") from None
         if not 0 <= found[name] < float("inf"):
-            raise BenchError(f"--price {given}: a price is 0 or more")
+            raise BenchError(f"--price {given}: the price must be 0 or more")
     return found
 
 
@@ -99,9 +99,9 @@ def _check(file: Path | None, name: str, one: Candidate) -> None:
         if not 0 < value < float("inf"):
             raise BenchError(f"--candidates {file}: {name}.{key} must be above 0, not {value:g}")
     if not one.tera_per_s:
-        raise BenchError(f"--candidates {file}: {name}.tera_per_s names no precision")
+        raise BenchError(f"--candidates {file}: {name}.tera_per_s must list a precision")
     if one.kind == "cpu" and one.cores < 1:
-        raise BenchError(f"--candidates {file}: {name}.cores is missing: how many cores has it?")
+        raise BenchError(f"--candidates {file}: {name}.cores is missing; set the number of cores")
 
 
 def chosen(table: Mapping[str, Candidate], names: str | None) -> dict[str, Candidate]:
@@ -115,5 +115,5 @@ def chosen(table: Mapping[str, Candidate], names: str | None) -> dict[str, Candi
     words = [word.strip() for word in names.split(",") if word.strip()]
     for word in words:
         if word not in table and word != HERE:
-            raise BenchError(f"--on {word}: no such candidate; there are {', '.join([*table, HERE])}")
+            raise BenchError(f"--on: unknown candidate {word!r}. Available: {', '.join([*table, HERE])}")
     return {word: table[word] for word in words if word in table}

@@ -85,12 +85,12 @@ def _grid(device: Candidate, encoder: Encoder, precision: str, shares: Shares) -
 def _shares(name: str, device: Candidate, precision: str) -> tuple[Shares, str]:
     """The shares that the device reaches, and their origin."""
     if device.kind == "cpu":
-        return _CPU_SHARES[precision], "with about what two cores of an AMD EPYC 9005 reach; another CPU is a guess"
+        return _CPU_SHARES[precision], "from the efficiency of two AMD EPYC 9005 cores; other CPUs may differ"
     form = "int8" if precision == "int8" else "fp16"
     if name in _CARDS:
-        return _fitted((name,), form), f"with what this card reaches in published tables in {form}"
+        return _fitted((name,), form), f"from the efficiency of this GPU in published {form} tables"
     joint = _fitted(_LIKE_OTHERS, form)
-    return joint._replace(error=transfer_error(form)), "with what an L4 and an A100 reach in published tables"
+    return joint._replace(error=transfer_error(form)), "from the efficiency of an L4 and an A100 in published tables"
 
 
 @cache

@@ -102,12 +102,12 @@ def encoder_of(given: str) -> Encoder:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchError(
-            f"{file}: {error.strerror}; give a config.json or its folder, a bundle, or one of {', '.join(KNOWN)}"
+            f"{file}: {error.strerror}; use a config.json or its folder, a bundle, or one of {', '.join(KNOWN)}"
         ) from error
     except ValueError as error:
         raise BenchError(f"{file}: not JSON ({error})") from error
     if not isinstance(config, dict):
-        raise BenchError(f"{file}: must hold an object, as config.json of a checkpoint does")
+        raise BenchError(f"{file}: must be an object, as in the config.json of a checkpoint")
     found = _of_config(file.absolute().parent.name, config, str(file))
     beside = file.with_name(TOKENIZER)
     return replace(found, tokenizer=beside) if beside.is_file() else found
@@ -169,7 +169,7 @@ def _of_bundle(folder: Path) -> Encoder:
     counts = next((a.operators for a in manifest.artifacts if any(a.operators.get(n) for n in _LAYER_OPERATORS)), {})
     layers = counts.get("Attention") or counts.get("QAttention") or counts.get("SkipLayerNormalization", 0) // 2
     if not layers:
-        raise BenchError(f"{folder}: its manifest does not show how many layers it has; give its config.json")
+        raise BenchError(f"{folder}: its manifest does not give the number of layers; use its config.json")
     wide = _USUAL_WIDENING * manifest.hidden_size
     return Encoder(
         name=f"{manifest.model} version {manifest.version}",
@@ -181,7 +181,7 @@ def _of_bundle(folder: Path) -> Encoder:
         positions=manifest.max_length,
         bundle=bundle,
         tokenizer=folder / TOKENIZER,
-        notes=(f"a bundle does not say how wide its feed-forward part is: {wide} was assumed",),
+        notes=(f"a bundle does not give its feed-forward size: assumed {wide}",),
     )
 
 

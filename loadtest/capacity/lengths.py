@@ -71,7 +71,7 @@ def parse_mix(given: str, option: str) -> dict[int, float]:
         for tokens in range(low, high + 1):
             mix[tokens] = mix.get(tokens, 0.0) + weight
     if not any(mix.values()):
-        raise BenchError(f"{option} {given}: no length has any weight")
+        raise BenchError(f"{option} {given}: at least one weight must be above 0")
     return mix
 
 
@@ -94,11 +94,11 @@ def read_lengths(given: str, most: int, tokenizer: Tokenizer | None = None) -> L
         try:
             found = Lengths(parse_mix(given, "--lengths"), f"lengths in tokens: {given}")
         except BenchError as error:
-            hint = "or the path of a file with a text a line, or the URL of a server's /metrics"
+            hint = "or be the path of a file with one text per line, or the URL of a server's /metrics"
             raise BenchError(f"{error}, {hint}") from error
     cut = found.scaled(1.0, most)
     longer = sum(weight for tokens, weight in found.mix.items() if tokens > most) / sum(found.mix.values())
-    return cut._replace(fact=f"{cut.fact}; {100 * longer:.1f}% are cut to {most} tokens") if longer else cut
+    return cut._replace(fact=f"{cut.fact}; {100 * longer:.1f}% are truncated to {most} tokens") if longer else cut
 
 
 def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
@@ -107,10 +107,10 @@ def _of_file(path: Path, tokenizer: Tokenizer | None) -> Lengths:
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"--lengths {path}: cannot be read as UTF-8 text ({error})") from error
     if not texts:
-        raise BenchError(f"--lengths {path}: holds no text; one a line is taken")
+        raise BenchError(f"--lengths {path}: has no texts; expected one per line")
     if tokenizer is None:
         counts = [round(_TOKENS_OF_WORD * len(text.split())) + _SPECIAL for text in texts]
-        how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each: a tokenizer.json beside it counts them"
+        how = f"estimated from words, {_TOKENS_OF_WORD:g} tokens each; to count tokens, put a tokenizer.json beside it"
     else:
         counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
         how = "counted by its tokenizer"
@@ -129,14 +129,14 @@ def _of_server(url: str) -> Lengths:
         raise BenchError(f"--lengths {url}: {getattr(error, 'reason', error)}") from error
     counts = [(float(bound), float(count)) for bound, count in _BUCKET.findall(shown)]
     if not counts:
-        raise BenchError(f"--lengths {url}: shows no {_HISTOGRAM}; give the URL of the metrics port")
+        raise BenchError(f"--lengths {url}: no metric {_HISTOGRAM}; use the URL of the metrics port")
     _, texts = counts.pop()  # the infinite bucket
     if not texts:
-        raise BenchError(f"--lengths {url}: the server has not computed a text yet")
+        raise BenchError(f"--lengths {url}: the server has not processed any texts yet")
     longest = int(counts[-1][0])
     mix = {longest: beyond} if (beyond := texts - counts[-1][1]) else {}
     for (low, below), (high, up_to) in pairwise([(0.0, 0.0), *counts]):
         for tokens in range(int(low) + 1, int(high) + 1) if up_to > below else ():
             mix[tokens] = mix.get(tokens, 0.0) + (up_to - below) / (high - low)
-    fact = f"lengths of {texts:.0f} texts that the server at {url} computed, evenly spread within buckets"
+    fact = f"lengths of {texts:.0f} texts that the server at {url} processed, assumed uniform within each bucket"
     return Lengths(mix, f"{fact}, {beyond:.0f} of them longer than {longest} tokens" if beyond else fact)

@@ -81,7 +81,7 @@ def costs_here(
     needed = _ROOM * sum(layers) / encoder.layers * encoder.weight_bytes("fp32")
     if needed > (memory := cgroups.memory_limit() or _memory()):
         raise BenchError(
-            f"partial runs need about {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f}"
+            f"partial runs need about {needed / 1e9:,.0f} GB of memory, but this machine has {memory / 1e9:,.0f}"
         )
     from loadtest.capacity.partial import specs  # noqa: PLC0415  imports PyTorch
 
@@ -118,7 +118,7 @@ def _whole(encoder: Encoder, precision: str, threads: int, seconds: float, tell:
     bundle = encoder.bundle
     artifact = None if bundle is None else bundle.artifact(precision)
     if bundle is None or artifact is None:
-        raise BenchError(f"the bundle {encoder.name} has no artifact in {precision} for CPUs")
+        raise BenchError(f"the bundle {encoder.name} has no {precision} artifact for CPUs")
     spec = select_artifact(bundle, precision, "ort-cpu", unproven=True).spec()
     samples = run([spec], [encoder.layers], threads, seconds, lambda line: tell(f"runs in {precision}: {line}"))
     points = tuple(

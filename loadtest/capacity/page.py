@@ -34,7 +34,7 @@ def simulation_svg(title: str, runs: Sequence[Figures], slo_ms: float | None) ->
 
 def simulation(title: str, verdict: str, facts: Sequence[str], runs: Sequence[Figures], slo_ms: float | None) -> str:
     """The page of a simulation: the plot, the runs and their basis."""
-    head = ("offered/s", "answered/s", "p50 ms", "p99 ms", "p99 ms of all asked")
+    head = ("offered/s", "answered/s", "p50 ms", "p99 ms", "p99 ms, all requests")
     rows = [
         [_number(value) for value in (run.offered_per_s, run.answered_per_s, run.p50_ms, run.p99_ms, run.slo_ms)]
         for run in sorted(runs, key=lambda run: run.offered_per_s)
@@ -60,7 +60,7 @@ def _over_load(runs: Sequence[Figures], slo_ms: float | None) -> Lines:
         Series("p99", "orange", [(run.offered_per_s, run.p99_ms) for run in ordered]),
     ]
     limits = [(slo_ms, f"SLO {slo_ms:g} ms")] if slo_ms else []
-    return Lines(Axis("offered requests a second"), Axis("ms", is_log=True), lines, limits)
+    return Lines(Axis("offered requests/s"), Axis("ms", is_log=True), lines, limits)
 
 
 def sizing(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
@@ -68,21 +68,21 @@ def sizing(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
     load = sizing.load
     limit = load.objective.limit_ms
     plots = {
-        "Cost over the rate": _over_rate(sizing, found),
-        "Cost over the objective": _costs(
+        "Cost by rate": _over_rate(sizing, found),
+        "Cost by objective": _costs(
             f"limit of p{load.objective.percent:g}, ms",
             found,
             [limit * scale for scale in _LIMITS],
             lambda one, other: one.price(load.rate, other),
         ),
-        "Cost over the lengths": _costs(
-            "texts as long, times", found, FACTORS, lambda one, factor: one.price(load.rate, limit, factor)
+        "Cost by text length": _costs(
+            "text length, multiple", found, FACTORS, lambda one, factor: one.price(load.rate, limit, factor)
         ),
         "Latency of one replica": _latency(found, load.objective),
     }
     return html.render(
         _HERE / "sizing.html",
-        title=f"How many: {sizing.encoder.name}",
+        title=f"Sizing: {sizing.encoder.name}",
         sizing=sizing,
         plots={title: in_page(title, plot) for title, plot in plots.items()} if found else {},
     )
@@ -90,14 +90,14 @@ def sizing(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
 
 def sizing_svg(sizing: Sizing, found: Sequence[Sensitivity]) -> str:
     """An SVG file of the cost over the rate."""
-    title = f"{sizing.encoder.name}, {sizing.load.objective}: what the devices cost in USD an hour, by example prices"
+    title = f"{sizing.encoder.name}, {sizing.load.objective}: device cost in USD per hour, at example prices"
     return as_file(title, _over_rate(sizing, found))
 
 
 def _over_rate(sizing: Sizing, found: Sequence[Sensitivity]) -> Lines:
     load = sizing.load
     rates = [load.rate * scale for scale in _SCALES]
-    return _costs("texts a second", found, rates, lambda one, rate: one.price(rate, load.objective.limit_ms))
+    return _costs("texts/s", found, rates, lambda one, rate: one.price(rate, load.objective.limit_ms))
 
 
 def _costs(
@@ -109,7 +109,7 @@ def _costs(
     """A line for each candidate; without a price, the line shows its number of devices."""
     priced = all(one.plan.device.price_per_hour is not None for one in found)
     lines = [_series(one, colour, [(value, cost(one, value)) for value in values]) for one, colour in _coloured(found)]
-    up = Axis("USD an hour" if priced else "USD an hour, or devices", is_log=True)
+    up = Axis("USD per hour" if priced else "USD per hour, or devices", is_log=True)
     return Lines(Axis(across, is_log=True), up, lines)
 
 
@@ -117,7 +117,7 @@ def _latency(found: Sequence[Sensitivity], objective: Objective) -> Lines:
     """The objective's percentile of one replica over its rate."""
     lines = [_series(one, colour, one.curves[1.0]) for one, colour in _coloured(found)]
     up = Axis(f"p{objective.percent:g}, ms", is_log=True)
-    return Lines(Axis("texts a second of one replica"), up, lines, [(objective.limit_ms, str(objective))])
+    return Lines(Axis("texts/s of one replica"), up, lines, [(objective.limit_ms, str(objective))])
 
 
 def _coloured(found: Sequence[Sensitivity]) -> list[tuple[Sensitivity, str]]:

@@ -81,7 +81,7 @@ def _spec(encoder: Encoder, precision: str, folder: Path, layers: int) -> ModelS
 def _checkpoint(encoder: Encoder, folder: Path, layers: int) -> Checkpoint:
     family = family_of(encoder.config)
     if family is None:
-        raise BenchError(f"{encoder.name}: no configuration to make layers of")
+        raise BenchError(f"{encoder.name}: no configuration to build layers from")
     words = min(_WORDS, encoder.vocabulary)
     config = {**encoder.config, family.sizes["layers"]: layers, family.sizes["vocab_size"]: words}
     if family.shared_layers:

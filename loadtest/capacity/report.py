@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _HEAD = (
     "candidate",
-    "in",
+    "precision",
     "basis",
-    "how many",
+    "devices",
     "busy",
     "p50 ms",
     "p99 ms",
@@ -61,17 +61,15 @@ class Sizing:
     def asked(self) -> str:
         """The load in one line."""
         load = self.load
-        return f"{load.rate:g} texts a second, {load.lengths.fact}, {load.objective}"
+        return f"{load.rate:g} texts/s, {load.lengths.fact}, {load.objective}"
 
     def verdict(self) -> str:
         """The result in one sentence."""
         best = self.cheapest
         if best is None:
-            none = "no candidate holds the objective"
-            return (
-                f"{none} at any number" if not self.holds else "no candidate that holds has a price: --price sets one"
-            )
-        answer = f"cheapest that holds {self.load.objective}: {_offer(best)}"
+            none = "no candidate meets the SLO"
+            return f"{none} at any count" if not self.holds else "no candidate that meets it has a price; set --price"
+        answer = f"cheapest that meets {self.load.objective}: {_offer(best)}"
         unrounded = _cheapest([plan for plan in self.plans if plan.precision != "int8"])
         if unrounded is None or unrounded is best:
             return answer
@@ -82,23 +80,21 @@ class Sizing:
         lines = [
             *self.encoder.notes,
             *self.notes,
-            "requests are Poisson and bring one text each; a balancer splits them evenly at random, without bursts",
-            "beside a GPU the server's event loop has cores of its own, and a process for each replica",
-            "watts are the devices' limits, their hosts not counted; activations are estimated",
-            f"prices are examples of {PRICES_FROM} in USD, no offers, without hosts of cards: --price sets yours",
-            "no replica is spare: add those that a rollout and a failure need",
+            "arrivals are Poisson, one text per request; a load balancer assigns each to a random replica",
+            "with a GPU, the event loop of the server has its own cores, and each replica its own process",
+            "watts are the power limits of the devices, without hosts; activation memory is estimated",
+            f"prices are examples from {PRICES_FROM} in USD, without the hosts of GPUs; set yours with --price",
+            "no spare replicas are included; add some for rollouts and failures",
         ]
         if any(plan.memory.devices > 1 for plan in self.plans):
             lines.append(
-                "where weights are split, layers lie evenly on devices and passing activations on costs nothing: "
-                "a lower bound of the latency"
+                "split weights: layers are spread evenly over devices, and transfers of activations are free, "
+                "so the latency is a lower bound"
             )
         if any(plan.precision == "int8" for plan in self.plans):
-            lines.append(
-                "whether INT8 keeps its limits for this model is not known before `bertserve export` proves it"
-            )
+            lines.append("INT8 may break its accuracy limits for this model; `bertserve export` verifies it")
         if any(plan.costs.basis == "computed" for plan in self.plans):
-            lines.append("a computed time may be wrong by its error and more: measure before you buy")
+            lines.append("a computed time can be off by more than its error; measure before you buy")
         return lines
 
     def facts(self) -> list[str]:
@@ -121,7 +117,7 @@ class Sizing:
         """The terminal output."""
         encoder = self.encoder
         return [
-            f"{encoder.name}: {encoder.layers} layers, {encoder.hidden} wide, {words(encoder.parameters)} parameters",
+            f"{encoder.name}: {encoder.layers} layers of size {encoder.hidden}, {words(encoder.parameters)} parameters",
             self.asked(),
             "",
             self.table(),
@@ -131,7 +127,7 @@ class Sizing:
             "",
             *self.facts(),
             "",
-            *(f"not known or assumed: {line}" for line in self.unknown()),
+            *(f"unknown or assumed: {line}" for line in self.unknown()),
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -164,7 +160,7 @@ def _cheapest(plans: Sequence[SizingPlan]) -> SizingPlan | None:
 
 
 def _offer(plan: SizingPlan) -> str:
-    price = f"{plan.price_per_hour:g} USD an hour ({plan.costs.basis})"
+    price = f"{plan.price_per_hour:g} USD per hour ({plan.costs.basis})"
     return f"{_count(plan)} x {plan.device.title} in {plan.precision}, {price}"
 
 
@@ -232,8 +228,8 @@ def _reason(plan: SizingPlan, load: SizingLoad) -> str:
     if plan.replicas:
         return ""
     if plan.run is None:
-        return f"does not fit: {plan.memory.weights_bytes / 1e9:,.0f} GB of weights on more devices than layers"
-    return f"no number holds: unloaded, the p{load.objective.percent:g} is {_ms(plan.run.slo_ms)} ms"
+        return f"does not fit: {plan.memory.weights_bytes / 1e9:,.0f} GB of weights need more devices than layers"
+    return f"no number of devices meets the SLO: the unloaded p{load.objective.percent:g} is {_ms(plan.run.slo_ms)} ms"
 
 
 def words(parameters: int) -> str:

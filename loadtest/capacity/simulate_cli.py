@@ -100,15 +100,14 @@ class SimulateOptions:
     def facts(self) -> list[str]:
         """The basis of the figures, one line each."""
         overhead = self.world.device.overhead
-        shared = (
-            f"on the engine's own {overhead.shared_cores} cores" if overhead.shared_cores else "on cores of its own"
-        )
+        shared = f"on the {overhead.shared_cores} cores of the engine" if overhead.shared_cores else "on separate cores"
         return [
             f"costs: {self.table.title}",
             *self.table.provenance(self.mix),
             (
-                f"server, us: {overhead.receive_us:g} a request, {overhead.token_us:g} a token, {overhead.reply_us:g}"
-                f" an answer, {overhead.batch_us:g} a batch, {overhead.wire_us:g} to the engine, {shared}"
+                f"server, us: {overhead.receive_us:g} per request, {overhead.token_us:g} per token,"
+                f" {overhead.reply_us:g} per answer, {overhead.batch_us:g} per batch,"
+                f" {overhead.wire_us:g} to the engine, {shared}"
             ),
         ]
 
@@ -123,17 +122,17 @@ def _check(arguments: argparse.Namespace) -> None:
     check_suffix(arguments.out, (".html", ".svg", ".json"))
     check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
     if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
-        raise BenchError("--stages is 1 or more, and --transfer-us 0 or more")
+        raise BenchError("--stages must be 1 or more, and --transfer-us 0 or more")
     if not 0 <= arguments.bulk_share <= _MAX_SHARE:
         raise BenchError(f"--bulk-share must be 0 to {_MAX_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
-        raise BenchError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that keeps it")
+        raise BenchError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that meets it")
     if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
-        raise BenchError("--replay brings times and lengths of its own: no --rate, --tokens or --find-capacity")
+        raise BenchError("--replay sets times and lengths; it cannot be used with --rate, --tokens or --find-capacity")
     if not arguments.replay and not arguments.tokens:
-        raise BenchError("--tokens is missing: how long are the texts?")
+        raise BenchError("--tokens is missing; set the text lengths, such as --tokens 128")
     if not arguments.replay and not arguments.rate and not arguments.find_capacity:
-        raise BenchError("--rate is missing: how many requests a second? (or --find-capacity)")
+        raise BenchError("--rate is missing; set the requests per second, or use --find-capacity")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -215,18 +214,18 @@ def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched:
     if slo_ms is None:
         return ""
     if searched:
-        what = f"capacity: {found:.1f} requests a second" if found else "capacity: none, no rate keeps the objective"
-        return f"{what} with p99 <= {slo_ms:g} ms (Poisson, refused requests count as never answered)"
-    return f"{'kept' if kept else 'BROKEN'}: p99 <= {slo_ms:g} ms (refused requests count as never answered)"
+        what = f"capacity: {found:.1f} requests/s" if found else "capacity: none, no rate meets the SLO"
+        return f"{what} with p99 <= {slo_ms:g} ms (Poisson, rejected requests count as never answered)"
+    return f"{'kept' if kept else 'BROKEN'}: p99 <= {slo_ms:g} ms (rejected requests count as never answered)"
 
 
 def _text(run: Figures) -> list[str]:
     p50, p99, short = (f"{value:.2f}" for value in (run.p50_ms, run.p99_ms, run.short_p99_ms))
     fates = ", ".join(f"{count} {fate}" for fate, count in sorted(run.fates.items()))
     return [
-        "SIMULATED, not measured; client and network would add to it",
+        "SIMULATED, not measured; client and network time not included",
         f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",
-        f"latency of the answered, ms: p50 {p50}, p99 {p99}, p99 of the shortest third {short}",
+        f"latency of answered requests, ms: p50 {p50}, p99 {p99}, p99 of the shortest third of texts {short}",
         *_bulk_text(run),
     ]
 

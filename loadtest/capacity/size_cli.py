@@ -127,7 +127,7 @@ def _size(arguments: argparse.Namespace) -> bool:
         ),
     ]
     if not wanted:
-        raise BenchError(notes[0] if notes else "--precision: no candidate computes in it")
+        raise BenchError(notes[0] if notes else "--precision: no candidate supports it")
     plans = []
     with Progress() as progress:
         for done, (name, device, precision, costs) in enumerate(wanted, 1):
@@ -150,7 +150,7 @@ def _write(out: Path, sizing: Sizing) -> None:
     held.sort(key=lambda plan: (plan.price_per_hour is None, plan.price_per_hour or 0.0))
     shown = list({plan.name: plan for plan in reversed(held)}.values())[::-1][: len(page.COLOURS)]
     if out.suffix == ".svg" and not shown:
-        raise BenchError(f"--out {out}: no candidate holds the objective, so there is nothing to draw")
+        raise BenchError(f"--out {out}: no candidate meets the SLO, so there is nothing to draw")
     with Progress() as progress:
         curves = sensitivities(
             shown,
@@ -181,7 +181,7 @@ def _here(
         before = "" if encoder.bundle is not None else " and the export of a few layers"
         print(
             f"measuring this machine ({threads} threads) in {' and '.join(precisions)}: about "
-            f"{arguments.seconds * len(precisions):.0f} s of runs{before}; --on with other names leaves it out",
+            f"{arguments.seconds * len(precisions):.0f} s of runs{before}; to skip it, name other candidates with --on",
             file=sys.stderr,
         )
     for precision in precisions:
@@ -200,7 +200,7 @@ def _here(
             notes.append(f"this machine was not measured in {precision}: {error}")
     notes = list(dict.fromkeys(notes))
     if asked == [HERE] and not found:
-        raise BenchError(notes[0] if notes else f"--on {HERE}: a CPU computes in {' and '.join(ON_CPUS)}")
+        raise BenchError(notes[0] if notes else f"--on {HERE}: a CPU supports {' and '.join(ON_CPUS)}")
     return found, notes
 
 
@@ -213,7 +213,7 @@ def load_of(arguments: argparse.Namespace, encoder: Encoder) -> SizingLoad:
     check_above_zero(arguments, "rate", "timeout_ms", "max_batch_tokens", "threads", "seconds")
     objectives = parse_slo(arguments.slo)
     if len(objectives) != 1 or not objectives[0].is_latency or objectives[0].percent >= _ALL:
-        raise BenchError(f"--slo {arguments.slo}: takes one percentile and its limit, as p99=50ms")
+        raise BenchError(f"--slo {arguments.slo}: must be one percentile and its limit, such as p99=50ms")
     [objective] = objectives
     return SizingLoad(
         arguments.rate,

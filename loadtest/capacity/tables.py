@@ -85,7 +85,7 @@ class BatchCosts:
         """
         wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in self.points]
         if any(point.kind == "narrow" for point in wide):
-            raise BenchError("--stages needs a table of one lane, as of a GPU")
+            raise BenchError("--stages needs a cost table with one lane, as for a GPU")
         points = (*wide, *[msgspec.structs.replace(point, kind="narrow") for point in wide])
         title = f"{self.title}, in {stages} stages"
         return BatchCosts(
@@ -105,20 +105,18 @@ class BatchCosts:
         if between:
             shown = ", ".join(map(str, between)) if len(between) <= _FEW else f"{between[0]} to {between[-1]}"
             lines.append(f"INTERPOLATED over lengths: {shown} tokens ({_rule(between, known)})")
-        lines.append(
-            f"INTERPOLATED over sizes: every batch size that is not {self.basis}, linear, and beyond in proportion"
-        )
+        lines.append(f"INTERPOLATED over batch sizes: linear if not {self.basis}, proportional beyond the largest")
         return lines
 
 
 def _rule(lengths: Sequence[int], known: Sequence[int]) -> str:
     rules = []
     if lengths[0] < known[0]:
-        rules.append(f"below {known[0]} as {known[0]}")
+        rules.append(f"below {known[0]}: as {known[0]}")
     if any(known[0] < tokens < known[-1] for tokens in lengths):
-        rules.append("linear between neighbours")
+        rules.append("linear between neighbors")
     if lengths[-1] > known[-1]:
-        rules.append(f"above {known[-1]} in proportion")
+        rules.append(f"above {known[-1]}: proportional")
     return ", ".join(rules)
 
 
@@ -137,10 +135,10 @@ def find_table(given: str, model: str | None = None) -> BatchCosts:
         content = json.loads(source.read_text(encoding="utf-8"))
         return _table(content, Path(given).stem, model)
     except OSError as error:
-        known = "" if Path(given).suffix else f" (tables that come with the program: {', '.join(PUBLISHED)})"
+        known = "" if Path(given).suffix else f"; built-in tables: {', '.join(PUBLISHED)}"
         raise BenchError(f"--cost {given}: {error.strerror}{known}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BenchError(f"--cost {given}: no table of costs ({type(error).__name__}: {error})") from error
+        raise BenchError(f"--cost {given}: not a cost table ({type(error).__name__}: {error})") from error
 
 
 def _table(content: Any, stem: str, model: str | None) -> BatchCosts:  # noqa: ANN401  any JSON value
@@ -167,7 +165,7 @@ def _of_status(content: Mapping[str, Any], name: str | None) -> BatchCosts:
     models = [model for model in content["models"] if model["costs"] and name in {None, model["name"]}]
     if len(models) != 1:
         names = ", ".join(model["name"] for model in content["models"])
-        raise BenchError(f"--cost: name one of the server's models with --model ({names})")
+        raise BenchError(f"--cost: the server has several models; choose one with --model: {names}")
     [model] = models
     rows, engine = model["costs"]["table"], content["engine"]
     seen = {kind: one for kind, one in model["costs"]["corrections"].items() if one["batches"] >= _ENOUGH}

@@ -41,5 +41,5 @@ def replayed(path: Path, timeout_s: float) -> list[Arrival]:
     except (ValueError, TypeError) as error:
         raise BenchError(f"--replay {path}: must be a list of [seconds, tokens]") from error
     if not pairs or any(not lengths or min(lengths) < 1 for _, lengths in pairs):
-        raise BenchError(f"--replay {path}: no request, or one without a positive length")
+        raise BenchError(f"--replay {path}: must have requests, each with a length above 0")
     return [Arrival(at, lengths, timeout_s) for at, lengths in sorted(pairs)]

@@ -73,18 +73,18 @@ class Answers:
             values = self._values(self._task, reply)
             self._width = self._width_of(values, inputs)
         except WrongError as error:
-            raise BenchError(f"a wrong answer: {error}") from error
+            raise BenchError(f"wrong answer: {error}") from error
         except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
-            raise BenchError(f"a wrong answer: not what {self._task} answers") from error
+            raise BenchError(f"wrong answer: not an answer of the task {self._task}") from error
         return values
 
     def _width_of(self, answers: Sequence[Any], inputs: int) -> int:
         """Checks each answer and returns their common width, which must also equal that of earlier replies."""
         if len(answers) != inputs:
-            raise WrongError(f"{len(answers)} for {inputs} inputs")
+            raise WrongError(f"{len(answers)} answers for {inputs} inputs")
         widths = set(map(self._check, answers)) | ({self._width} if self._width is not None else set())
         if len(widths) > 1:
-            raise WrongError(f"{' and '.join(map(str, sorted(widths)))} numbers in answers of one model")
+            raise WrongError(f"vectors of {' and '.join(map(str, sorted(widths)))} dimensions from one model")
         return widths.pop()
 
     def _keep(self, body: bytes, inputs: int) -> None:

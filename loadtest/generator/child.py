@@ -63,13 +63,13 @@ class Child:
             self._process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
             self._process.stdin.flush()
         except OSError:
-            raise BenchError(f"{self._module} ended by itself") from None
+            raise BenchError(f"{self._module} exited unexpectedly") from None
         # There is one answer per question, so the reader's buffer never holds data that `select` would not see.
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             raise BenchError(f"{self._module} did not answer {verb!r} within {limit_s:g} s")
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError(f"{self._module} ended by itself")
+            raise BenchError(f"{self._module} exited unexpectedly")
         answer = json.loads(line)
         if "error" in answer:
             raise BenchError(answer["error"])

@@ -92,7 +92,7 @@ class _Grpc:
 
     def _check_size(self, reply: Reply) -> None:
         if reply.fault or len(reply.body) < self._size:
-            raise BenchError(f"a wrong reply over gRPC ({len(reply.body)} bytes): {reply.fault}")
+            raise BenchError(f"wrong gRPC reply ({len(reply.body)} bytes): {reply.fault}")
 
     def _lane(self, stack: contextlib.ExitStack, check: Callable[[Reply], None]) -> Lane:
         wire = GrpcWire(f"{HOST}:{self._port}", self._method)

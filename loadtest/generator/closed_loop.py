@@ -80,7 +80,7 @@ class Lane:
         except BlockingIOError:
             raise BenchError(f"no reply within {SILENCE_S:g} s") from None
         except OSError as error:
-            raise BenchError(f"an exchange failed: {error}") from error
+            raise BenchError(f"the connection failed: {error}") from error
         for reply in replies:
             self._check(reply)
         return replies
@@ -93,7 +93,7 @@ class Lane:
         """
         if not self._wire.room():
             raise BenchError(
-                "the server closes the connection: it is stopping or restarting; try again once its /readyz answers 200"
+                "the server closes the connection, so it is stopping or restarting; retry when its /readyz returns 200"
             )
         self.send((message,))
         while not (replies := self.receive()):

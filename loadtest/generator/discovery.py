@@ -135,7 +135,7 @@ class _Asking:
         def check(reply: Reply) -> None:
             if reply.fault and not reply.fault.startswith(_UNKNOWN):
                 words = reply.body[:300].decode("utf-8", "replace").replace("\n", " ")
-                raise BenchError(f"{self._target.authority} answers {reply.fault}: {words}")
+                raise BenchError(f"{self._target.authority} returned {reply.fault}: {words}")
 
         with connect(*self._target.address()) as connection:
             reply = Lane(connection, self._target.wire(method), check).exchange(message)

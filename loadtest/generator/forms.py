@@ -48,7 +48,7 @@ class Form:
             is_right = not reply.fault and len(body) >= least and body.startswith(begin) and body.endswith(end)
             if not is_right or header not in reply.head:
                 shown = (reply.head + body)[:_SHOWN_BYTES].decode("utf-8", "replace")
-                raise BenchError(f"a wrong reply over HTTP ({len(body)} bytes, expected an embedding):\n{shown}")
+                raise BenchError(f"wrong HTTP reply ({len(body)} bytes, expected an embedding):\n{shown}")
 
         return check
 

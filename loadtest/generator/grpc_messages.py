@@ -83,11 +83,11 @@ def fields_in(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         if key & 7 == _BYTES_FIELD:
             data = message[at : at + value]
             if len(data) != value:
-                raise ValueError("a field that is cut off")
+                raise ValueError("a truncated field")
             yield key >> 3, data
             at += value
         elif key & 7:
-            raise ValueError(f"the wire type {key & 7}")
+            raise ValueError(f"unknown wire type {key & 7}")
         else:
             yield key >> 3, value
 
@@ -113,7 +113,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if not data[at - 1] & 128:
             return value, at
-    raise ValueError("a number that is cut off")
+    raise ValueError("a truncated number")
 
 
 class ReplyCheck:
@@ -137,14 +137,14 @@ class ReplyCheck:
             BenchError: The request failed, or the reply holds no embedding or differs in size from the first one.
         """
         if reply.fault:
-            raise BenchError(f"a call over gRPC failed: {reply.fault}: {reply.body.decode('utf-8', 'replace')}")
+            raise BenchError(f"the gRPC call failed: {reply.fault}: {reply.body.decode('utf-8', 'replace')}")
         self.check_message(reply.body)
 
     def check_message(self, reply: bytes) -> None:
         """Checks the message of a reply; see `check`."""
         self._size = self._size or len(reply)
         if len(reply) != self._size or not reply.startswith(self._start, -self._tail):
-            raise BenchError(f"a wrong reply over gRPC ({len(reply)} bytes, the first one had {self._size})")
+            raise BenchError(f"wrong gRPC reply ({len(reply)} bytes, but the first reply had {self._size})")
 
     def vector(self, reply: bytes) -> list[float]:
         """The embedding in a checked reply."""

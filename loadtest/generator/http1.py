@@ -79,7 +79,7 @@ class HttpWire:
             BenchError: The connection ended, or the reply has no known length.
         """
         if not data:
-            raise BenchError("the server closed a connection in the middle of an exchange")
+            raise BenchError("the server closed the connection before its reply was complete")
         if self._data:
             data = self._data + data
         if not self._size:

@@ -68,7 +68,7 @@ def _decoded(block: bytes) -> Sequence[Field]:
     try:
         return [(bytes(name), bytes(value)) for name, value in Decoder().decode(block, raw=True)]
     except (HPACKError, ValueError) as error:
-        raise BenchError(f"a header block over gRPC that cannot be decoded ({error}): {block.hex()}") from error
+        raise BenchError(f"cannot decode a gRPC header block ({error}): {block.hex()}") from error
 
 
 class _Stream:
@@ -143,7 +143,7 @@ class GrpcWire:
             BenchError: The connection ended, or the server violated the protocol.
         """
         if not data:
-            raise BenchError("the server closed a connection over gRPC")
+            raise BenchError("the server closed the gRPC connection")
         replies: list[Reply] = []
         found, self._rest = frames.split(self._rest + data if self._rest else data)
         for kind, flags, number, payload in found:
@@ -195,12 +195,12 @@ class GrpcWire:
         status = fields.get(b"grpc-status")
         if status is None:
             found = fields.get(b":status", b"no status").decode("latin-1")
-            return Reply(stream.tag, f"no reply of gRPC ({found})", stream.block, body)
+            return Reply(stream.tag, f"not a gRPC reply ({found})", stream.block, body)
         if status != b"0":
             words = unquote(fields.get(b"grpc-message", b"").decode("latin-1")).encode()
             return Reply(stream.tag, _code(status), stream.block, words)
         if len(body) < 5 or body[0] or int.from_bytes(body[1:5], "big") != len(body) - 5:  # noqa: PLR2004
-            return Reply(stream.tag, "not one plain message", stream.block, body)
+            return Reply(stream.tag, "not one uncompressed message", stream.block, body)
         return Reply(stream.tag, "", stream.block, body[5:])
 
     def _count(self, size: int) -> None:
@@ -268,7 +268,7 @@ class GrpcWire:
         last, code = struct.unpack_from(">II", payload)
         if code:
             words = payload[8:].decode("utf-8", "replace")
-            raise BenchError(f"the server ended the connection over gRPC: code {code} {words}".rstrip())
+            raise BenchError(f"the server ended the gRPC connection: code {code} {words}".rstrip())
         self._leaving = True
         unseen = [number for number in self._streams if number > last & LARGEST]
         replies += [

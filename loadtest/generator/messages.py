@@ -88,12 +88,12 @@ class Target:
         named, secured = _SCHEMES[parts.scheme]
         end = "s" if secured else ""
         if protocol == "grpc" and named == "http":
-            raise BenchError(f"--target {url}: gRPC has a port of its own; name it as grpc{end}://host:port")
+            raise BenchError(f"--target {url}: gRPC has its own port; use grpc{end}://host:port")
         if protocol not in {None, "grpc"} and named == "grpc":
-            raise BenchError(f"--target {url}: HTTP has a port of its own; name it as http{end}://host:port")
+            raise BenchError(f"--target {url}: HTTP has its own port; use http{end}://host:port")
         if tls is not None and not secured:
             secure = f"{named}s://{parts.netloc}"
-            raise BenchError(f"--target {url}: --ca, --cert and --key are for TLS; name it as {secure}")
+            raise BenchError(f"--target {url}: --ca, --cert and --key need TLS; use {secure}")
         return cls(
             protocol or named,
             parts.hostname,
@@ -137,7 +137,7 @@ class Target:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][4]
         except OSError as error:
-            raise BenchError(f"cannot find {self.host}: {error.strerror}") from error
+            raise BenchError(f"cannot resolve {self.host}: {error.strerror}") from error
         return str(found[0]), int(found[1])
 
     def path(self, task: str) -> str:

@@ -88,7 +88,7 @@ class Probe:
         reply = self._lane.exchange(message)
         answers = self._answers.setdefault(task, Answers(self._target.protocol, task))
         if fault := answers.fault(reply, inputs_in(task, text)):
-            raise BenchError(f"{self._target.authority} gives {fault}: {_shown(reply)}")
+            raise BenchError(f"{self._target.authority} returned {fault}: {_shown(reply)}")
         return self._wire.served(reply.head).tokens
 
     def _kinds_of(self, tasks: Mapping[str, float], file: Path) -> tuple[Kind, ...]:
@@ -132,7 +132,7 @@ class Probe:
 
     def _check(self, reply: Reply) -> None:
         if reply.fault:
-            raise BenchError(f"{self._target.authority} answers {reply.fault}: {_shown(reply)}")
+            raise BenchError(f"{self._target.authority} returned {reply.fault}: {_shown(reply)}")
 
 
 def _shown(reply: Reply) -> str:

@@ -33,5 +33,5 @@ def route(protocol: str, task: str) -> str:
     """
     if task not in ROUTES[protocol]:
         others = ", ".join(name for name, routes in ROUTES.items() if task in routes)
-        raise BenchError(f"the protocol {protocol} does not have the task {task}; {others} do")
+        raise BenchError(f"protocol {protocol} does not support the task {task}; use {others}")
     return ROUTES[protocol][task]

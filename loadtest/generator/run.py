@@ -133,7 +133,7 @@ def run(
                     result.take(records, reader.faults, names)
             now = time.perf_counter()
             if now > end:
-                raise BenchError("a generator did not end in time")
+                raise BenchError("a load generator process did not exit in time")
             if now >= shown + _SHOW_S:
                 shown = now
                 show(result, min(now - start, load.scenario.seconds))
@@ -184,7 +184,7 @@ def _start(processes: Sequence[subprocess.Popen[bytes]]) -> float:
     for process in processes:
         pipe = _pipe(process)
         if not select.select([pipe], [], [], _READY_S)[0] or len(os.read(pipe.fileno(), len(READY))) < len(READY):
-            raise BenchError("a generator did not become ready")
+            raise BenchError("a load generator process did not become ready in time")
     start = time.perf_counter() + _SOON_S
     for process in processes:
         _say(process, start)
@@ -193,17 +193,17 @@ def _start(processes: Sequence[subprocess.Popen[bytes]]) -> float:
 
 def _say(process: subprocess.Popen[bytes], what: object) -> None:
     if process.stdin is None:
-        raise BenchError("a generator was started without pipes")
+        raise BenchError("a load generator process was started without pipes")
     try:
         process.stdin.write(json.dumps(what).encode() + b"\n")
         process.stdin.flush()
     except OSError as error:
-        raise BenchError("a generator ended by itself") from error
+        raise BenchError("a load generator process exited unexpectedly") from error
 
 
 def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
     if process.stdout is None:
-        raise BenchError("a generator was started without pipes")
+        raise BenchError("a load generator process was started without pipes")
     return process.stdout
 
 
@@ -214,4 +214,4 @@ def _check_end(process: subprocess.Popen[bytes]) -> None:
         BenchError: It failed.
     """
     if code := process.wait(_GRACE_S):
-        raise BenchError(f"a generator ended with code {code}")
+        raise BenchError(f"a load generator process exited with code {code}")

@@ -175,15 +175,15 @@ def find_scenario(given: str) -> Scenario:
     path = Path(given)
     if path.suffix != ".toml" and not path.exists():
         close = difflib.get_close_matches(given, SCENARIOS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(SCENARIOS)}, or a file that ends in .toml"
-        raise BenchError(f"there is no scenario {given!r} ({hint})")
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(SCENARIOS)}, or a .toml file"
+        raise BenchError(f"unknown scenario {given!r} ({hint})")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         return _scenario(path.stem, values)
     except OSError as error:
         raise BenchError(f"scenario {given}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BenchError(f"scenario {given}: this is no TOML: {error}") from error
+        raise BenchError(f"scenario {given}: not TOML: {error}") from error
     except _WrongValueError as error:
         raise BenchError(f"scenario {given}: {error}") from error
 
@@ -216,7 +216,7 @@ def _scenario(stem: str, values: dict[str, Any]) -> Scenario:
         for task in read["tasks"]:
             _choice("tasks", task, tuple(ROUTES[read.get("protocol", "http")]))
     if not any(phase.begin or phase.end for phase in read["phases"]):
-        raise _WrongValueError("no phase has any load")
+        raise _WrongValueError("at least one phase must have a load above 0")
     return Scenario(**read)
 
 
@@ -248,13 +248,13 @@ def _number(where: str, value: object, *, positive: bool = False) -> float:
 
 def _word(where: str, value: object) -> str:
     if not isinstance(value, str):
-        raise _WrongValueError(f"{where} must be a text, not {value!r}")
+        raise _WrongValueError(f"{where} must be a string, not {value!r}")
     return value
 
 
 def _choice(where: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise _WrongValueError(f"{where}: {value!r} is none of {', '.join(choices)}")
+        raise _WrongValueError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
     return str(value)
 
 
@@ -266,5 +266,5 @@ def _weights(where: str, value: object) -> dict[str, float]:
 
 def _tokens(key: str) -> int:
     if not key.isdecimal() or not 0 < int(key) <= _MAX_TOKENS:
-        raise _WrongValueError(f"lengths.{key}: {key!r} is no number of tokens")
+        raise _WrongValueError(f"lengths.{key}: {key!r} is not a number of tokens")
     return int(key)

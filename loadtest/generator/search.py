@@ -44,7 +44,7 @@ def plan(scenario: Scenario) -> str:
     """The plan of a search, in one sentence."""
     least, usual, most = (count * (scenario.seconds + _START_S) / 60 for count in (*_USUAL_RUNS, _MAX_RUNS))
     return (
-        f"searching from {scenario.rate:g}/s on with runs of {scenario.seconds:g} s, up to {RUNS} at a rate: usually "
+        f"searching from {scenario.rate:g}/s with runs of {scenario.seconds:g} s, up to {RUNS} at a rate: usually "
         f"{_USUAL_RUNS[0]} to {_USUAL_RUNS[1]} runs ({least:.1f} to {usual:.1f} minutes), at most {_MAX_RUNS} "
         f"({most:.1f} minutes)"
     )

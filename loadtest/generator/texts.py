@@ -37,14 +37,14 @@ def read_texts(path: Path) -> tuple[tuple[int, Text], ...]:
     except OSError as error:
         raise BenchError(f"--texts {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BenchError(f"--texts {path}: not UTF-8 at byte {error.start}; a text a line in UTF-8 is taken") from error
+        raise BenchError(f"--texts {path}: not UTF-8 at byte {error.start}; must be one text per line") from error
     texts = tuple(
         (number, _object(path, number, line) if path.suffix == ".jsonl" else line.strip())
         for number, line in enumerate(lines, 1)
         if line.strip()
     )
     if not texts:
-        raise BenchError(f"--texts {path}: holds no text; one a line is taken")
+        raise BenchError(f"--texts {path}: has no texts; expected one per line")
     return texts
 
 
@@ -60,7 +60,7 @@ def texts_for(task: str, path: Path, texts: tuple[tuple[int, Text], ...]) -> tup
         if isinstance(text, dict):
             where = f"--texts {path}: line {number}"
             if missing := [name for name in needed if name not in text]:
-                raise BenchError(f"{where} has no {missing[0]!r}; the task {task} takes {' and '.join(needed)}")
+                raise BenchError(f"{where} has no {missing[0]!r}; the task {task} needs {' and '.join(needed)}")
             if other := [name for name in text if name not in known]:
                 raise BenchError(f"{where}: {other[0]!r} is unknown; the task {task} takes {', '.join(known)}")
             for name, value in text.items():
@@ -81,6 +81,6 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 def _check_value(where: str, name: str, value: object) -> None:
     if name == "texts":
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-            raise BenchError(f"{where}: 'texts' must be a list of one or more texts")
+            raise BenchError(f"{where}: 'texts' must be a list of one or more strings")
     elif not isinstance(value, str):
-        raise BenchError(f"{where}: {name!r} must be a text, not {value!r}")
+        raise BenchError(f"{where}: {name!r} must be a string, not {value!r}")

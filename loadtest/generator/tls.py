@@ -40,7 +40,7 @@ class Tls:
             BenchError: There is a key without a certificate.
         """
         if key and not cert:
-            raise BenchError(f"--key {key}: --cert FILE is missing, the certificate that the key belongs to")
+            raise BenchError(f"--key {key} needs --cert FILE, the certificate of the key")
         words = [str(path or "") for path in (ca, cert, key)]
         return cls(*words) if any(words) else None
 
@@ -78,7 +78,7 @@ def _context(tls: Tls, alpn: str) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert, tls.key or None, password=lambda: b"")
     except OSError as error:
         files = f"--cert {tls.cert}" + (f" --key {tls.key}" if tls.key else "")
-        raise BenchError(f"{files}: {_reason(error)}; a certificate and its plain key in PEM are taken") from error
+        raise BenchError(f"{files}: {_reason(error)}; must be a PEM certificate and its unencrypted key") from error
     context.set_alpn_protocols([alpn])
     return context
 
@@ -122,11 +122,11 @@ class TlsWire:
         """
         if not data:
             if not self.is_open:
-                raise BenchError("the server closed a connection in the middle of the TLS handshake")
+                raise BenchError("the server closed the connection during the TLS handshake")
             if not self._heard:  # in TLS 1.3 the client finishes before the server checks its certificate
                 raise BenchError(
-                    "the server closed a connection right after the TLS handshake; it may want the certificate of a"
-                    " client that it trusts (--cert FILE)"
+                    "the server closed the connection right after the TLS handshake; it may require a client"
+                    " certificate (--cert FILE)"
                 )
             return self._wire.feed(data)
         self._incoming.write(data)
@@ -168,9 +168,9 @@ class TlsWire:
         except ssl.SSLCertVerificationError as error:
             raise BenchError(f"the server's certificate is not trusted: {error.verify_message}") from error
         except ssl.SSLError as error:
-            raise BenchError(f"no TLS with the server: {_reason(error)}") from error
+            raise BenchError(f"TLS with the server failed: {_reason(error)}") from error
         if self._alpn == "h2" and self._tls.selected_alpn_protocol() != self._alpn:
-            raise BenchError("the server does not agree on h2 (ALPN), which gRPC needs")
+            raise BenchError("the server does not negotiate h2 (ALPN), which gRPC needs")
         self.is_open = True
         held, self._held = self._held, b""
         if held:

@@ -75,12 +75,12 @@ def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") 
     """
     paths = sorted(path.parent for path in repository.glob("[!.]*/[0-9]*/manifest.json") if path.parent.name.isdigit())
     if not paths:
-        raise BenchError(f"{repository} holds no model; make one with `{command('export')}`")
+        raise BenchError(f"{repository} has no models; export one with `{command('export')}`")
     path = max((path for path in paths if path.parent == paths[0].parent), key=lambda path: int(path.name))
     manifest = json.loads((path / "manifest.json").read_bytes())
     artifact = _artifact(manifest, ("int8", "fp32") if precision == "auto" else (precision,), target)
     if artifact is None:
-        raise BenchError(f"{path} has no artifact of the precision {precision} for {target}")
+        raise BenchError(f"{path} has no {precision} artifact for {target}")
     return Bundle(
         path=path,
         model=manifest["model"],
@@ -125,7 +125,7 @@ def make_texts(bundle: Path, tokens: int, count: int, seed: int = 1) -> list[Tex
             found[text] = Text(text, ids)
         if len(found) == count:
             return list(found.values())
-    raise BenchError(f"only {len(found)} of {count} texts of {tokens} tokens could be made")
+    raise BenchError(f"only {len(found)} of {count} texts of {tokens} tokens could be built")
 
 
 def spoken_text(tokens: int, dice: random.Random) -> str:
@@ -151,7 +151,7 @@ def different_texts(least: int, most: int, count: int, seed: int = 1) -> list[st
         texts[" ".join(twice[start : start + lengths[place]])] = None
         if len(texts) == count:
             return list(texts)
-    raise BenchError(f"there are only {len(texts)} different texts of {least} to {most} words, not {count}")
+    raise BenchError(f"there are only {len(texts)} distinct texts of {least} to {most} words, not {count}")
 
 
 @functools.cache

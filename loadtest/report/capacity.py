@@ -150,23 +150,23 @@ class Capacity:
                 runs = self.at(rate)
                 words.append(f"{what} in {sum(p.sure is vote for p in runs)} of {len(runs)} runs at {rate:.1f}/s")
         if any(not point.trusted for point in self.points if point.rate in edge):
-            words.append("in some of these runs the generator was late")
+            words.append("the load generator was late in some of these runs")
         return "; ".join(words)
 
     def verdict(self) -> str:
         """The result in one or two sentences."""
         if self.is_decided:
             if self.highest is None:
-                return "none of the rates tried held: the lowest one misses it too"
-            return f"{self.highest:.1f} requests a second"
+                return "none, no tested rate meets the SLO"
+            return f"{self.highest:.1f} requests/s"
         low, high = self.highest, self.lowest_missed
         between = [
             rate for rate in self.rates if (low or 0.0) < rate and (high is None or rate < high)
         ] or self.doubtful
-        words = f"not decided by the rate: from {between[0]:.1f} to {between[-1]:.1f}/s noise decides"
-        held = "no rate tried holds it surely" if low is None else f"it holds surely up to {low:.1f}/s"
-        missed = "no rate tried misses it surely" if high is None else f"is missed surely from {high:.1f}/s on"
-        return f"{words}; {held}, {missed}. Measure longer (--duration), or ask for another limit"
+        words = f"undecided: from {between[0]:.1f} to {between[-1]:.1f}/s, noise decides"
+        held = "no tested rate reliably meets it" if low is None else f"reliably met up to {low:.1f}/s"
+        missed = "no tested rate reliably misses it" if high is None else f"reliably missed from {high:.1f}/s"
+        return f"{words}; {held}, {missed}. Measure longer (--duration), or change the limit (--slo)"
 
     def shape(self) -> str:
         """How the p99 grows with the rate, in one sentence."""
@@ -178,8 +178,8 @@ class Capacity:
         knee = next((rate for rate, p99 in curve if p99 > 2 * first), None)
         start = f"p99 is {first:.2f} ms at {curve[0][0]:.1f}/s"
         if knee is None:
-            return f"{start}, and at no rate up to {curve[-1][0]:.1f}/s twice that: the curve is flat"
-        return f"{start}, and more than twice that from {knee:.1f}/s on"
+            return f"{start}, and less than twice that up to {curve[-1][0]:.1f}/s: the curve is flat"
+        return f"{start}, and more than twice that from {knee:.1f}/s"
 
     def lines(self) -> list[str | Table]:
         """The terminal output."""

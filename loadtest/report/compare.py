@@ -89,9 +89,9 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
     """
     for result in (first, second):
         if len(result.slices) < MIN_SLICES:
-            raise BenchError(f"a run of {result.seconds:g} s is too short to tell a difference from noise")
+            raise BenchError(f"a run of {result.seconds:g} s is too short to tell differences from noise")
         if not len(result.latency):
-            raise BenchError("a run without a single answer cannot be compared")
+            raise BenchError("a run without answers cannot be compared")
     values = np.union1d(*(result.latency.distribution()[0] for result in (first, second)))
     runs = [_Run(result, values) for result in (first, second)]
     dice = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def lines(first: Result, second: Result) -> list[str | Table]:
         BenchError: See `differences`.
     """
     changed = other_facts(first, second)
-    return [table_of(first, second), *(["", "Not the same load:", *changed] if changed else [])]
+    return [table_of(first, second), *(["", "The loads differ:", *changed] if changed else [])]
 
 
 def as_json(first: Result, second: Result) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def table_of(first: Result, second: Result) -> Table:
         )
         for found in differences(first, second)
     ]
-    note = "95% intervals from a bootstrap over slices of time; differences between whole runs are not in them."
+    note = "95% intervals are from a bootstrap over time slices; variation between runs is not included."
     columns = ("figure", "A", "B", "B - A", "interval", "more than noise")
     return Table("B against A", note, columns, rows, words=1)
 

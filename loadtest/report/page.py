@@ -45,7 +45,7 @@ def report(result: Result, verdicts: Sequence[Verdict]) -> str:
         throughput=_throughput(result),
         **_stages(result),
         faults=untitled(
-            ("reason", "requests", "of all"),
+            ("reason", "requests", "share"),
             [(name, f"{n}", f"{100 * n / result.offered:.2f}%") for name, n in result.faults.most_common()],
             words=1,
         ),
@@ -66,7 +66,7 @@ def capacity_report(found: Capacity) -> str:
         )
         for point in points
     ]
-    across = Axis("offered requests a second")
+    across = Axis("offered requests/s")
     latency = [
         _over_rate("p50", "blue", [(point.rate, point.p50_ms) for point in points]),
         _over_rate("p99", "orange", [(point.rate, point.p99_ms) for point in points]),
@@ -80,7 +80,7 @@ def capacity_report(found: Capacity) -> str:
         title="Capacity",
         found=found,
         latency=in_page("Latency over rate", Lines(across, Axis("ms", is_log=True), latency)),
-        goodput=in_page("Goodput over rate", Lines(across, Axis("requests a second"), goodput)),
+        goodput=in_page("Goodput over rate", Lines(across, Axis("requests/s"), goodput)),
         runs=untitled(("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives"), rows),
     )
 
@@ -107,14 +107,14 @@ def caution(result: Result) -> str:
     """A warning if the generator limited the run; empty if it kept up."""
     if result.unsent:
         return (
-            f"the generator was the limit: {result.unsent} of {result.offered} requests were never sent, as all of its "
-            "connections were busy for too long; they are not counted as errors of the server"
+            f"the load generator was the limit: {result.unsent} of {result.offered} requests were never sent, because "
+            "all of its connections were busy for too long; they do not count as server errors"
         )
     if not result.generator_was_the_limit:
         return ""
     return (
-        f"the generator was the limit: {_ms(result.generator_added_ms)} ms of the p99 are its own lateness; give it "
-        "cores that the server does not use, or another machine"
+        f"the load generator was the limit: {_ms(result.generator_added_ms)} ms of the p99 is its own lateness; run it "
+        "on cores that the server does not use, or on another machine"
     )
 
 
@@ -160,7 +160,7 @@ def _over_time(result: Result) -> str:
         _over_slices(result, name, colour, [part.latency.percentile_ms(p) for part in result.slices])
         for name, colour, p in (("greatest", "grey", 100.0), ("p99", "orange", 99.0), ("p50", "blue", 50.0))
     ]
-    across = Axis("seconds from the start", high=result.seconds)
+    across = Axis("seconds since the start", high=result.seconds)
     return in_page("Latency over time", Lines(across, Axis("ms", is_log=True), lines, _limits(result)))
 
 
@@ -171,8 +171,8 @@ def _throughput(result: Result) -> str:
         ("good", "green"): [result.good(part) for part in result.slices],
     }
     lines = [_over_slices(result, *key, [count / result.slice_s for count in found]) for key, found in counts.items()]
-    across = Axis("seconds from the start", high=result.seconds)
-    return in_page("Throughput over time", Lines(across, Axis("requests a second"), lines))
+    across = Axis("seconds since the start", high=result.seconds)
+    return in_page("Throughput over time", Lines(across, Axis("requests/s"), lines))
 
 
 def _kinds(result: Result) -> Table:
@@ -180,7 +180,7 @@ def _kinds(result: Result) -> Table:
         (name, f"{len(own)}", *(_percentile(own, p) for p in PERCENTILES), _ms(own.max_ms()))
         for name, own in [("all", result.latency), *sorted(result.kinds.items(), key=_by_number)]
     ]
-    columns = ("requests", "answered", *(f"p{p:g} ms" for p in PERCENTILES), "greatest ms")
+    columns = ("requests", "answered", *(f"p{p:g} ms" for p in PERCENTILES), "max ms")
     return untitled(columns, rows, words=1)
 
 
@@ -198,7 +198,7 @@ def _stages(result: Result) -> dict[str, object]:
         )
         for index, (name, own) in enumerate(result.stages.items())
     ]
-    columns = ("stage", "seen by", "mean ms", "p50 ms", "p99 ms", "p99.9 ms")
+    columns = ("stage", "measured by", "mean ms", "p50 ms", "p99 ms", "p99.9 ms")
     return {
         "shares": in_page("Mean time of each stage", Shares("ms", means)) if means else "",
         "stages": untitled(columns, rows, words=2),

@@ -247,12 +247,12 @@ class Result:
         try:
             values = json.loads(file.read_bytes())
             if values["format"] != FORMAT:
-                raise BenchError(f"{file}: the format {values['format']!r} is not {FORMAT!r}")
+                raise BenchError(f"{file}: unsupported format {values['format']!r}; supported: {FORMAT!r}")
             return cls._of(values)
         except OSError as error:
             raise BenchError(f"{file}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{file} is no report of `bertserve load` ({type(error).__name__}: {error})") from error
+            raise BenchError(f"{file} is not a report of `bertserve load` ({type(error).__name__}: {error})") from error
 
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Result:

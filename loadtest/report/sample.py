@@ -111,7 +111,7 @@ def sample_of(exchanges: Sequence[Exchange], window: Window, cpu_s: float) -> Sa
     """
     times = sorted(done - sent for sent, done in exchanges if window.begin <= done <= window.end)
     if not times:
-        raise BenchError(f"not one reply within {window.end - window.begin:g} s: measure longer (--seconds)")
+        raise BenchError(f"no reply within {window.end - window.begin:g} s: measure longer (--seconds)")
     return Sample(
         requests=len(times),
         exchanges=len(exchanges),

@@ -64,10 +64,10 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
     """
     found = tuple(_objective(word.strip()) for word in text.split(",") if word.strip())
     if not found:
-        raise BenchError("--slo: names no objective; write for example p99=2ms,errors=0.1%")
+        raise BenchError("--slo has no objective; example: p99=2ms,errors=0.1%")
     names = [objective.what for objective in found]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BenchError(f"--slo: {twice[0]} stands there twice")
+        raise BenchError(f"--slo: {twice[0]} is given twice")
     return found
 
 
@@ -76,13 +76,13 @@ def _objective(word: str) -> Objective:
     if what == "errors":
         share = _SHARE.fullmatch(limit)
         if not share or float(share[1]) > _ALL:
-            raise BenchError(f"--slo: {word!r}: errors take a limit in percent, as in errors=0.1%")
+            raise BenchError(f"--slo: {word!r}: the limit must be in percent, such as errors=0.1%")
         return Objective(what, _ALL, float(share[1]))
     percentile, time = _PERCENTILE.fullmatch(what), _TIME.fullmatch(limit)
     if (not percentile and what != "max") or (percentile and not float(percentile[1])):
-        raise BenchError(f"--slo: {what!r} is none of p50, p99, p99.9 and the like, max, errors")
+        raise BenchError(f"--slo: unknown objective {what!r}; use a percentile such as p50 or p99.9, max or errors")
     if not time or not float(time[1]):
-        raise BenchError(f"--slo: {word!r}: a latency takes a limit in us, ms or s, as in p99=2ms")
+        raise BenchError(f"--slo: {word!r}: the limit must be in us, ms or s, such as p99=2ms")
     return Objective(what, float(percentile[1]) if percentile else _ALL, float(time[1]) * _UNITS_MS[time[2]])
 
 

@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     except (KeyboardInterrupt, _Ended) as end:
-        reason, code = ("ended by SIGTERM", _ENDED) if isinstance(end, _Ended) else ("interrupted", _INTERRUPTED)
-        reason += "; the same command goes on"
+        reason, code = ("stopped by SIGTERM", _ENDED) if isinstance(end, _Ended) else ("interrupted", _INTERRUPTED)
+        reason += "; run the same command to resume"
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"ray", "pyarrow", "pandas"}:
             raise
@@ -119,7 +119,7 @@ def _object(argument: str) -> dict[str, Any]:
     try:
         content = json.loads(argument)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise argparse.ArgumentTypeError("must be a JSON object")
     return content
@@ -150,10 +150,12 @@ def _run(options: argparse.Namespace) -> int:
     model = Model(options.models, options.task, **chosen, **settings)
     model.check_columns(len(columns.texts))
     if model.ignored:
-        sys.stderr.write(f"bertserve batch: options that are not read: {model.ignored}\n")
+        sys.stderr.write(f"bertserve batch: ignored options: {model.ignored}\n")
     column = model.column
     if options.format == "npy" and (column.nested or column.width is None):
-        raise BatchError("npy holds one vector a row, of the task embed; choose another --format", exit_code=2)
+        raise BatchError(
+            "--format npy needs the task embed, with one vector per row; choose another format", exit_code=2
+        )
     rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
     job = RayJob(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
     workers = ray_job.RayWorkers(options.address, options.actors, options.threads, options.gpus)
@@ -186,7 +188,7 @@ class _Progress(ProgressLine):
         self._kept, self._rows, self._tokens = self._rows, 0, 0
         self._before = self._share()
         if self._kept:
-            sys.stderr.write(f"{self._kept:,} rows are finished already\n")
+            sys.stderr.write(f"{self._kept:,} rows are already done\n")
 
     def _count(self, entry: PartEntry) -> None:
         self._rows += entry.rows
@@ -216,7 +218,7 @@ class _Progress(ProgressLine):
         """Prints the result and its folder."""
         seconds = time.monotonic() - self._begun
         rate = f", {_rate(self._rows, seconds)}" if self._rows else ""
-        print(f"{manifest.rows - manifest.rejected:,} rows answered in {len(manifest.parts)} parts below {out}/parts")
+        print(f"{manifest.rows - manifest.rejected:,} rows answered in {len(manifest.parts)} parts in {out}/parts")
         if manifest.rejected:
             print(f"{manifest.rejected:,} rows rejected, with the reasons in {out}/rejected")
         print(f"{manifest.tokens:,} tokens in all; this run: {self._rows:,} rows in {_duration(seconds)}{rate}")

@@ -96,7 +96,7 @@ class Model:
             BatchError: One of them is invalid, or the models must not be served.
         """
         if task is not None and task not in TASKS:
-            raise BatchError(f"no task is called {task!r}; there are {', '.join(TASKS)}", exit_code=2)
+            raise BatchError(f"unknown task {task!r}; available: {', '.join(TASKS)}", exit_code=2)
         try:
             self.settings = Settings(models=Path(models), **settings)
             self.choice: Choice = Chooser(self.settings).first()
@@ -125,7 +125,7 @@ class Model:
         level = Level(kind.__struct_fields__, owners=self.served.task.owners)
         if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
             names = ", ".join(level.known) or "none"
-            raise msgspec.ValidationError(f"no option is called {min(unknown)!r}; there are {names}")
+            raise msgspec.ValidationError(f"unknown option {min(unknown)!r}; available: {names}")
         ignored = level.passed_over(options) or Ignored()
         read = {name: value for name, value in options.items() if name in level.names and value is not None}
         return msgspec.convert(read, kind), str(ignored)
@@ -239,7 +239,7 @@ class Predictor:
         else:
             rows = zip(*output.arrays, strict=True)
             return [
-                row if finite else "the engine's answer is not finite"
+                row if finite else "the model returned NaN or infinity"
                 for row, finite in zip(rows, output.finite, strict=True)
             ]
         finally:
@@ -281,7 +281,7 @@ class BatchPredictor:
         if not isinstance(table, pa.Table):
             raise BatchError(f"a batch is a {type(table).__name__}; give map_batches batch_format='pyarrow'")
         if missing := [column for column in self._columns if column not in table.column_names]:
-            raise BatchError(f"no column {missing[0]!r}; there are {', '.join(table.column_names)}")
+            raise BatchError(f"unknown column {missing[0]!r}; available: {', '.join(table.column_names)}")
         predictions = self._predictor.predict(rows_of([table[column].to_pylist() for column in self._columns]))
         column = self._predictor.model.column
         errors = pa.array([each.reason or None for each in predictions], pa.string())

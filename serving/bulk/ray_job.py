@@ -134,7 +134,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
             with _silent():
                 ray.init(address=on.address, logging_level="error", log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BatchError(f"no Ray cluster answers at {on.address}: {' '.join(str(error).split())}") from error
+            raise BatchError(f"cannot reach a Ray cluster at {on.address}: {' '.join(str(error).split())}") from error
         try:
             yield
         finally:
@@ -213,7 +213,7 @@ class _Writer:
         self._job = job
         self._predictor = Predictor(Model(told.models, job.task, **job.model, **told.settings))
         if self._predictor.model.served.bundle.sha256 != job.bundle:
-            raise BatchError(f"the model below {told.models} on {os.uname().nodename} is another one than the job's")
+            raise BatchError(f"the model in {told.models} on {os.uname().nodename} differs from the job's model")
         self._store = RayJobStore(Path(told.out))
 
     def __call__(self, table: pa.Table) -> pa.Table:

@@ -176,7 +176,7 @@ class OwnedRayJobStore(RayJobStore):
         super().__init__(out)
         self._of = job
         if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not self._job.is_dir())):
-            raise BatchError(f"{out} holds something else than the output of a job; name another folder", exit_code=2)
+            raise BatchError(f"{out} contains files that are not the output of a job; use another folder", exit_code=2)
         for folder in (self._entries, self._staging, self._attempts, out / "parts", out / "rejected"):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -184,7 +184,7 @@ class OwnedRayJobStore(RayJobStore):
         try:
             self._lock = lock(self._job)
         except BlockingIOError:
-            raise BatchError(f"another process writes to {self._out}; wait for it, or name another folder") from None
+            raise BatchError(f"another process is writing to {self._out}; wait for it, or use another folder") from None
         try:
             self._check_job()
         except BatchError:
@@ -207,8 +207,8 @@ class OwnedRayJobStore(RayJobStore):
         before, now = msgspec.json.decode(path.read_bytes()), msgspec.to_builtins(self._of)
         if changed := [name for name in now if orjson.dumps(before.get(name)) != orjson.dumps(now[name])]:
             raise BatchError(
-                f"{self._out} holds another job: {', '.join(changed)} differ{'s' if len(changed) == 1 else ''}; name"
-                " another folder, or remove this one",
+                f"{self._out} holds the output of another job: {', '.join(changed)}"
+                f" differ{'s' if len(changed) == 1 else ''}; use another folder, or remove this one",
                 exit_code=2,
             )
 

@@ -102,12 +102,12 @@ def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
     for path in paths:
         files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES) if path.is_dir() else [path]
         if not files:
-            raise BatchError(f"{path} holds no file that ends in {', '.join(SUFFIXES)}", exit_code=2)
+            raise BatchError(f"{path} contains no {', '.join(SUFFIXES)} files", exit_code=2)
         found += [_described(file, columns) for file in files]
     if len({file.path for file in found}) < len(found):
-        raise BatchError("an input file is given twice", exit_code=2)
+        raise BatchError("an input file is listed twice", exit_code=2)
     if len({file.kind for file in found}) > 1:
-        raise BatchError("the input files are of several kinds; give those of one kind at once", exit_code=2)
+        raise BatchError("the input files have several formats; run one job per format", exit_code=2)
     if len({file.whole_ids for file in found}) > 1:
         raise BatchError(f"the ids in {columns.id!r} are numbers in some files and strings in others", exit_code=2)
     return found
@@ -136,7 +136,7 @@ def _described(path: Path, columns: Columns) -> InputFile:
     except OSError as error:
         raise BatchError(f"{path}: {error.strerror or error}", exit_code=2) from error
     except (pa.ArrowException, csv.Error) as error:
-        raise BatchError(f"{path} is no {kind} file: {error}", exit_code=2) from error
+        raise BatchError(f"{path} is not a valid {kind} file: {error}", exit_code=2) from error
     return InputFile(str(path.absolute()), kind, status.st_size, status.st_mtime_ns, rows, whole_ids)
 
 
@@ -150,7 +150,7 @@ def _whole(path: Path, field: pa.Field) -> bool:
         return True
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
         return False
-    message = f"{path}: the ids in {field.name!r} have the type {field.type}; integers and strings are taken"
+    message = f"{path}: the ids in {field.name!r} have the type {field.type}; use integers or strings"
     raise BatchError(message, exit_code=2)
 
 
@@ -252,13 +252,13 @@ def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -
     try:
         content = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return Row(None, None, f"no JSON: {error}", progress)
+        return Row(None, None, f"not valid JSON: {error}", progress)
     if not isinstance(content, dict):
-        return Row(None, None, "no JSON object", progress)
+        return Row(None, None, "not a JSON object", progress)
     own: Id = content.get(columns.id) if columns.id else None
     if file.whole_ids:
         if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own.bit_length() > 63):  # noqa: PLR2004  int64
-            return Row(None, None, f"the id in {columns.id!r} is no whole number, as the first one is", progress)
+            return Row(None, None, f"the id in {columns.id!r} is not an integer, unlike the first one", progress)
     elif own is not None and not isinstance(own, str):
         own = json.dumps(own)
     if missing := [name for name in columns.texts if name not in content]:

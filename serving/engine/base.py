@@ -112,7 +112,7 @@ def verified_bytes(model: ModelSpec) -> Iterator[bytes]:
         raise BundleError(f"bundle {path.parent}: {beside.name} does not match its SHA-256 in the manifest")
     yield data
     if _state(beside) != before:
-        raise BundleError(f"bundle {path.parent}: {beside.name} changed while it was loaded")
+        raise BundleError(f"bundle {path.parent}: {beside.name} changed while loading")
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -135,9 +135,9 @@ def check_interface(
         what: Name of the loaded object, for the error message.
     """
     if set(inputs) != {(name, "int32") for name in model.inputs}:
-        raise BundleError(f"{model.path}: the {what}'s inputs are not those of the manifest")
+        raise BundleError(f"{model.path}: the {what}'s inputs do not match the manifest")
     if list(outputs) != [(spec.name, spec.dtype, spec.shape) for spec in model.outputs]:
-        raise BundleError(f"{model.path}: the {what}'s outputs are not those of the manifest")
+        raise BundleError(f"{model.path}: the {what}'s outputs do not match the manifest")
 
 
 class LaneKind(StrEnum):

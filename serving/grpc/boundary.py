@@ -139,10 +139,10 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         failure = error.without_traceback()
     except asyncio.CancelledError:
         if is_cancelled():
-            call.tell(trace, 0, ClientGone("the client cancelled the call"))
+            call.tell(trace, 0, ClientGone("the client canceled the call"))
             raise
         # The awaited work was cancelled, not this call.
-        failure = NotReady("the server ends before this call could be answered", begun=True)
+        failure = NotReady("the server is shutting down", begun=True)
     except Exception:  # the gRPC boundary
         log.exception("a call failed", extra=fields(request_id=_request_id(call, requests, trace)))
         failure = InternalError()
@@ -181,7 +181,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
     if encoding == b"identity":
         raise InvalidCompression("the compressed flag of the message is set, but grpc-encoding names no compression")
     if encoding not in COMPRESSIONS:
-        raise UnsupportedMediaType("messages are read as they are, or compressed with gzip or deflate")
+        raise UnsupportedMediaType("unsupported grpc-encoding; use identity, gzip or deflate")
     wbits, limit = COMPRESSIONS[encoding], call.head.body_limit
     try:
         return await inflate(call.connection.port.large_body_lock, call.grow, data, wbits, limit)
@@ -200,7 +200,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
     try:
         request.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError):
-        raise MalformedRequest(f"the message is not a {kind.__name__}") from None
+        raise MalformedRequest(f"the message is not a valid {kind.__name__}") from None
     if trace is not None and trace.request_id and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
@@ -209,7 +209,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
 def _check_fields(call: Call, data: bytes) -> None:
     most = _MAX_FIELDS + call.connection.port.settings.max_v2_batch_size
     if has_more_fields(data, call.head.method.kind, most):
-        raise InvalidRequest(f"the message has more than {most} fields; numbers are packed or sent as raw contents")
+        raise InvalidRequest(f"the message has more than {most} fields; pack numbers, or send raw contents")
 
 
 def _request_id(call: Call, requests: list[Message], trace: RequestTrace | None) -> str:

@@ -45,7 +45,7 @@ class UnaryCall(Call, eq=False):
             prefix = read_prefix(body, self.head.body_limit)
             excess = -1 if prefix is None else len(body) - prefix[1]
             if excess > 0:
-                raise WrongMessageCount("more than one message; the method takes one")
+                raise WrongMessageCount("the call has more than one message; the method takes one")
             if ended and excess:
                 raise WrongMessageCount(f"the call ends {'inside its message' if body else 'without a message'}")
             if (excess or self._held or len(body) > UNCOUNTED_BYTES) and not self._hold(len(body)):
@@ -69,7 +69,7 @@ class UnaryCall(Call, eq=False):
         task, self._task = self._task, None  # the task keeps a CancelledError, whose frames hold this call
         if task is not None and not task.done():
             task.cancel()
-            self.record(ClientGone("the client cancelled the call"))
+            self.record(ClientGone("the client canceled the call"))
 
 
 class GatheredCall(UnaryCall, eq=False):
@@ -87,7 +87,7 @@ class GatheredCall(UnaryCall, eq=False):
                 self._size += len(message[0])
                 self._check()
             if ended and self._buffer:
-                raise MalformedRequest("the call ends before its message does")
+                raise MalformedRequest("the call ended inside its message")
             if not self._hold(len(self._buffer) + self._size):
                 raise BuffersFull
         except BertserveError as error:
@@ -101,7 +101,7 @@ class GatheredCall(UnaryCall, eq=False):
     def _check(self) -> None:
         limit, most = self.head.body_limit, self.connection.port.settings.max_openai_batch_size
         if self._size > limit:
-            raise BodyTooLarge(f"the call's messages have more than {limit} bytes together{setting_of(limit)}")
+            raise BodyTooLarge(f"the call's messages exceed {limit} bytes in total{setting_of(limit)}")
         if len(self._messages) > most:
             raise InvalidRequest(f"more than {most} messages in one call{setting_of(most)}")
 
@@ -153,7 +153,7 @@ class BidirectionalCall(Call, eq=False):
             self.refuse(refusal(authorization))
 
     def lost(self) -> None:
-        gone = ClientGone("the client cancelled the call")
+        gone = ClientGone("the client canceled the call")
         if self._answers:
             self.record(gone)
         self._stop(gone)
@@ -205,9 +205,9 @@ class BidirectionalCall(Call, eq=False):
         if self._answers or self.stream.unsent is not None:
             return
         if self._draining:
-            self.refuse(NotReady("the server ends", begun=True))
+            self.refuse(NotReady("the server is shutting down", begun=True))
         elif self._ended and self._buffer:
-            self.refuse(MalformedRequest("the call ends before its message does"))
+            self.refuse(MalformedRequest("the call ended inside its message"))
         elif self._ended:
             self._over = True
             self.finish()

@@ -275,7 +275,7 @@ class GrpcConnection(Connection[GrpcPort]):
         for handler in self._handlers():
             handler.keys_changed()
 
-    def end(self, reason: str = "the server ends") -> None:
+    def end(self, reason: str = "the server is shutting down") -> None:
         self._handle(self.h2.terminate(reason=reason))
         self.flush()
 
@@ -305,7 +305,7 @@ class GrpcConnection(Connection[GrpcPort]):
     def close_if_idle(self) -> None:
         """Closes an idle connection to make room for another one, at once if everything was sent."""
         has_all = not unsent_bytes(self._transport)
-        self.end("another connection needs its place")
+        self.end("closed to make room for another connection")
         if has_all:
             self._transport.close()
 

@@ -84,7 +84,7 @@ class CallDispatch(GrpcPort):
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers (--header-limit-count)")
-        method = self.methods.get(route, RouteNotFound("no such method"))
+        method = self.methods.get(route, RouteNotFound("unknown method"))
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
             # Checked before anything that would reveal which methods exist.
@@ -99,7 +99,7 @@ class CallDispatch(GrpcPort):
         if (timeout := values.get(b"grpc-timeout")) is not None:
             match = _TIMEOUT.fullmatch(timeout)
             if match is None:
-                return MalformedRequest("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+                return MalformedRequest("grpc-timeout must be 1 to 8 digits and a unit: H, M, S, m, u or n")
             timeout_s = int(match[1]) * _SECONDS[match[2]]
         return CallHead(method, route, body_limit, timeout_s, values)
 
@@ -110,9 +110,11 @@ def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
     if kind is None:
         return UnsupportedMediaType("the content-type must be application/grpc")
     if values[b":method"] != b"POST":
-        return MethodNotAllowed("calls are made with POST", allowed="POST")
+        return MethodNotAllowed("the HTTP method must be POST", allowed="POST")
     if (kind[1] or b"proto").lower() != b"proto":
-        return Unsupported("messages are protobuf; the content-type must be application/grpc or application/grpc+proto")
+        return Unsupported(
+            "unsupported message format; the content-type must be application/grpc or application/grpc+proto"
+        )
     return None
 
 

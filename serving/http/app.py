@@ -53,7 +53,7 @@ class App(FastAPI):
         documentation = [docs_router(self.described)] if documented else []
         routes = [route for router in (*routers, *documentation) for route in router.routes]
         self.router.routes.extend(routes)
-        self._help = "/docs lists them" if documented else f"here are {', '.join(route.path for route in routes)}"
+        self._help = "see /docs" if documented else f"available: {', '.join(route.path for route in routes)}"
         self.public = frozenset(route.path for route in routes if route.public)
         self._paths = frozenset(route.path for route in routes if "{" not in route.path)
         self.probes = self.public - {route.path for route in console_page.router.routes}
@@ -81,8 +81,8 @@ class App(FastAPI):
             # routes.
             if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 methods = ", ".join(methods_of(self.routes, request.scope))
-                raise MethodNotAllowed(f"the path takes {methods}", allowed=methods)
-            raise RouteNotFound(f"no such path; {self._help}")
+                raise MethodNotAllowed(f"method not allowed; allowed: {methods}", allowed=methods)
+            raise RouteNotFound(f"unknown path; {self._help}")
 
         return response_of(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
 

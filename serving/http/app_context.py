@@ -95,7 +95,7 @@ class AppContext:
                 self.gone(request)
                 raise
             # Something that the request waited for was cancelled, such as a model load at shutdown.
-            return refuse(NotReady("the server ends before this request could be answered", begun=True), request)
+            return refuse(NotReady("the server is shutting down", begun=True), request)
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             return refuse(InternalError(), request)

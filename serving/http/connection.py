@@ -437,9 +437,9 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         try:
             return reply, await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError:
-            refusal: BertserveError = ObjectNotFound("the file has just been deleted")
+            refusal: BertserveError = ObjectNotFound("the file was just deleted")
         except OSError:
-            refusal = NotReady("the file cannot be read now; try again", retry_after_s=1)
+            refusal = NotReady("cannot read the file now; try again", retry_after_s=1)
         self.share.give(room)
         return refuse(refusal, request), None
 
@@ -454,9 +454,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
                     with contextlib.suppress(OSError):
                         piece = await asyncio.to_thread(opened.read, min(wanted - sent, FILE_BYTES))
                     if not piece:
-                        log.error(
-                            "a file that is sent is shorter than it was", extra=fields(request_id=request.request_id)
-                        )
+                        log.error("a file shrank while it was being sent", extra=fields(request_id=request.request_id))
                         reply = msgspec.structs.replace(reply, error=InternalError())
                         self._transport.abort()
                         break

@@ -161,7 +161,7 @@ class JsonDecoder(Generic[M]):
         if unknown := _UNKNOWN.match(text):
             return _unknown(unknown[1], kinds, where)
         allowed = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
-        return f"the value is not one of those allowed{where}: {', '.join(map(str, allowed))}"
+        return f"invalid value{where}; allowed: {', '.join(map(str, allowed))}"
 
 
 def _kinds_at(message: type, path: str) -> list[Type]:
@@ -191,7 +191,7 @@ def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
     if near:
         return f'unknown field "{name}"{where}; did you mean "{near[0]}"?'
     called = f' "{name}"' if name in _NAMES else ""
-    return f"unknown field{called}{where}; the fields are {', '.join(f'`{field}`' for field in fields)}"
+    return f"unknown field{called}{where}; allowed: {', '.join(f'`{field}`' for field in fields)}"
 
 
 async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:
@@ -218,7 +218,7 @@ async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Loc
             if elements > _MAX_ELEMENTS or numbers > _MAX_NUMBERS:
                 raise InvalidRequest(
                     f"the body has more than {_MAX_ELEMENTS} texts and lists, or more than {_MAX_NUMBERS} numbers;"
-                    " send fewer at once"
+                    " send fewer per request"
                 )
             await asyncio.sleep(0)
 
@@ -299,7 +299,7 @@ class HttpRequest(msgspec.Struct):
         if value is None:
             return None
         if not _TIMEOUT.fullmatch(value) or float(value) <= 0:
-            raise InvalidRequest("the header X-Request-Timeout-Ms must be milliseconds, above 0 and at most 999999999")
+            raise InvalidRequest("the header X-Request-Timeout-Ms must be milliseconds, above 0 and up to 999999999")
         return float(value)
 
     def priority(self) -> int:
@@ -335,7 +335,7 @@ class HttpRequest(msgspec.Struct):
         codings = [_CODINGS[coding] for coding in named if coding in _CODINGS]
         # Each encoding may grow to the limit. Applying one twice only serves nested decompression bombs.
         if len(set(codings)) < len(named):
-            raise UnsupportedMediaType("bodies are read as they are, or compressed with gzip or deflate, each once")
+            raise UnsupportedMediaType("unsupported Content-Encoding; use gzip or deflate, each at most once")
         grown = 0
         for coding in reversed(codings):  # the header lists them in the order of application
             held = self.held

@@ -132,7 +132,7 @@ def error_body(path: str, error: BertserveError, identity: str) -> bytes:
     family = error_type(path)
     message = error.message
     if isinstance(error, ModelNotNamed):
-        in_path = f"by the path: POST /models/NAME{'' if path in _OF_ANY_TASK else path}"
+        in_path = f"in the path: POST /models/NAME{'' if path in _OF_ANY_TASK else path}"
         message += f" {'in `model`' if family in (OpenAiError, CohereError) else in_path}"
     body: Any = OwnError(Detail(error.reason, message, identity))
     if family is V2Error:

@@ -120,7 +120,7 @@ class RequestParser:
         except httptools.HttpParserError as error:
             return self._refusal(error)
         if self.framing_bytes > self._max_header_bytes + _FRAMING_BYTES:
-            return BodyTooLarge("the framing of the body's chunks takes too many bytes; send larger chunks")
+            return BodyTooLarge("the chunks of the body are too small; send larger chunks")
         if self.reading is Reading.HEAD and self.head_bytes > self._max_header_bytes:
             return self._headers_too_large()
         return None
@@ -285,16 +285,18 @@ class RequestParser:
             self._keep_alive = False  # takes precedence: RFC 9112, 9.3
         if version not in {"1.0", "1.1"}:
             raise self._violated(
-                MalformedRequest("the request's line names no version; HTTP/1.1 is spoken here")
+                MalformedRequest("the request line has no HTTP version; send HTTP/1.1")
                 if version == "0.9"
-                else VersionNotSpoken(f"HTTP/{version} is not spoken here as text; send HTTP/1.1")
+                else VersionNotSpoken(f"HTTP/{version} is not supported in plain text; send HTTP/1.1")
             )
         if (coding := headers.get(b"transfer-encoding")) is not None:
             codings = words(coding)
             if version == "1.0" or codings.count(b"chunked") != 1 or codings[-1] != b"chunked":
                 raise self._violated(MalformedRequest("Transfer-Encoding must be `chunked`, and only in HTTP/1.1"))
             if len(codings) > 1:
-                raise self._violated(Unsupported("no Transfer-Encoding but `chunked` is read; use Content-Encoding"))
+                raise self._violated(
+                    Unsupported("the only supported Transfer-Encoding is `chunked`; use Content-Encoding")
+                )
         self._check_host(headers.get(b"host"), version)
 
     def _check_host(self, host: bytes | None, version: str) -> None:
@@ -308,8 +310,8 @@ class RequestParser:
         elif self._path not in self._port.app.probes:
             raise self._violated(
                 WrongHost(
-                    "the header Host names another server: it is neither localhost, a loopback address nor one of"
-                    " --allowed-hosts"
+                    "the header Host is not allowed: use localhost or a loopback address, or start the server with the"
+                    " name in --allowed-hosts"
                 )
             )
 
@@ -359,9 +361,9 @@ class RequestParser:
         violation, self._violation = self._violation, None
         if isinstance(error, httptools.HttpParserInvalidURLError):
             self._url = self._url or b"?"  # if the parser took none of it: the method was valid
-            return MalformedRequest("the request's target is not a path")
+            return MalformedRequest("the request target is not a path")
         if violation is None and isinstance(error, httptools.HttpParserCallbackError):
-            log.error("a request could not be taken", exc_info=error)
+            log.error("cannot handle a request", exc_info=error)
             return InternalError()
         return violation or MalformedRequest("the bytes received are not an HTTP/1.1 request")
 
@@ -373,11 +375,11 @@ class RequestParser:
         try:
             target = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError:
-            raise self._violated(MalformedRequest("the request's target is not a path")) from None
+            raise self._violated(MalformedRequest("the request target is not a path")) from None
         self._path = unquote_to_bytes(target.path or b"/").decode("utf-8", "replace")
         self._query = target.query or b""
 
     def _headers_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(
-            f"the request's line and headers exceed {self._max_header_bytes} bytes (--header-limit-bytes)"
+            f"the request line and headers exceed {self._max_header_bytes} bytes (--header-limit-bytes)"
         )

@@ -37,11 +37,11 @@ def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> byt
 
 
 _REFUSAL = _last_reply(
-    b"503 Service Unavailable", NotReady("all connections of the server are taken; try again", retry_after_s=1)
+    b"503 Service Unavailable", NotReady("all connections are in use (--max-connections); try again", retry_after_s=1)
 )
 """Reply to a connection beyond the limit of connections."""
 
-_PLAIN = "a plain HTTP request was sent to a port that speaks TLS; use https://"
+_PLAIN = "plain HTTP request on a TLS port; use https://"
 
 
 class HttpListener(Listener):

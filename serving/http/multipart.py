@@ -23,7 +23,7 @@ _MAX_FIELD_BYTES = 4096
 _LONGEST_NAME = 255
 _LONGEST_PREAMBLE = 4096
 _NO_BOUNDARY = (
-    "the body is not the form that its Content-Type says: it does not begin with the boundary that this names, and CRLF"
+    "the body is not valid multipart/form-data: it does not begin with the boundary of its Content-Type and CRLF"
 )
 _ENCODED = {b"base64", b"quoted-printable"}
 
@@ -84,7 +84,7 @@ class FileForm:
             self._parser.write(data)
         except FormParserError:
             raise MalformedRequest(
-                "the body is not the form that its Content-Type says: CRLF ends each line, and the boundary each part"
+                "the body is not valid multipart/form-data: end each line with CRLF and each part with the boundary"
             ) from None
 
     def _after_preamble(self, data: bytes) -> bytes:
@@ -101,12 +101,12 @@ class FileForm:
     def finish(self) -> None:
         """Raises `MalformedRequest` if the form is incomplete."""
         if not self._ended:
-            raise MalformedRequest("the form ends too early" if self._begun else _NO_BOUNDARY)
+            raise MalformedRequest("the form is truncated" if self._begun else _NO_BOUNDARY)
 
     def _begin_part(self) -> None:
         self._parts += 1
         if self._parts > _MAX_FIELDS:
-            raise InvalidRequest(f"a form has at most {_MAX_FIELDS} fields")
+            raise InvalidRequest(f"the form has more than {_MAX_FIELDS} fields")
         self._disposition = b""
         self._name = None
         self._value.clear()
@@ -122,19 +122,17 @@ class FileForm:
         if name == b"content-disposition":
             self._disposition = self._header_value
         elif name == b"content-transfer-encoding" and self._header_value.strip().lower() in _ENCODED:
-            raise InvalidRequest("a part of the form has a Content-Transfer-Encoding; send it as it is (RFC 7578, 4.7)")
+            raise InvalidRequest("a part of the form has a Content-Transfer-Encoding; leave it out (RFC 7578, 4.7)")
         self._header_name = self._header_value = b""
 
     def _name_part(self) -> None:
         _, options = parse_options_header(self._disposition)
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if self._name in self.fields or (self._name == self._file_field and self.file_name is not None):
-            raise InvalidRequest("a field stands in the form twice")
+            raise InvalidRequest("the form has a field twice")
         if self._name == self._file_field:
             if b"filename" not in self._disposition.lower():
-                raise InvalidRequest(
-                    f"`{self._file_field}` comes without a file name: send a file (curl -F file=@PATH)"
-                )
+                raise InvalidRequest(f"`{self._file_field}` has no file name; send a file (curl -F file=@PATH)")
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.file_name = "".join(letter for letter in name if letter.isprintable())[:_LONGEST_NAME]
 

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 _JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
-_ABOUT_EXAMPLES = "In the examples of replies vectors have eight components."
-_BREAKS = (
-    "a field asks for what is not done here, resembles one that is absent, has another type or breaks a limit, and the"
-    " message names it"
-)
+_ABOUT_EXAMPLES = "Vectors in example replies are cut to eight components."
+_BREAKS = "a field is unsupported, misspelled, of the wrong type or outside its limits; the message names it"
 _NO_KEY = 401
 _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
@@ -69,36 +66,36 @@ _LISTED_ONCE = _BUNDLE + b" plugins: [() => ({ statePlugins: { spec: listed } })
 # Examples are in the schemas: Swagger UI would send an `example` beside them with every request.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
-        "description": "What the request is called in the reply, in errors and in the log; one is made if need be.",
+        "description": "Request ID, used in the reply, in errors and in the log. Generated if absent.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
     },
     "X-Request-Timeout-Ms": {
-        "description": "Milliseconds after which the answer is useless: 504.",
+        "description": "Deadline of the request in milliseconds. Later answers become 504.",
         "schema": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,6})?$", "examples": ["1000"]},
     },
     "X-Request-Priority": {
-        "description": "1 goes before 2, and 2 before 3; 4 is bulk work, 0 the default, 2.",
+        "description": "Priority: 1 (highest) to 3, or 4 for bulk work. 0 means the default, 2.",
         "schema": {"type": "integer", "enum": [0, 1, 2, 3, 4]},
     },
     "traceparent": {
-        "description": "The trace that the request belongs to (W3C Trace Context), where the server sends traces.",
+        "description": "Trace of the request (W3C Trace Context), if the server exports traces.",
         "schema": {"type": "string"},
     },
     "Inference-Header-Content-Length": {
-        "description": "Bytes of the JSON, where tensors stand behind it; without it the whole body is JSON."
-        " 0: the body is the data of the model's only input, one text or the ids of one.",
+        "description": "Size of the JSON in bytes if binary tensors follow it. Without this header, the whole body is"
+        " JSON. 0: the body is raw data of the model's only input, one text or one row of token IDs.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "Prefer": {
-        "description": "`return=minimal` leaves out the tables of costs.",
+        "description": "`return=minimal` omits the cost tables.",
         "schema": {"type": "string", "examples": ["return=minimal"]},
     },
     "endpoint-load-metrics-format": {
-        "description": "`TEXT`, `JSON` or `BIN`: the reply carries a load report of ORCA in `endpoint-load-metrics`.",
+        "description": "Format of the ORCA load report in `endpoint-load-metrics`: `TEXT`, `JSON` or `BIN`.",
         "schema": {"type": "string", "examples": ["TEXT"]},
     },
     "If-None-Match": {
-        "description": "The `ETag` of the page that is there already: 304 where it is the same.",
+        "description": "`ETag` of the cached page. The reply is 304 if it is unchanged.",
         "schema": {"type": "string"},
     },
 }
@@ -109,47 +106,52 @@ def _header(description: str, kind: str = "string") -> dict[str, Any]:
     return {"description": description, "schema": {"type": kind}}
 
 
-_ID_HEADER = {"X-Request-Id": _header("The request's id.")}
+_ID_HEADER = {"X-Request-Id": _header("Request ID.")}
 _BODY_HEADERS = {
     "X-Ignored-Fields": _header(
-        "Fields of the body that are not read and that nobody documents: names with commas between them, at most"
-        " eight, and `+` with the number of others; else not there."
+        "Unknown fields of the body that were ignored: up to eight names, separated by commas, and `+` with the"
+        " number of others. Absent if there are none."
     )
 }
 _OUTCOME_HEADERS = {
-    "Server-Timing": _header("Milliseconds of the stages `tokenize`, `queue` and `compute`, and of all, `total`."),
+    "Server-Timing": _header("Duration of `tokenize`, `queue` and `compute`, and the `total`, in milliseconds."),
     "X-Compute-Type": _header(
-        f"What computed: {', '.join(map('`{}`'.format, COMPUTE_TYPES[:-1]))} or `{COMPUTE_TYPES[-1]}`."
+        f"Compute type: {', '.join(map('`{}`'.format, COMPUTE_TYPES[:-1]))} or `{COMPUTE_TYPES[-1]}`."
     ),
-    "X-Compute-Tokens": _header("Tokens computed, special tokens included.", "integer"),
-    "X-Truncated-Tokens": _header("Tokens cut off.", "integer"),
-    "endpoint-load-metrics": _header("How busy the replica is, where the request or the settings ask for that."),
-    "X-Cache": _header("`hit`, where nothing was computed for this request; else not there."),
+    "X-Compute-Tokens": _header("Tokens computed, including special tokens.", "integer"),
+    "X-Truncated-Tokens": _header("Tokens removed by truncation.", "integer"),
+    "endpoint-load-metrics": _header("ORCA load report of the replica, if the request or the settings ask for it."),
+    "X-Cache": _header("`hit` if the answer came from the cache. Absent otherwise."),
 }
 _TEI_HEADERS = {
-    "X-Compute-Characters": _header("Characters of the texts.", "integer"),
-    "X-Total-Time": _header("Whole milliseconds of all, as X-Compute-Time.", "integer"),
-    "X-Compute-Time": _header("Whole milliseconds of all, as X-Total-Time.", "integer"),
-    "X-Tokenization-Time": _header("Whole milliseconds of tokenising.", "integer"),
-    "X-Queue-Time": _header("Whole milliseconds of waiting for an engine.", "integer"),
-    "X-Inference-Time": _header("Whole milliseconds in the engine.", "integer"),
+    "X-Compute-Characters": _header("Characters in the texts.", "integer"),
+    "X-Total-Time": _header("Total time in whole milliseconds, same as X-Compute-Time.", "integer"),
+    "X-Compute-Time": _header("Total time in whole milliseconds, same as X-Total-Time.", "integer"),
+    "X-Tokenization-Time": _header("Tokenization time in whole milliseconds.", "integer"),
+    "X-Queue-Time": _header("Queue time in whole milliseconds.", "integer"),
+    "X-Inference-Time": _header("Inference time in whole milliseconds.", "integer"),
 }
 _MORE_HEADERS = {
-    "Inference-Header-Content-Length": _header("Bytes of the JSON, where tensors stand behind it.", "integer"),
-    "Content-Encoding": _header("`gzip` or `deflate`, where the request accepts that and no other."),
-    "Preference-Applied": _header("`return=minimal`, where that was preferred."),
-    "ETag": _header("The page's, for `If-None-Match`."),
+    "Inference-Header-Content-Length": _header("Size of the JSON in bytes if binary tensors follow it.", "integer"),
+    "Content-Encoding": _header("`gzip` or `deflate`, if the request accepts only that one."),
+    "Preference-Applied": _header("`return=minimal`, if the request preferred it."),
+    "ETag": _header("Tag of the page, for `If-None-Match`."),
 }
 _RETRY_HEADERS = {
-    "Retry-After": _header("Seconds after which to try again.", "integer"),
-    "Retry-After-Ms": _header("The same in milliseconds, different for each client.", "integer"),
+    "Retry-After": _header("Seconds to wait before a retry.", "integer"),
+    "Retry-After-Ms": _header("Milliseconds to wait before a retry, with jitter.", "integer"),
 }
 _ERROR_HEADERS = {
     _NO_KEY: {"WWW-Authenticate": _header("`Bearer`.")},
-    405: {"Allow": _header("The methods that the path takes.")},
-    415: {"Accept-Encoding": _header("The encodings of bodies that are read.")},
+    405: {"Allow": _header("Methods of this path.")},
+    415: {"Accept-Encoding": _header("Supported encodings of the body.")},
     429: _RETRY_HEADERS,
-    503: _RETRY_HEADERS | {"X-Computed": _header("`none`, where another server may be asked at once; else not there.")},
+    503: _RETRY_HEADERS
+    | {
+        "X-Computed": _header(
+            "`none` if nothing was computed, so that another replica can be tried at once. Absent otherwise."
+        )
+    },
 }
 
 
@@ -271,7 +273,7 @@ def _body(docs: Docs, schema_of: dict[str, Any], example: object) -> dict[str, A
     content: dict[str, Any] = {_JSON: {"schema": schema, "example": example}}
     if docs.binary:
         content[_OCTETS] = _BYTES
-    compressed = "As it is, or compressed: `Content-Encoding` is `gzip` or `deflate`."
+    compressed = "Uncompressed, or with the `Content-Encoding` `gzip` or `deflate`."
     return {"description": compressed, "required": not docs.body_optional, "content": content}
 
 
@@ -307,14 +309,12 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
 def _malformed(route: ApiRoute, docs: Docs) -> str:
     family, hot = error_type(route.path), isinstance(route, HotRoute)
     causes = {
-        "the body is not JSON in UTF-8": docs.takes is not None,
+        "the body is not UTF-8 JSON": docs.takes is not None,
         _BREAKS: docs.takes is not None and family in {V2Error, OpenAiError},
-        "a field of the form, or a parameter of the query, has none of the values that it may have": (
-            docs.form is not None or docs.takes_query
-        ),
+        "a form field or query parameter has an invalid value": (docs.form is not None or docs.takes_query),
         "a list of inputs or an input is empty": hot and family in {TeiError, OpenAiError},
         "a list of inputs is empty": hot and family is CohereError,
-        "several models could answer and none is named": hot and "{model}" not in route.path,
+        "several models match and none is named": hot and "{model}" not in route.path,
         "the model is for another task": hot and family is not TeiError,
     }
     return "; or ".join(["The request is not HTTP/1.1", *[cause for cause, may_be in causes.items() if may_be]]) + "."
@@ -325,30 +325,30 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
     inferring, named = takes and not docs.body_optional, "{model}" in route.path
     when = {
         400: _malformed(route, docs),
-        405: "The path takes other methods, which `Allow` names.",
-        408: "The headers or the body did not arrive in time.",
-        413: f"The body has more than {settings.body_limit_bytes:,} bytes, as it was sent or decompressed."
+        405: "The method is not allowed; `Allow` lists the allowed ones.",
+        408: "The headers or the body did not arrive in time (--header-timeout-s, --body-timeout-s).",
+        413: f"The body exceeds {settings.body_limit_bytes:,} bytes, as sent or decompressed."
         if docs.form is None
-        else f"The file has more than {settings.batch_file_mb << 20:,} bytes.",
-        415: "The `Content-Type` or `Content-Encoding` of the body is none that is read.",
-        421: "The header `Host` names another server.",
-        431: f"The headers have more than {settings.header_limit_bytes:,} bytes, or are too many.",
-        500: "The server has a fault, or the engine fails at this input; the log has it under the request's id.",
-        503: "The server starts, drains or restarts its engine, or holds as many bytes as it may; try again later.",
+        else f"The file exceeds {settings.batch_file_mb << 20:,} bytes.",
+        415: "The `Content-Type` or `Content-Encoding` of the body is not supported.",
+        421: "The header `Host` is not allowed.",
+        431: f"The headers exceed {settings.header_limit_bytes:,} bytes, or there are too many.",
+        500: "Internal error, or the engine failed on this input. Search the log for the request ID.",
+        503: "The server is starting, draining or restarting its engine, or its buffers are full. Try again later.",
     }
     if keyed:
-        when[_NO_KEY] = "The request brings no API key, or one that is not valid."
+        when[_NO_KEY] = "The API key is missing or invalid."
     if named:
-        when[404] = f"No model of that name{' and version' if '{version}' in route.path else ''} is served."
+        when[404] = f"Unknown model{' or version' if '{version}' in route.path else ''}."
     elif takes and family in {OpenAiError, CohereError}:
-        when[404] = "Several models have the task, and none has the name in `model`."
+        when[404] = "Several models serve the task, and `model` names none of them."
     if takes and family not in {V2Error, OpenAiError}:
         when[422] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
     if takes and family is TeiError:
         when[424] = "The model is for another task."
     if inferring:
-        when[429] = "Other requests are in the way, so that the answer would come too late; try again later."
-        when[504] = "The deadline has passed, or would pass before the answer."
+        when[429] = "The server is overloaded: the queue is full, or the answer would be late. Try again later."
+        when[504] = "The deadline has passed, or cannot be met."
     return when | {status: f"{said} {when.get(status, '')}".strip() for status, said in docs.statuses.items()}
 
 

@@ -164,7 +164,7 @@ class Router:
 
         def add(endpoint: Endpoint) -> Endpoint:
             self._route(kind, method, path, docs)(endpoint)
-            below = f"{_summary(endpoint)[:-1]}, by a model named."
+            below = f"{_summary(endpoint)[:-1]}, with a named model."
             return self._route(kind, method, _BELOW_MODEL + path, docs, below)(endpoint)
 
         return add

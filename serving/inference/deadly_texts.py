@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _DIGEST_BYTES = 16
 
-_REFUSAL = "an input of this request ended the engine twice; it is not computed again"
+_REFUSAL = "an input of this request crashed the engine twice and is now rejected"
 
 
 class DeadlyTexts:

@@ -58,7 +58,7 @@ class _EngineModel(NamedTuple):
 
 
 _TEXT = attrgetter("text")
-_TOO_LATE = "the deadline passed before the answer was there"
+_TOO_LATE = "the deadline passed before the answer was ready"
 
 
 class PendingRequest:
@@ -187,7 +187,7 @@ class Dispatcher:
             NonFiniteOutput: The model answered NaN or infinity.
         """
         if permit.model not in self._engines and not self._restarting:
-            raise NotReady("the engine is being started; try again", retry_after_s=1)
+            raise NotReady("the engine is starting; try again", retry_after_s=1)
         if self._deadly.told and (deadly := self._deadly.find(permit.model, texts)) is not None:
             raise deadly
         now = self._clock()
@@ -240,7 +240,7 @@ class Dispatcher:
             self._scheduler.engine_up(len(engine.lanes), costs)
         indices = models if models is not None else [ModelIndex(index) for index in range(len(costs))]
         self._engines |= {model: _EngineModel(engine, ModelIndex(position)) for position, model in enumerate(indices)}
-        self._fail_unserved(EngineLost("the engine ended, and the next one does not have the model"))
+        self._fail_unserved(EngineLost("the engine exited, and the next one does not have the model; try again"))
         self._pump()
 
     def engine_restarts(self, in_s: float) -> None:
@@ -397,7 +397,7 @@ class Dispatcher:
             request: PendingRequest = item.owner
             if not output.finite[row]:
                 self._non_finite += 1
-                self._fail(request, NonFiniteOutput("the model's answer to this input is not finite"))
+                self._fail(request, NonFiniteOutput("the model returned NaN or infinity for this input"))
                 continue
             request.rows[item.index] = tuple(map(itemgetter(row), output.arrays))
             request.compute_us = max(request.compute_us, output.compute_us)

@@ -78,7 +78,7 @@ def priority_of(value: object, name: str) -> int:
         return DEFAULT_PRIORITY
     if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES:
         return value
-    raise InvalidRequest(f"{name} must be 0 for the default, 1 (first) to 3 (last), or {BULK} for bulk work")
+    raise InvalidRequest(f"{name} must be 1 (highest) to 3 (lowest), {BULK} for bulk work, or 0 for the default")
 
 
 class Timings(msgspec.Struct):

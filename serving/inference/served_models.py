@@ -72,7 +72,9 @@ class ServedModel(ServableArtifact):
             return inputs
         texts = [f"{prompt}{value}" for value in inputs if isinstance(value, str)]
         if len(texts) != len(inputs):
-            raise InvalidRequest(f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs")
+            raise InvalidRequest(
+                f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs, not token IDs"
+            )
         return texts
 
     def with_prompt_apart(
@@ -99,12 +101,12 @@ class ServedModel(ServableArtifact):
         names = ", ".join(sorted(prompts)) or "none"
         if input_type is None:
             if name not in prompts:
-                raise InvalidRequest(f"`prompt_name` is not a prompt of this model (it has: {names})")
+                raise InvalidRequest(f"unknown `prompt_name`; available: {names}")
             return prompts[name]
         if name is not None:
-            raise InvalidRequest("`prompt_name` and `input_type` both choose a prompt: send one of them")
+            raise InvalidRequest("`prompt_name` and `input_type` both select a prompt; send one of them")
         if "default_prompt" not in self.task.facts:
-            raise InvalidRequest(f"`input_type` is for embeddings; this model is for the task {self.manifest.task}")
+            raise InvalidRequest(f"`input_type` is for embeddings; this model has the task {self.manifest.task}")
         by_name = {own.casefold(): text for own, text in prompts.items()}
         candidates = (input_type, *next((side for side in _SIDES if input_type in side), ()))
         found = next((by_name[own] for own in candidates if own in by_name), None)
@@ -112,8 +114,7 @@ class ServedModel(ServableArtifact):
             return found
         if any(prompts.values()) and (len(candidates) == 1 or by_name.keys().isdisjoint(_QUERIES + _DOCUMENTS)):
             raise InvalidRequest(
-                f"this model has no prompt for the `input_type` {input_type} (it has: {names});"
-                " choose one by `prompt_name`"
+                f"this model has no prompt for the `input_type` {input_type}; select one with `prompt_name`: {names}"
             )
         return ""
 
@@ -140,7 +141,9 @@ class Repository:
         self._listeners: list[Callable[[], None]] = []
         for task, name in self._defaults.items():
             if name not in self._by_name or self._by_name[name].manifest.task != task:
-                raise StartupError(f"--default {task}={name}: the repository holds no model of that name and task")
+                raise StartupError(
+                    f"--default {task}={name}: the repository has no model {name!r} with the task {task}"
+                )
 
     @property
     def engine(self) -> EngineChoice:
@@ -255,11 +258,11 @@ class Repository:
         if model is None:
             raise self.unknown()
         if version and version != model.version:
-            raise ModelNotFound(f"model {model.name!r} is served in version {model.version} only")
+            raise ModelNotFound(f"unknown version of the model {model.name!r}; available: {model.version}")
         if task is not None and model.manifest.task != task:
             fitting = [other.name for other in self.of_task(task)]
-            there_are = f"; models of that task: {_listed(fitting)}" if fitting else self._those_served()
-            raise WrongTask(f"model {model.name!r} is for the task {model.manifest.task}, not for {task}{there_are}")
+            there_are = f"; available: {_listed(fitting)}" if fitting else self._those_served()
+            raise WrongTask(f"model {model.name!r} has the task {model.manifest.task}, not {task}{there_are}")
         return model
 
     def named_or_only(self, name: str | None, task: str) -> str | None:
@@ -273,7 +276,7 @@ class Repository:
         if name is None or name in self._by_name:
             return name
         if len(models := self.of_task(task)) > 1:
-            raise ModelNotFound(f"no model of that name is served; {_choice(models, task)} in `model`")
+            raise ModelNotFound(f"unknown model; {_choice(models, task)} in `model`")
         return None
 
     def _only(self, task: str | None) -> ServedModel:
@@ -283,15 +286,15 @@ class Repository:
             self._alone[task] = (chosen or models)[0]
             return self._alone[task]
         if not models:
-            raise WrongTask(f"no model{f' of the task {task}' if task else ''} is served here{self._those_served()}")
+            raise WrongTask(f"no model{f' with the task {task}' if task else ''} is available{self._those_served()}")
         raise ModelNotNamed(_choice(models, task))
 
     def unknown(self) -> ModelNotFound:
-        return ModelNotFound(f"no model of that name is served{self._those_served()}")
+        return ModelNotFound(f"unknown model{self._those_served()}")
 
     def _those_served(self) -> str:
         served = [f"{model.name} ({model.manifest.task})" for model in self._by_name.values()]
-        return f"; served here: {_listed(served)}" if served else ""
+        return f"; available: {_listed(served)}" if served else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -302,4 +305,4 @@ def _choice(models: Sequence[ServedModel], task: str | None) -> str:
     """Lists the models to choose from. The protocol appends how to name one."""
     names = _listed([model.name for model in models])
     default = f"start the server with --default {task}=NAME, or " if task else ""
-    return f"{len(models)} models are served{f' for {task}' if task else ''} ({names}); {default}name one"
+    return f"{len(models)} models are available{f' for {task}' if task else ''} ({names}); {default}name one"

@@ -122,10 +122,10 @@ class TextTokenizer:
             raise BundleError(f"{file} is not a tokenizer: {error}") from error
         tokenizer = opened._tokenizer  # noqa: SLF001  of the same class
         if tokenizer.truncation is not None or tokenizer.padding is not None:
-            raise BundleError(f"{file} truncates or pads; lengths belong to the manifest")
+            raise BundleError(f"{file} must not truncate or pad; the manifest sets the length")
         for role, token in manifest.special_ids.items():
             if tokenizer.id_to_token(token) is None:
-                raise BundleError(f"{file} has no token {token}, the manifest's {role} token")
+                raise BundleError(f"{file} lacks the token {token}, the manifest's {role} token")
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
             raise BundleError(f"{file} has {size} tokens, the model {manifest.vocab_size}")
@@ -239,7 +239,7 @@ class TextTokenizer:
             spans, words = _alignment(encoding)
             used = len(self._encoded(source, prompt, truncate=True).ids)
             if used >= tokens:
-                raise InvalidRequest(f"a chunk of {tokens} tokens leaves no room: prompt and special tokens are {used}")
+                raise InvalidRequest(f"a chunk of {tokens} tokens is too small: prompt and special tokens take {used}")
 
             def encoded(begin: int, end: int) -> EncodedChunk:
                 at, stop = (int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0)  # noqa: B023  called here
@@ -301,9 +301,9 @@ class TextTokenizer:
     def check_readable(self, ids: Sequence[int]) -> None:
         """Rejects ids that are too many to be decoded, or outside the vocabulary."""
         if len(ids) > self.max_characters:
-            raise InvalidRequest(f"{len(ids)} token ids for one text; at most {self.max_characters} are read")
+            raise InvalidRequest(f"{len(ids)} token IDs for one text; the maximum is {self.max_characters}")
         if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
-            raise InvalidRequest(f"a token id lies outside 0..{self._vocab_size - 1}")
+            raise InvalidRequest(f"a token ID is outside 0..{self._vocab_size - 1}")
 
     def is_framed(self, ids: Sequence[int]) -> bool:
         """Whether ids begin and end with the special tokens of a text; False if the model has none."""
@@ -334,7 +334,7 @@ class TextTokenizer:
         room = length - head - tail
         if room < 1:
             raise InvalidRequest(
-                f"a window of {length} tokens leaves no room for a {'text' if first is None else 'context'}"
+                f"a window of {length} tokens leaves no room for the {'text' if first is None else 'context'}"
             )
         step = max(room - overlap, length // _WINDOW_STEPS, 1)
         distances = range(0, max(1, len(ids) - room + step), step)[:most]
@@ -485,9 +485,9 @@ class TextTokenizer:
     def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
         ids = value if isinstance(value, list) else value.ids
         if not 0 < len(ids) <= self.max_length:
-            raise InvalidRequest(f"input {index} has {len(ids)} token ids; between 1 and {self.max_length} are taken")
+            raise InvalidRequest(f"input {index} has {len(ids)} token IDs; send 1 to {self.max_length}")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
-            raise InvalidRequest(f"input {index} holds a token id outside 0..{self._vocab_size - 1}")
+            raise InvalidRequest(f"input {index} has a token ID outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
 
 
@@ -496,9 +496,9 @@ def _remote(name: str) -> Any:  # noqa: ANN401  has the type of the method `name
         try:
             return self.process.call(name, *args, **kwargs)
         except (OverLimitError, DeadlineExceeded):
-            raise DeadlineExceeded("the model's own rules for tokens take too long, or too much memory, here") from None
+            raise DeadlineExceeded("the model's tokenizer rules take too much time or memory on this input") from None
         except InternalError as error:
-            log.warning("the model's own rules for tokens: %s", error)
+            log.warning("the model's tokenizer rules failed: %s", error)
             raise InternalError from None
 
     return call
@@ -542,7 +542,7 @@ class IsolatedTokenizer(TextTokenizer):
             BundleError: One takes too much time or memory; the message begins with its place.
         """
         if len(foreign) > _MAX_RULES:
-            raise BundleError(f"has {len(foreign)} rules that no known tokenizer has; at most {_MAX_RULES} are tried")
+            raise BundleError(f"has {len(foreign)} rules of no known tokenizer; the maximum is {_MAX_RULES}")
         text = f"a text of {PROBE_LETTERS} letters"
         alone = [(place, rule) for place, rule in foreign.items() if place.startswith(SECTIONS)]
         for place, rule in [*alone, (" with ".join([*foreign][:_NAMED]), None)]:

@@ -78,7 +78,7 @@ def _tried(work: Callable[[], object]) -> tuple[str, object]:
     except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
         kind = type(error).__name__
         if kind == "PanicException":  # its regex engine gives up after a number of steps
-            return DeadlineExceeded.__name__, "a regex gives up"
+            return DeadlineExceeded.__name__, "a regex exceeded its limit"
         return InternalError.__name__, f"the tokenizer fails with {kind}"
 
 
@@ -98,7 +98,7 @@ def _probe(opened: Callable[[], TextTokenizer], section: str, rule: object, lett
         else:
             written = "".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
         if len(written) > MAX_GROWTH * len(text):
-            raise InternalError(f"it makes {len(written):,} letters of {len(text):,}")
+            raise InternalError(f"it turns {len(text):,} letters into {len(written):,}")
 
 
 def _limit(memory_bytes: int, cpu_s: float) -> None:

@@ -137,7 +137,7 @@ class _Scanner:
             if byte < 0x80:  # noqa: PLR2004  the continuation bit
                 return value, at
             shift += 7
-        raise UnsafeArtifactError("is damaged: a number does not end")
+        raise UnsafeArtifactError("is corrupt: unterminated number")
 
     def key(self, at: int, end: int) -> tuple[int, int, int]:
         """The number and wire type of a field, and the offset of its value.
@@ -146,14 +146,14 @@ class _Scanner:
         """
         key, after = self.varint(at, end)
         if not _SMALLEST_KEY <= key < 1 << 32 or after - at > _LONGEST_KEY:
-            raise UnsafeArtifactError("is damaged: a field number is out of range")
+            raise UnsafeArtifactError("is corrupt: field number out of range")
         return key >> 3, key & 7, after
 
     def spend(self) -> None:
         """Counts each field and packed number that is read, so that no file keeps the server from starting."""
         self.fields_left -= 1
         if self.fields_left < 0:
-            raise UnsafeArtifactError(f"has more than {_MAX_FIELDS} parts")
+            raise UnsafeArtifactError(f"has more than {_MAX_FIELDS} fields")
 
     def fields(self, at: int, end: int) -> Iterator[_Field]:
         """The fields of a message. Each is checked to end inside it."""
@@ -169,7 +169,7 @@ class _Scanner:
             elif wire_type in _FIXED_SIZES:
                 at += _FIXED_SIZES[wire_type]
             else:
-                raise UnsafeArtifactError("is damaged: unknown wire type")
+                raise UnsafeArtifactError("is corrupt: unknown wire type")
             if at > end:
                 raise UnsafeArtifactError("is truncated")
             yield _Field(number, wire_type, value, start, at)
@@ -204,7 +204,7 @@ class _Scanner:
                 5: self.initialiser,
                 11: lambda at, end: self.inputs.append(self.described(at, end)),
                 12: lambda at, end: self.outputs.append(self.described(at, end)),
-                15: _refusal("a sparse initialiser"),
+                15: _refusal("a sparse initializer"),
             },
         )
 
@@ -231,17 +231,17 @@ class _Scanner:
 
     def domain(self, at: int, end: int) -> None:
         if self.text(at, end) not in DOMAINS:
-            raise UnsafeArtifactError("uses an operator domain that is not on the list of domains served")
+            raise UnsafeArtifactError("uses an unsupported operator domain")
 
     def attribute(self, at: int, end: int) -> None:
         # An encoder has no control flow. Branches could hide code, and loops might never end.
-        subgraph, sparse = _refusal("a subgraph"), _refusal("a sparse initialiser")
+        subgraph, sparse = _refusal("a subgraph"), _refusal("a sparse initializer")
         self.parts(at, end, {5: self.inside, 6: subgraph, 10: self.inside, 11: subgraph, 22: sparse, 23: sparse})
 
     def inside(self, at: int, end: int) -> None:
         """Reads a tensor of an attribute. Its data must lie in the graph."""
         if self.tensor(at, end)[2]:
-            raise UnsafeArtifactError("keeps external tensor data for an attribute")
+            raise UnsafeArtifactError("has external tensor data for an attribute")
 
     def initialiser(self, at: int, end: int) -> None:
         name, shape, _ = self.tensor(at, end)
@@ -270,7 +270,7 @@ class _Scanner:
                 data[part.number] = data.get(part.number, 0) + self.count(part)
         length = self.placed(outside)
         if length is not None and (raw is not None or data):
-            raise UnsafeArtifactError("keeps external tensor data beside data of its own")
+            raise UnsafeArtifactError("has both external and inline data for a tensor")
         _check_filled(kind, shape, raw if length is None else length, data)
         return name, tuple(shape), length is not None
 
@@ -279,16 +279,16 @@ class _Scanner:
         if not any(part.value or part.wire_type != _VARINT for part in parts):
             return None
         if self.beside is None:
-            raise UnsafeArtifactError("keeps external tensor data, and the manifest lists no file for it")
+            raise UnsafeArtifactError("has external tensor data, but the manifest lists no file for it")
         place = self.place(parts)
         if place.get("location") != self.beside:
-            raise UnsafeArtifactError(f"keeps external tensor data in another file than {self.beside}")
+            raise UnsafeArtifactError(f"has external tensor data in a file other than {self.beside}")
         numbers = [place.get(key, "") for key in ("offset", "length")]
         if not all(_NUMBER.fullmatch(number) for number in numbers):
-            raise UnsafeArtifactError("keeps external tensor data whose offset or length is no number")
+            raise UnsafeArtifactError("has external tensor data with an invalid offset or length")
         offset, length = map(int, numbers)
         if offset + length > self.beside_bytes:
-            raise UnsafeArtifactError(f"keeps external tensor data beyond the end of {self.beside}")
+            raise UnsafeArtifactError(f"has external tensor data past the end of {self.beside}")
         self.places.append((offset, offset + length))
         return length
 
@@ -302,18 +302,18 @@ class _Scanner:
             if (part.number, part.wire_type) == (_ENTRY, _LENGTH):
                 words = [(word.number, self.text(word.at, word.end)) for word in self.fields(part.at, part.end)]
             if [number for number, _ in words] != [1, 2] or words[0][1] not in _PLACE or words[0][1] in place:
-                raise UnsafeArtifactError(f"keeps external tensor data and does not tell {', '.join(_PLACE)} once each")
+                raise UnsafeArtifactError(f"has external tensor data that must give {', '.join(_PLACE)} once each")
             place[words[0][1]] = words[1][1]
         if all(part.number == _ENTRY for part in parts):
-            raise UnsafeArtifactError("keeps external tensor data and does not say that it lies outside")
+            raise UnsafeArtifactError("has external tensor data that is not marked as external")
         return place
 
     def check_places(self) -> None:
         """Rejects an unused data file, and overlapping data, with which a small file could fill any memory."""
         if self.beside is not None and not self.places:
-            raise UnsafeArtifactError(f"keeps no data in {self.beside}, which is listed for it")
+            raise UnsafeArtifactError(f"does not use {self.beside}, which the manifest lists for it")
         if any(end > start for (_, end), (start, _) in pairwise(sorted(self.places))):
-            raise UnsafeArtifactError("keeps external data of two tensors in one place")
+            raise UnsafeArtifactError("has overlapping external data of two tensors")
 
     def numbers(self, part: _Field) -> list[int]:
         """The integers of a repeated field: a single one, or several packed."""
@@ -354,7 +354,7 @@ class _Scanner:
             nonlocal name
             name = self.text(at, end)
 
-        forms = {1: tensor, **dict.fromkeys((4, 5, 7, 8, 9), _refusal("an input or output that is no tensor"))}
+        forms = {1: tensor, **dict.fromkeys((4, 5, 7, 8, 9), _refusal("an input or output that is not a tensor"))}
         self.parts(at, end, {1: called, 2: lambda at, end: self.parts(at, end, forms)})
         return Tensor(name, _TYPES.get(kind, f"type {kind}"), tuple(shape))
 
@@ -387,18 +387,18 @@ def _refusal(what: str) -> Callable[[int, int], None]:
 def _check_filled(kind: int, shape: list[int], raw: int | None, data: dict[int, int]) -> None:
     bits = _BITS.get(kind)
     if bits is None:
-        raise UnsafeArtifactError(f"holds a tensor of a type that is not served ({kind})")
+        raise UnsafeArtifactError(f"has a tensor of an unsupported type ({kind})")
     elements = 1
     for size in shape:
         elements *= size
         if size >= MAX_BYTES or elements > MAX_BYTES:
-            raise UnsafeArtifactError("holds a tensor whose dimensions are out of range")
+            raise UnsafeArtifactError("has a tensor with dimensions out of range")
     size_bytes = -(-elements * bits // 8)
     # Two 4-bit elements share a number.
     numbers = elements if bits >= 8 else size_bytes  # noqa: PLR2004
     filled = (not any(data.values()) and raw == size_bytes) if raw is not None else sum(data.values()) == numbers
     if not filled:
-        raise UnsafeArtifactError("holds a tensor whose dimensions are not those of its data")
+        raise UnsafeArtifactError("has a tensor whose dimensions do not match its data")
 
 
 def check_model_file(path: Path, beside: str | None = None) -> Interface:
@@ -425,10 +425,10 @@ def check_plan_file(path: Path, build: EngineBuild) -> None:
     with path.open("rb") as file:
         head = file.read(_PLAN_HEAD.size)
     if len(head) < _PLAN_HEAD.size or head[1:4] != _PLAN_MAGIC:
-        raise UnsafeArtifactError("is no TensorRT engine")
+        raise UnsafeArtifactError("is not a TensorRT engine")
     _, size, *version = _PLAN_HEAD.unpack(head)
     if build.flavour == "rtx" and size != path.stat().st_size:
         raise UnsafeArtifactError(f"is truncated: {path.stat().st_size} bytes of {size}")
     built_by = ".".join(map(str, version))
     if built_by != ".".join(build.version.split(".")[:3]):
-        raise UnsafeArtifactError(f"was built by TensorRT {built_by}, the manifest says {build.version}")
+        raise UnsafeArtifactError(f"was built with TensorRT {built_by}, but the manifest says {build.version}")

@@ -128,19 +128,19 @@ def verify_bundles(root: Path, cache: Path | None = None) -> list[Bundle]:
 
 
 def _make_one() -> str:
-    return f"make one with `{command('export')}`, or let the server do it with --model-id"
+    return f"make one with `{command('export')}`, or let the server export one with --model-id"
 
 
 def _instead(root: Path) -> str:
     """Describes a directory without models, and says what to type."""
     above = Path(os.path.abspath(root)).parents  # noqa: PTH100  `resolve` would follow links
     if (root / MANIFEST).is_file():
-        return f"is one version of a model, not a repository; give --models {above[1]}"
+        return f"is one version of a model, not a repository; use --models {above[1]}"
     if any((root / str(number) / MANIFEST).is_file() for number in versions(root)):
-        return f"is one model, not a repository; give --models {above[0]}"
+        return f"is one model, not a repository; use --models {above[0]}"
     if (root / "config.json").is_file():
-        return f"is a checkpoint, which has to be exported; `{command(f'serve --model-id {root}')}` does both"
-    return f"holds no model; {_make_one()}"
+        return f"is a checkpoint, not a repository; export and serve it with `{command(f'serve --model-id {root}')}`"
+    return f"contains no model; {_make_one()}"
 
 
 def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
@@ -180,14 +180,14 @@ def select_artifact(
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and kind.per_gpu else engine
         raise BundleError(
-            f"bundle {bundle.path}: holds nothing that the engine {here} runs (it is for {made_for}){_refused(bundle)}"
+            f"bundle {bundle.path}: has no artifact for the engine {here} (it has: {made_for}){_refused(bundle)}"
         )
     wanted = kind.fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:
         offered = ", ".join(artifact.precision for artifact in runnable)
         raise BundleError(
-            f"bundle {bundle.path}: holds no artifact of precision {precision} for {engine} (it has {offered})"
+            f"bundle {bundle.path}: has no {precision} artifact for the engine {engine} (it has: {offered})"
             f"{_refused(bundle)}"
         )
     best = min(
@@ -201,9 +201,9 @@ def select_artifact(
     )
     if not best.proven and not unproven:
         raise BundleError(
-            f"bundle {bundle.path}: nobody has compared {best.file} with PyTorch; prove it here with"
-            f" `{command(f'verify {bundle.path} --cache-dir DIR')}` and serve it with the same --cache-dir, or serve it"
-            " as it is with --allow-unproven"
+            f"bundle {bundle.path}: {best.file} is not proven (not compared with PyTorch); prove it with"
+            f" `{command(f'verify {bundle.path} --cache-dir DIR')}` and serve it with the same --cache-dir, or set"
+            " --allow-unproven"
         )
     by_default = precision == "auto"
     second = _second(bundle, best, kind.second, unproven=unproven, by_default=by_default)
@@ -223,9 +223,9 @@ def without_second(
             lacking.append(servable.name)
         else:
             reason = f"its artifact for {engine.library} is {made[0]}, and {servable.artifact.precision} is served"
-            yield f"ONNX Runtime alone runs {servable.name}: {reason}"
+            yield f"only ONNX Runtime runs {servable.name}: {reason}"
     if lacking:
-        yield f"ONNX Runtime alone runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
+        yield f"only ONNX Runtime runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
 
 
 def log_agreement(servable: ServableArtifact) -> None:
@@ -233,14 +233,16 @@ def log_agreement(servable: ServableArtifact) -> None:
     name, task = servable.name, servable.manifest.task
     for artifact in servable.artifacts:
         if artifact.reserved:
-            log.warning("%s: %s is served for want of fp32: it %s", name, artifact.file, artifact.reserved)
+            log.warning(
+                "%s: serving %s because there is no fp32 artifact: it %s", name, artifact.file, artifact.reserved
+            )
             return
         if (few := few_agree(artifact, task)) and "agreement" not in {*artifact.limits, *artifact.waived}:
-            advice = "a bundle exported today would serve fp32: export it again, or give --precision fp32"
-            log.warning("%s: %s is served: it %s; %s", name, artifact.file, few, advice)
+            advice = "export it again to serve fp32 by default, or set --precision fp32"
+            log.warning("%s: serving %s: it %s; %s", name, artifact.file, few, advice)
             return
     if (left := _left_for_fp32(servable)) is not None:
-        log.info("%s: fp32 is served: %s %s; --precision int8 serves INT8", name, left.file, left.reserved)
+        log.info("%s: serving fp32: %s %s; set --precision int8 to serve INT8", name, left.file, left.reserved)
 
 
 def _left_for_fp32(servable: ServableArtifact) -> Artifact | None:

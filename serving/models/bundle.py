@@ -180,7 +180,7 @@ def _check_parts(path: Path, artifact: Artifact, manifest: Manifest) -> None:
             except UnsafeArtifactError as error:
                 raise UnverifiedError(f"{part.file} {error}") from error
         if unused:
-            raise UnverifiedError(f"no part of {artifact.file} takes {min(unused)}")
+            raise UnverifiedError(f"no part of {artifact.file} reads {min(unused)}")
 
 
 def _check_part(graph: Interface, known: dict[str, str], manifest: Manifest) -> None:
@@ -190,19 +190,19 @@ def _check_part(graph: Interface, known: dict[str, str], manifest: Manifest) -> 
     _check_tensors(own, [specs[tensor.name] for tensor in own], "inputs")
     for tensor in graph.inputs:
         if tensor.name not in specs and known.get(tensor.name) != tensor.dtype:
-            raise UnsafeArtifactError(f"takes {tensor.name}, which no part before it answers")
+            raise UnsafeArtifactError(f"reads {tensor.name}, which no earlier part outputs")
     _check_vocabulary(graph, manifest)
     known |= {tensor.name.removesuffix(PARTIAL): tensor.dtype for tensor in graph.outputs}
 
 
 def _check_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], kind: str) -> None:
     if [tuple(tensor) for tensor in tensors] != [(spec.name, spec.dtype, spec.shape) for spec in specs]:
-        raise UnsafeArtifactError(f"has other {kind} than the manifest says")
+        raise UnsafeArtifactError(f"has {kind} that do not match the manifest")
 
 
 def _check_vocabulary(graph: Interface, manifest: Manifest) -> None:
     if graph.vocabularies - {manifest.vocab_size}:
-        raise UnsafeArtifactError(f"knows {max(graph.vocabularies)} words, the manifest says {manifest.vocab_size}")
+        raise UnsafeArtifactError(f"has {max(graph.vocabularies)} tokens, but the manifest says {manifest.vocab_size}")
 
 
 class BundleWriter(StagedVersion):

@@ -91,7 +91,7 @@ class CostCache:
         try:
             add_file(self._root, model.bundle, _file_name(choice, model), content)
         except (CacheError, OSError) as error:
-            log.warning("the costs of %s were not kept: %s", model.name, error)
+            log.warning("cannot cache the costs of %s: %s", model.name, error)
 
     def _read(self, root: Path, choice: EngineChoice, model: ServableArtifact) -> list[CostPoint]:
         try:
@@ -102,7 +102,7 @@ class CostCache:
             costs = msgspec.json.decode((entry.path / file.file).read_bytes(), type=Costs)
             _check(costs.points)
         except (CacheError, OSError, ValueError) as error:
-            log.warning("the costs of %s in the node's cache count for nothing: %s", model.name, error)
+            log.warning("ignoring the cached costs of %s: %s", model.name, error)
             return []
         return costs.points if costs.fingerprint == self._fingerprint(choice, model) else []
 
@@ -130,7 +130,7 @@ def _file_name(choice: EngineChoice, model: ServableArtifact) -> str:
 def _check(points: Sequence[CostPoint]) -> None:
     """Raises ValueError for points that cannot form a table."""
     if len(points) > _MAX_POINTS:
-        raise ValueError(f"{len(points)} cost points; there are at most {_MAX_POINTS}")
+        raise ValueError(f"{len(points)} cost points; the maximum is {_MAX_POINTS}")
     CostTable.of(point for point in points if point.kind == "wide")
     if narrow := [point for point in points if point.kind == "narrow"]:
         CostTable.of(narrow)

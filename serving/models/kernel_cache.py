@@ -61,7 +61,7 @@ def _keep(root: Path, models: Sequence[ServableArtifact], files: Sequence[Kernel
             if written.exists() and digest(written) != file.sha256:
                 add_file(root, model.bundle, _file_name(model), written.read_bytes())
         except (CacheError, OSError) as error:
-            log.warning("the kernels of %s were not kept: %s", model.name, error)
+            log.warning("cannot cache the kernels of %s: %s", model.name, error)
         finally:
             with contextlib.suppress(OSError):
                 written.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def _files(root: Path, model: ServableArtifact) -> KernelFiles:
     try:
         entry = open_entry(root, model.bundle)
     except CacheError as error:
-        log.warning("the kernels of %s in the node's cache count for nothing: %s", model.name, error)
+        log.warning("ignoring the cached kernels of %s: %s", model.name, error)
         entry = None
     file = entry.file(_file_name(model)) if entry else None
     if entry is None or file is None:

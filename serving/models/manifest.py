@@ -367,7 +367,7 @@ def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str
         ),
         (manifest.model != model, "the model's name differs from its directory's"),
         (str(manifest.version) != version, "the version differs from its directory's name"),
-        (not manifest.artifacts, "no artifact is listed"),
+        (not manifest.artifacts, "the manifest lists no artifacts"),
         *_size_rules(manifest),
         *_task_rules(manifest),
         *_file_rules(manifest),
@@ -410,7 +410,7 @@ _NEEDED = ("pooling", "labels", "candidates")
 def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     task = TASKS.get(manifest.task)
     if task is None:
-        return [(True, f"the task {manifest.task!r} is none of {', '.join(TASKS)}")]
+        return [(True, f"unknown task {manifest.task!r}; available: {', '.join(TASKS)}")]
     inputs = [task.graph_inputs(segments=segments) for segments in (True, False)]
     outputs = task.graph_outputs(
         hidden_size=manifest.vector_size, labels=len(manifest.labels), candidates=manifest.candidates
@@ -419,15 +419,15 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         *((_misplaced(manifest, task.facts, field), _belongs(field)) for field in _OF_TASKS),
         *_vector_rules(manifest),
         (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
-        (manifest.regression and manifest.multi_label, "values of a regression are no labels to be decided"),
+        (manifest.regression and manifest.multi_label, "regression and multi_label exclude each other"),
         (
             manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts,
-            "the default prompt is none of the prompts",
+            "default_prompt is not one of the prompts",
         ),
         (not 0 <= manifest.candidates <= min(_MAX_CANDIDATES, manifest.vocab_size), "candidates is out of range"),
         (bool(manifest.candidates) and "mask" not in manifest.special_ids, "the task needs a mask token"),
-        (manifest.outputs != outputs, "the outputs do not fit the task"),
-        (manifest.inputs not in inputs, "the inputs do not fit the task"),
+        (manifest.outputs != outputs, "the outputs do not match the task"),
+        (manifest.inputs not in inputs, "the inputs do not match the task"),
     ]
 
 
@@ -439,16 +439,16 @@ def _misplaced(manifest: Manifest, facts: Collection[str], field: str) -> bool:
 
 def _belongs(field: str) -> str:
     tasks = [task.name for task in TASKS.values() if field in task.facts]
-    return f"{field} belongs to the task{'s' if len(tasks) > 1 else ''} {' and '.join(tasks)}, and only there"
+    return f"{field} belongs only to the task{'s' if len(tasks) > 1 else ''} {' and '.join(tasks)}"
 
 
 def _vector_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     modes = (manifest.pooling or "mean").split("+")
     return [
-        (not set(modes) <= set(POOLING_MODES), f"pooling is none of {', '.join(POOLING_MODES)}"),
+        (not set(modes) <= set(POOLING_MODES), f"pooling must be one of {', '.join(POOLING_MODES)}"),
         (
             not all(0 < size <= manifest.vector_size for size in manifest.matryoshka),
-            "a size of matryoshka is out of range",
+            "a matryoshka size is out of range",
         ),
     ]
 
@@ -475,7 +475,7 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
         (len(set(roles)) != len(roles), "two artifacts have the same precision and target"),
         (
             any(not each.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts for each in artifact.graphs),
-            "an artifact's name does not end as its kind does",
+            "an artifact's file extension does not match its kind",
         ),
         (
             any(
@@ -484,50 +484,50 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
                 for each in artifact.graphs
                 if (data := each.data) is not None
             ),
-            f"an artifact's data is none: that of a graph has its name and {DATA_SUFFIX}",
+            f"an artifact's data file must be the graph's name with {DATA_SUFFIX}",
         ),
         (
             any((artifact.split_by is None) == bool(artifact.parts) for artifact in artifacts),
-            "an artifact in parts, and nothing else, says how it was split",
+            "split_by must be set for artifacts with parts, and only for them",
         ),
         (
             any((artifact.split_by == "tensors") != (artifact.ranks > 1) for artifact in artifacts)
             or any(artifact.ranks < 1 or len(artifact.graphs) % artifact.ranks for artifact in artifacts),
-            "the ranks of an artifact do not fit its parts",
+            "the ranks of an artifact do not match its parts",
         ),
         (
             any(artifact.lookups and artifact.split_by != "layers" for artifact in artifacts)
             or any(artifact.lookups and len(artifact.parts) % 2 for artifact in artifacts),
-            "the lookups of an artifact do not fit its parts",
+            "the lookups of an artifact do not match its parts",
         ),
         (
             any(artifact.parts and artifact.target == "openvino" for artifact in artifacts)
             or any(artifact.ranks > 1 and artifact.target != "cpu" for artifact in artifacts),
-            "an artifact for OpenVINO may not be in parts, and one for GPUs only by layers",
+            "OpenVINO artifacts cannot be split, and GPU artifacts only by layers",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),
-            "a TensorRT engine, and nothing else, says what it is tied to",
+            "engine must be set for TensorRT engines, and only for them",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.target in GPUS) for artifact in artifacts),
-            "a TensorRT engine, and nothing else, is for one compute capability",
+            "a TensorRT engine must target one compute capability, and other artifacts none",
         ),
         (
             any(build and not _fits(artifact, build, manifest) for artifact in engines for build in [artifact.engine]),
-            "a TensorRT engine's compute capability or profiles do not fit",
+            "a TensorRT engine's compute capability or profiles do not match",
         ),
         (
             any(artifact.batch_invariant and artifact.invariance is None for artifact in artifacts),
-            "an artifact is called batch-invariant without proof",
+            "an artifact is marked batch_invariant without proof",
         ),
         (
             any(artifact.invariance is not None and artifact.parity is None for artifact in artifacts),
-            "an artifact was compared with itself and not with PyTorch",
+            "an artifact has invariance but no parity",
         ),
         (
             any(artifact.graph is not None and artifact.kind != "tensorrt" for artifact in artifacts),
-            "what is no TensorRT engine says of a graph that it was built of",
+            "graph may be set only for TensorRT engines",
         ),
     ]
 

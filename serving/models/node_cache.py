@@ -160,7 +160,7 @@ def with_proofs(root: Path, bundle: Bundle) -> Bundle:
     try:
         entry = open_entry(root, bundle)
     except CacheError as error:
-        log.warning("%s; prove it anew with `%s`", error, host.command("verify"))
+        log.warning("%s; prove it again with `%s`", error, host.command("verify"))
         return bundle
     if entry is None:
         return bundle
@@ -315,7 +315,7 @@ def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
     yield derived.schema_version != SCHEMA_VERSION, f"schema version must be {SCHEMA_VERSION}"
     yield (
         (derived.model, derived.version, derived.bundle) != (manifest.model, manifest.version, bundle.sha256),
-        f"it was made of another bundle ({derived.bundle[:_SHOWN_DIGITS]!r}, not {bundle.sha256[:_SHOWN_DIGITS]!r})",
+        f"it was made for another bundle ({derived.bundle[:_SHOWN_DIGITS]!r}, not {bundle.sha256[:_SHOWN_DIGITS]!r})",
     )
     # A cache may hold what a bundle may: engines like the bundle's own, and files with plain names.
     artifacts = derived.engines or manifest.artifacts
@@ -323,27 +323,28 @@ def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
     wrong = problem(whole, manifest.model, str(manifest.version))
     yield wrong is not None, str(wrong)
     yield any(entry.file == DERIVED for entry in derived.files), "a file's name is not a plain name"
-    yield any(engine.kind != "tensorrt" or engine.proven for engine in derived.engines), "an engine is none"
+    yield (
+        any(engine.kind != "tensorrt" or engine.proven for engine in derived.engines),
+        "an engine is not an unproven TensorRT engine",
+    )
     names = {artifact.file for artifact in manifest.artifacts}
-    yield not names.isdisjoint(entry.file for entry in derived.entries()), "a file has the name of the bundle's own"
+    yield not names.isdisjoint(entry.file for entry in derived.entries()), "a file has the name of a file in the bundle"
     files = [proof.file for proof in derived.proofs]
     yield (
         not names.union(engine.file for engine in derived.engines).issuperset(files),
-        "it proves an artifact that there is not",
+        "it has a proof of an unknown artifact",
     )
     yield len(set(files)) != len(files), "an artifact is proven twice"
     words = [word for proof in derived.proofs for word in (proof.device, *proof.libraries, *proof.libraries.values())]
-    yield not all(word.isprintable() for word in words), "a device or a library has no printable name"
-    yield not all(proof.device and proof.libraries for proof in derived.proofs), "a proof does not say what ran it"
+    yield not all(word.isprintable() for word in words), "a device or library name is not printable"
+    yield not all(proof.device and proof.libraries for proof in derived.proofs), "a proof lacks its device or libraries"
 
 
 def _proven(artifact: Artifact, proof: Proof | None, bundle: Path) -> Artifact:
     if artifact.proven or proof is None:
         return artifact
     if (reason := _stale(proof, artifact)) is not None:
-        log.warning(
-            "bundle %s: the proof of %s in the node's cache counts for nothing: %s", bundle, artifact.file, reason
-        )
+        log.warning("bundle %s: ignoring the cached proof of %s: %s", bundle, artifact.file, reason)
         return artifact
     return msgspec.structs.replace(
         artifact,
@@ -358,9 +359,9 @@ def _stale(proof: Proof, artifact: Artifact) -> str | None:
     """Why a proof no longer holds here; None if it does."""
     libraries = libraries_of(artifact.target)
     if proof.libraries != libraries:
-        return f"it was made with {_named(proof.libraries)}, here is {_named(libraries) or 'no such library'}"
+        return f"it was made with {_named(proof.libraries)}, but {_named(libraries) or 'no such library'} is installed"
     if proof.device != (here := device_of(artifact.target)):
-        return f"it was made on {proof.device}, this is {here}"
+        return f"it was made on {proof.device}, but this is {here}"
     return None
 
 

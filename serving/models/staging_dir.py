@@ -146,7 +146,7 @@ def _take(directory: Path, on_wait: Callable[[], None]) -> tuple[list[Path], int
 
 def _check_there(directory: Path, handle: int) -> None:
     if not os.path.samestat(directory.stat(), os.fstat(handle)):
-        raise FileNotFoundError(errno.ENOENT, "another process has removed it meanwhile", directory)
+        raise FileNotFoundError(errno.ENOENT, "another process has removed it", directory)
 
 
 class StagedVersion(StagingDir):
@@ -180,7 +180,7 @@ class StagedVersion(StagingDir):
         except OSError as error:
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
                 raise
-            raise FileExistsError(errno.EEXIST, "another process has written this version meanwhile", final) from error
+            raise FileExistsError(errno.EEXIST, "another process has written this version", final) from error
         sync(self._home)
         return final
 

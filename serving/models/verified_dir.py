@@ -62,14 +62,14 @@ def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
         raise UnverifiedError(f"{name} is missing") from None
     _check_plain(name, status)
     if status.st_size > MANIFEST_LIMIT_BYTES:
-        raise UnverifiedError(f"{name} has {status.st_size} bytes; {MANIFEST_LIMIT_BYTES} allowed")
+        raise UnverifiedError(f"{name} has {status.st_size} bytes; the maximum is {MANIFEST_LIMIT_BYTES}")
     content = (path / name).read_bytes()
     try:
         return msgspec.json.decode(content, type=schema), hashlib.sha256(content).hexdigest()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         # The error may quote the file, and ends up on terminals and in logs.
         words = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(error))
-        raise UnverifiedError(f"{name} is not a manifest: {words}") from error
+        raise UnverifiedError(f"{name} is not a valid manifest: {words}") from error
 
 
 def check(path: Path, name: str, entries: Iterable[Entry]) -> None:
@@ -83,14 +83,14 @@ def check(path: Path, name: str, entries: Iterable[Entry]) -> None:
     expected = {entry.file: entry for entry in entries}
     present = {entry.name for entry in os.scandir(path)} - {name}
     if missing := sorted(expected.keys() - present):
-        raise UnverifiedError(f"{missing[0]} is listed in the manifest and missing")
+        raise UnverifiedError(f"{missing[0]} is listed in the manifest but missing")
     if extra := sorted(present - expected.keys()):
         raise UnverifiedError(f"{extra[0]!r} is not listed in the manifest")
     for file, entry in expected.items():
         status = (path / file).lstat()
         _check_plain(file, status)
         if status.st_size != entry.size_bytes:
-            raise UnverifiedError(f"{file} has {status.st_size} bytes, the manifest says {entry.size_bytes}")
+            raise UnverifiedError(f"{file} has {status.st_size} bytes, but the manifest says {entry.size_bytes}")
         if digest(path / file) != entry.sha256:
             raise UnverifiedError(f"{file} does not match its SHA-256 in the manifest")
 

@@ -161,7 +161,7 @@ class ConnectionLimiter:
             least = f"{own + (wanted or 1):,}"
             what = f"--max-connections {wanted}" if wanted else "the server"
             raise StartupError(
-                f"{what} needs {least} open files, and this process may have {descriptor_limit():,}: raise the hard"
+                f"{what} needs {least} open files, but the limit is {descriptor_limit():,}; raise the hard"
                 f" limit (`ulimit -Hn`, systemd's LimitNOFILE=)"
             )
         return cls(wanted or min(left, _MAX_CONNECTIONS), settings.max_connections_per_peer)
@@ -181,11 +181,11 @@ class ConnectionLimiter:
             peer = peer_of(address)
             if self._peers[peer] >= self._per_peer:
                 self.refused["peer"] += 1
-                self._tell("refused a connection: its address has as many as one may have (--max-connections-per-peer)")
+                self._tell("rejected a connection: its address has reached --max-connections-per-peer")
                 return None
         if self._taken >= self.limit and (self._taken >= self.limit + _LEAVING or not self.make_room()):
             self.refused["full"] += 1
-            self._tell("refused a connection: all places are taken and none is idle (--max-connections)")
+            self._tell("rejected a connection: all connections are in use (--max-connections)")
             return None
         self._taken += 1
         if self._per_peer:
@@ -214,7 +214,7 @@ class ConnectionLimiter:
                 continue  # used or closed in the meantime
             connection.close_if_idle()
             self.displaced += 1
-            self._tell("closed an idle connection for a new one: all places are taken (--max-connections)")
+            self._tell("closed an idle connection to make room for a new one (--max-connections)")
             return True
         return False
 
@@ -223,6 +223,6 @@ class ConnectionLimiter:
         if now - self._told_at >= _TELL_S:
             self._told_at = now
             log.warning(
-                "%s; %d of %d are open, and so far %d were refused and %d closed",
+                "%s; %d of %d open, %d rejected and %d closed in total",
                 *(what, self._taken, self.limit, sum(self.refused.values()), self.displaced),
             )

@@ -274,7 +274,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         if loop.time() - self._told_at >= _TELL_S:
             self._told_at = loop.time()
-            log.error("new connections wait: %s", error.strerror)
+            log.error("cannot accept connections: %s", error.strerror)
         if self._limiter is not None:
             self._limiter.make_room()
         loop.remove_reader(self._socket)

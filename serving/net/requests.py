@@ -61,7 +61,7 @@ def combined(name: bytes, first: bytes, second: bytes) -> bytes:
         MalformedRequest: The field must not be repeated.
     """
     if name in _ONE_LINE or (name in _SINGLE and first != second):
-        raise MalformedRequest(f"more than one header {name.decode().title()}; send it once")
+        raise MalformedRequest(f"the header {name.decode().title()} occurs more than once; send it once")
     return joined(name, first, second)
 
 
@@ -113,14 +113,14 @@ def inflated(data: bytes, wbits: int, limit: int) -> bytes:
         try:
             piece = stream.decompress(data, left + 1)
         except zlib.error:
-            raise MalformedRequest("the body is not compressed as its encoding says") from None
+            raise MalformedRequest("the body does not match its compression") from None
         left -= len(piece)
         if left < 0:
             raise BodyTooLarge(f"the body exceeds {limit} bytes once decompressed{setting_of(limit)}")
         pieces.append(piece)
         data = stream.unused_data
         if not stream.eof or (data and wbits != COMPRESSIONS[b"gzip"]):
-            raise MalformedRequest("the compressed body ends too early, or something follows it")
+            raise MalformedRequest("the compressed body is truncated or has trailing bytes")
         if not data:
             return b"".join(pieces)
     raise MalformedRequest(f"the body has more than {_MAX_MEMBERS} gzip members; send fewer, larger ones")

@@ -56,7 +56,7 @@ def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> No
     )
     if windows is not None:
         if "windows" not in request.options.__struct_fields__:
-            raise InvalidRequest("the parameter `long` is for the tasks classify, rerank and tag")
+            raise InvalidRequest("the parameter `long` is supported only for the tasks classify, rerank and tag")
         request.options = msgspec.structs.replace(request.options, windows=windows)
     if (priority := values.get("priority")) is not None:
         request.priority = priority_of(priority, "the parameter `priority`")

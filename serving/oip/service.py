@@ -38,9 +38,9 @@ EXTENSIONS = (
     *("schedule_policy", "statistics"),
 )
 
-SHARED_MEMORY = "shared memory is not supported: send tensors in the request"
+SHARED_MEMORY = "shared memory is not supported; send tensors in the request"
 
-SETTINGS = "the settings of traces and logs are not changed by requests"
+SETTINGS = "trace and log settings cannot be changed by requests"
 
 _NS_PER_US = 1000
 _MS_PER_S = 1000
@@ -181,9 +181,9 @@ class V2Service:
         check_sizes(tensors, self.max_inputs)
         inputs = inputs_of(tensors)
         if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
-            raise InvalidRequest(f"under this name the model takes {IDS!r}; the name without {TOKENS!r} takes texts")
+            raise InvalidRequest(f"this model name takes {IDS!r}; for texts, use the name without {TOKENS!r}")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
-            raise InvalidRequest(f"the model takes no {PAIR!r}: the task {view.model.manifest.task} reads one text")
+            raise InvalidRequest(f"the task {view.model.manifest.task} takes one text, without {PAIR!r}")
         request = InferRequest(inputs, view.options, self.max_inputs, view.served, version)
         if parameters:
             read_parameters(request, parameters)
@@ -202,7 +202,7 @@ class V2Service:
         view = self._view(name)
         if len(view.inputs) > 1:
             names = " and ".join(repr(info.name) for info in view.inputs)
-            raise InvalidRequest(f"the model takes {names}: name them in JSON, a raw request has room for one input")
+            raise InvalidRequest(f"the model takes {names}, and a raw request has one input; send JSON")
         return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
 
     async def infer_under(self, view: View, request: InferRequest[A]) -> Outcome[A]:
@@ -268,7 +268,7 @@ class V2Service:
         """
         self._check_control(name)
         if any(name.startswith(_FILE) and value is not None for name, value in parameters.items()):
-            raise InvalidRequest("a model is loaded as its bundle has it: a request brings no files")
+            raise InvalidRequest("files cannot be loaded from a request; add the version to the repository")
         await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
 
     def unload(self, name: str) -> None:
@@ -283,7 +283,7 @@ class V2Service:
 
     def _check_control(self, name: str) -> None:
         if not self.control:
-            raise Forbidden("models are neither loaded nor unloaded by requests: the setting model_control is off")
+            raise Forbidden("requests cannot load or unload models; start the server with --model-control")
         if name not in self._views:
             raise self._repository.unknown()
 
@@ -326,7 +326,7 @@ def _version(wanted: object) -> int | None:
         return None
     words = str(wanted)
     if isinstance(wanted, bool) or not (words.isascii() and words.isdigit() and str(int(words)) == words):
-        raise InvalidRequest(f"the parameter `{_VERSION}` must be the number of a version, such as 2")
+        raise InvalidRequest(f"the parameter `{_VERSION}` must be a version number, such as 2")
     return int(words)
 
 
@@ -350,4 +350,4 @@ def refuse_unsupported(parameters: Mapping[str, object]) -> None:
     refuse_region(parameters)
     classes = parameters.get("classification")
     if classes is not None and (classes != 0 or classes is False):
-        raise Unsupported("outputs come as they are: the parameter `classification` is not supported")
+        raise Unsupported("the parameter `classification` is not supported; leave it out")

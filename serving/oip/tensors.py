@@ -88,17 +88,17 @@ def inputs_of(tensors: Sequence[Tensor]) -> Sequence[TextInput]:
         return texts_of(tensors[0])
     named = {tensor.name: tensor for tensor in tensors}
     if len(named) != len(tensors):
-        raise InvalidRequest("an input is given twice")
+        raise InvalidRequest("an input occurs twice")
     if named.keys() == {TEXT, PAIR}:
         first, second = texts_of(named[TEXT]), texts_of(named[PAIR])
         if len(first) != len(second):
-            raise InvalidRequest(f"{TEXT!r} has {len(first)} elements, {PAIR!r} {len(second)}")
+            raise InvalidRequest(f"{TEXT!r} has {len(first)} elements, but {PAIR!r} has {len(second)}")
         return list(zip(first, second, strict=True))
     if IDS in named and named.keys() <= {IDS, MASK, TYPES}:
         return _tokens_of(named)
     raise InvalidRequest(
         f"unexpected inputs; the model takes {TEXT!r}, or {TEXT!r} and {PAIR!r}, or {IDS!r} with {MASK!r} and"
-        f" {TYPES!r} if need be"
+        f" {TYPES!r} optional"
     )
 
 
@@ -113,7 +113,7 @@ def raw_tensor(name: str, datatype: str, body: memoryview) -> Tensor:
         return Tensor(name, datatype, [1], [decode_text(bytes(body), name)])
     size = np.dtype(_NUMBERS[datatype]).itemsize
     if not body or len(body) % size:
-        raise InvalidRequest(f"input {name!r}: {len(body)} bytes are no row of {datatype}, of {size} bytes each")
+        raise InvalidRequest(f"input {name!r}: {len(body)} bytes are not a row of {datatype}, {size} bytes each")
     return Tensor(name, datatype, [1, len(body) // size], blob=body)
 
 
@@ -121,9 +121,7 @@ def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
     """Rejects tensors with too many rows or dimensions, before anything iterates over them."""
     for tensor in tensors:
         if len(tensor.shape) > _MATRIX:
-            raise InvalidRequest(
-                f"input {tensor.name!r} has {len(tensor.shape)} dimensions; at most {_MATRIX} are taken"
-            )
+            raise InvalidRequest(f"input {tensor.name!r} has {len(tensor.shape)} dimensions; the maximum is {_MATRIX}")
         if tensor.shape and tensor.shape[0] > max_inputs:
             raise too_many_inputs(tensor.shape[0], max_inputs)
 
@@ -145,7 +143,7 @@ def texts_of(tensor: Tensor) -> list[str]:
         return split_bytes(tensor.blob, shape[0], name)
     texts = list(_flat(tensor))
     if not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"input {name!r} must hold texts")
+        raise InvalidRequest(f"input {name!r} must contain texts")
     _check_count(name, shape[0], len(texts))
     return texts
 
@@ -182,7 +180,7 @@ def decode_text(value: bytes, name: str = TEXT) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
-        raise MalformedRequest(f"input {name!r} holds bytes that are not UTF-8") from None
+        raise MalformedRequest(f"input {name!r} contains bytes that are not UTF-8") from None
 
 
 def _tokens_of(named: dict[str, Tensor]) -> list[TextInput]:
@@ -192,12 +190,12 @@ def _tokens_of(named: dict[str, Tensor]) -> list[TextInput]:
         if values.shape != ids.shape:
             raise InvalidRequest(f"the shapes of {IDS!r} and {name!r} differ")
         if ((values < 0) | (values > 1)).any():
-            raise InvalidRequest(f"{name!r} holds something else than 0 and 1")
+            raise InvalidRequest(f"{name!r} must contain only 0 and 1")
     lengths = np.full(len(ids), ids.shape[1])
     if MASK in others:
         lengths = others[MASK].sum(axis=1)
         if not lengths.all():
-            raise InvalidRequest(f"a row of {MASK!r} has no 1")
+            raise InvalidRequest(f"a row of {MASK!r} must contain a 1")
         if (others[MASK] != (np.arange(ids.shape[1]) < lengths[:, None])).any():
             raise InvalidRequest(f"a row of {MASK!r} must be ones, then zeros")
     types = others.get(TYPES)
@@ -227,15 +225,15 @@ def _matrix(tensor: Tensor) -> NDArray[np.int64]:
         numbers = _flat(tensor)
         _check_count(name, count, len(numbers))
         if count > _MAX_NUMBERS:
-            raise InvalidRequest(f"input {name!r} holds {count} numbers; at most {_MAX_NUMBERS} are taken")
+            raise InvalidRequest(f"input {name!r} has {count} numbers; the maximum is {_MAX_NUMBERS}")
         if not set(map(type, numbers)) <= {int, bool}:
-            raise InvalidRequest(f"input {name!r} must hold whole numbers")
+            raise InvalidRequest(f"input {name!r} must contain integers")
         try:
             values = np.fromiter(numbers, np.int64, count)
         except OverflowError:
-            raise InvalidRequest(f"input {name!r} holds a number that is no {INT64}") from None
+            raise InvalidRequest(f"input {name!r} has a number outside the range of {INT64}") from None
     if values.size and (values.min() < -_LARGEST_DIMENSION or values.max() >= _LARGEST_DIMENSION):
-        raise InvalidRequest(f"input {name!r} holds a number that is no {INT32}")
+        raise InvalidRequest(f"input {name!r} has a number outside the range of {INT32}")
     return values.reshape(shape)
 
 
@@ -248,4 +246,4 @@ def _flat(tensor: Tensor) -> Sequence[Any]:
 
 def _check_count(name: str, expected: int, count: int, what: str = "elements") -> None:
     if expected != count:
-        raise InvalidRequest(f"input {name!r}: its shape has {expected} {what}, its data {count}")
+        raise InvalidRequest(f"input {name!r}: its shape has {expected} {what}, but its data has {count}")

@@ -139,7 +139,7 @@ def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     yield Finding(topic, "processor", host.processor(proc / "cpuinfo"))
     advice = "INT8 gains little without VNNI, AMX or dot products; compare it with --precision fp32"
     fast_int8 = any(name in instructions for name in _INT8)
-    value = ", ".join(instructions) or "none of those that matter"
+    value = ", ".join(instructions) or "no INT8 extensions"
     yield _finding(topic, "instructions", value, "" if fast_int8 else advice)
     yield _cores(topic, settings)
     yield _memory(topic, proc)
@@ -147,7 +147,7 @@ def machine(settings: Settings, proc: Path = _PROC) -> Iterator[Finding]:
     if limit == resource.RLIM_INFINITY:
         yield Finding(topic, "descriptors", "no limit")
     elif limit < _FEW_DESCRIPTORS:
-        yield Finding(topic, "descriptors", f"{limit} files", "note", "raise `ulimit -Hn`: each connection takes one")
+        yield Finding(topic, "descriptors", f"{limit} files", "note", "raise `ulimit -Hn`: each connection needs one")
     else:
         yield Finding(topic, "descriptors", f"{limit:,} files")
     yield Finding(topic, "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
@@ -158,9 +158,9 @@ def _cores(topic: str, settings: Settings) -> Finding:
     value, advice = f"{usable} usable of {os.cpu_count()}", ""
     if quota is not None:
         value += f", quota {quota:g}"
-        advice = "the part of the quota beyond whole cores is not used" if quota != int(quota) else ""
+        advice = "the fractional core of the quota is not used" if quota != int(quota) else ""
     if settings.threads is not None and settings.threads > usable:
-        advice = f"--threads {settings.threads} is more than there are"
+        advice = f"--threads {settings.threads} exceeds the usable cores"
     return _finding(topic, "cores", value, advice)
 
 
@@ -169,7 +169,7 @@ def _memory(topic: str, proc: Path) -> Finding:
     mib = {name: int(kib) >> 10 for name, kib in lines}
     limit = memory_limit()
     value = f"{mib.get('MemAvailable', 0):,} MiB free of {mib.get('MemTotal', 0):,}"
-    return Finding(topic, "memory", value + (f", the container's limit {limit // _MIB:,} MiB" if limit else ""))
+    return Finding(topic, "memory", value + (f", container limit {limit // _MIB:,} MiB" if limit else ""))
 
 
 def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ def gpus(proc: Path = _PROC, libraries: Sequence[Path] = _LIBRARIES) -> Iterator
     gpus = [_after("Model", file) for file in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
     driver = re.search(r"Module(?: for \S+)?\s+([0-9.]+)", _text(proc / "driver/nvidia/version"))
     if not gpus:
-        why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
+        why = "NVIDIA driver without a GPU" if driver else "no NVIDIA driver"
         yield Finding(topic, "GPUs", f"none ({why})")
         return
     yield Finding(topic, "GPUs", ", ".join(gpu or "unnamed" for gpu in gpus))
@@ -235,7 +235,9 @@ def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
                 all_at_once.enter_context(open_port(settings, name))
             except StartupError as error:
                 neighbour = neighbour or _neighbour(settings)
-                advice = f"{flag_of(name)} takes another one" + (", 0 a free one" if name != "agent_port" else "")
+                advice = f"use another port with {flag_of(name)}" + (
+                    ", or 0 for a free one" if name != "agent_port" else ""
+                )
                 yield Finding(topic, f"port {port}", f"{error}{neighbour}", "bad", advice)
             else:
                 yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")
@@ -253,18 +255,18 @@ def _neighbour(settings: Settings) -> str:
             connection.request("GET", "/livez")
             reply = connection.getresponse()
             if reply.headers["x-request-id"] and "state" in json.loads(reply.read(_MAX_BYTES)):
-                return f"; a bertserve answers at http://{host}:{port}, and has these ports while it runs"
+                return f"; another bertserve is running at http://{host}:{port}"
     return ""
 
 
 def _credentials(topic: str, settings: Settings) -> Iterator[Finding]:
     """Finding about files that were checked with the settings."""
     if settings.api_keys_file is not None:
-        yield Finding(topic, "API keys", f"{settings.api_keys_file} can be used")
+        yield Finding(topic, "API keys", f"{settings.api_keys_file} is valid")
     if settings.tls_cert_file is not None:
-        value = f"{settings.tls_cert_file}, its key {settings.tls_key_file}"
+        value = f"{settings.tls_cert_file}, key {settings.tls_key_file}"
         clients = settings.tls_client_ca_file
-        yield Finding(topic, "TLS", value if clients is None else f"{value}, clients' authorities {clients}")
+        yield Finding(topic, "TLS", value if clients is None else f"{value}, client CA {clients}")
 
 
 def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
@@ -281,9 +283,9 @@ def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
     try:
         store.check(settings.batch_dir)
     except StartupError as error:
-        yield Finding(topic, "batches", str(error), "bad", "--batch-dir takes a folder that only this server uses")
+        yield Finding(topic, "batches", str(error), "bad", "use a --batch-dir of its own for each server")
     else:
-        yield Finding(topic, "batches", f"{settings.batch_dir} can be used")
+        yield Finding(topic, "batches", f"{settings.batch_dir} is usable")
 
 
 def _at_home(settings: Settings) -> Settings:
@@ -295,7 +297,7 @@ def _export(topic: str, settings: Settings) -> Iterator[Finding]:
     if not settings.model_id:
         return
     missing = [name for name in _EXPORT_PACKAGES if not _versions([name])]
-    value = f"{settings.model_id}: the start exports it where {home_of(settings).models} does not hold it"
+    value = f"{settings.model_id}: `serve` exports it unless {home_of(settings).models} has it"
     if missing:
         yield Finding(topic, "export", f"{missing[0]} is missing", "bad", installing("cpu,export"))
     else:
@@ -327,7 +329,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         value += artifact.split
-        advice = f"{command(f'verify {model.bundle.path} --cache-dir DIR')} proves it on this node"
+        advice = f"prove it on this node with `{command(f'verify {model.bundle.path} --cache-dir DIR')}`"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()
     wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)
@@ -346,15 +348,15 @@ def _wanted_mib(model: ServedModel, threads: int) -> float:
 def _cache(topic: str, settings: Settings) -> Iterator[Finding]:
     root = _at_home(settings).cache_dir
     if root is None:
-        advice = "--cache-dir DIR keeps measured costs and proofs, for quicker starts"
+        advice = "set --cache-dir DIR to keep measured costs and proofs, for faster starts"
         yield Finding(topic, "cache", "none", "note", advice)
         return
     there = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())  # the server makes the rest
     try:
         with tempfile.TemporaryFile(dir=there):
-            yield Finding(topic, "cache", f"{root} can be written")
+            yield Finding(topic, "cache", f"{root} is writable")
     except OSError as error:
-        advice = "the export needs it" if settings.model_id else "nothing will be kept there"
+        advice = "the export needs it" if settings.model_id else "nothing will be cached"
         yield _finding(topic, "cache", f"{root}: {error.strerror}", advice, bad=bool(settings.model_id))
 
 

@@ -1,8 +1,9 @@
-"""Pages made from code: `python -m serving.operations.generated_pages docs/reference` writes the settings and the metrics."""
+"""Pages made from code: `python -m serving.operations.generated_pages docs/reference` writes settings and metrics."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 _SETTINGS_HEAD = """# Settings of `bertserve serve`
 
-Generated from `serving/settings.py` by `make docs`. A setting comes from its default, then a TOML file given by
-`--config` (its keys are the options without dashes in front and with `_` for `-`), then the environment, then the
-command line; the last one wins. Unknown names and bad values are listed together before any port opens, with exit
-code 2. `bertserve serve --help` shows the common options, `--help-all` all of them.
+Generated from `serving/settings.py` by `make docs`. The command line overrides the environment, which overrides the
+TOML file of `--config`, which overrides the default. Keys in the file are the options without leading dashes and with
+`_` for `-`. Unknown names and bad values are listed together before any port opens, with exit code 2.
+`bertserve serve --help` shows the common options, `--help-all` all of them.
 
 On Kubernetes set `enableServiceLinks: false`: a Service named `bertserve-http` would otherwise put
 `BERTSERVE_HTTP_PORT=tcp://...` into the environment. Such values are recognized as addresses and ignored.
@@ -41,7 +42,7 @@ is wrong, [monitoring](../guides/observability.md) how they are scraped.
 _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
     (
         "The server",
-        "An error's `reason` is one of {reasons}. What is answered with an error counts, whatever was asked.",
+        "Values of `reason` besides `ok`:\n\n{reasons}\n\nEvery reply with an error counts, whatever was requested.",
         catalogue.SERVER,
     ),
     (
@@ -57,6 +58,7 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
     ("GPUs", "Triton's names again. A server that computes on a CPU has none of these.", catalogue.GPU),
 )
 
+_CODE = " " * 4
 _UNITS = {"seconds": "seconds", "bytes": "bytes", "tokens": "tokens", "texts": "texts", "us": "microseconds"}
 
 
@@ -92,7 +94,7 @@ def unit(name: str) -> str:
 
 
 def _section(title: str, text: str, metrics: Sequence[Metric]) -> str:
-    reason_names = ", ".join(f"`{reason}`" for reason in reasons())
+    reason_names = textwrap.fill(", ".join(reasons()), 120, initial_indent=_CODE, subsequent_indent=_CODE)
     head = "| metric | type | unit | labels | what it says |\n|---|---|---|---|---|\n"
     return f"\n## {title}\n\n{text.format(reasons=reason_names)}\n\n{head}" + "".join(map(_metric, metrics))
 

@@ -21,7 +21,7 @@ log = logging.getLogger("bertserve.build")
 _END_S = 5.0
 """Grace period for a terminated build to remove its files."""
 
-_ENDS = "the server ends before the engine is built"
+_ENDS = "the server is shutting down"
 _SAID_FIRST = "bertserve build: "
 
 
@@ -56,12 +56,12 @@ class EngineBuilder:
             raise EngineFailed(_ENDS, passing=True)
         if status != 0:
             reason = (
-                last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"it ended with status {status}"
+                last.removeprefix(_SAID_FIRST) if last.startswith(_SAID_FIRST) else f"the build exited with {status}"
             )
             for path in (bundle.parents[1], self._cache):  # clients see it, without this machine's paths
                 reason = reason.replace(f"{os.path.abspath(path)}/", "")  # noqa: PTH100  `resolve` would follow links
             passing = status in {os.EX_TEMPFAIL, -signal.SIGKILL}
-            raise EngineFailed(f"no TensorRT engine could be built: {reason}", passing=passing)
+            raise EngineFailed(f"cannot build a TensorRT engine: {reason}", passing=passing)
 
     def stop(self) -> None:
         if self._end_by is None:  # only once: a second signal would interrupt its cleanup

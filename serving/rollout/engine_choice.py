@@ -52,7 +52,7 @@ _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
 """GPU memory needed: a multiple of the models' size for buffers, and a fixed amount for CUDA and the libraries."""
 
-_NOT_LOOKED_AT = discovery.Machine(problem="no GPU was looked for")
+_NOT_LOOKED_AT = discovery.Machine(problem="GPU discovery was skipped")
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,9 +88,9 @@ class Choice:
             if not for_gpus or ((self.degraded or self.gpus) and not told_before):
                 # OpenVINO is optional on a CPU
                 say = log.warning if for_gpus or rejected.engine == failed else log.info
-                tell(say, "not the engine %s: %s", engine=rejected.engine, reason=rejected.reason)
+                tell(say, "engine %s not used: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
-            log.warning("a GPU is left out: %s", reason)
+            log.warning("a GPU is not used: %s", reason)
         for reason in without_second(self.repository.models, ENGINES[self.engine], by_default=self.by_default):
             log.info("%s", reason)
         if self.by_default:
@@ -143,7 +143,7 @@ class Chooser:
         try:
             choice = self._best(left, self._bundles(served))
         except StartupError as error:
-            log.warning("nothing can take the place of the engine %s: %s", engine, error)
+            log.warning("no fallback for the engine %s: %s", engine, error)
             return None
         choice = replace(choice, degraded=choice.degraded or crashed)
         choice.log(failed=engine)
@@ -192,7 +192,7 @@ class Chooser:
         if machine.problem:
             return machine.problem
         if self._settings.precision not in {"auto", *ENGINE_GRAPHS}:
-            return f"it would be {' or '.join(ENGINE_GRAPHS)}, and --precision {self._settings.precision} is asked for"
+            return f"TensorRT engines are {' or '.join(ENGINE_GRAPHS)}, but --precision is {self._settings.precision}"
         return tensorrt.build_obstacle(machine)
 
     def built(self, served: Sequence[ServedModel]) -> Choice:
@@ -245,7 +245,7 @@ class Chooser:
         )
         if engine.second and not any(model.second for model in repository.models):
             reasons = "; ".join(without_second(repository.models, engine))
-            raise StartupError(f"the engine {engine.name} has nothing to choose from: {reasons}")
+            raise StartupError(f"the engine {engine.name} has only one library to choose: {reasons}")
         for problem in engine.unfit([model.spec() for model in repository.models], self._machine, gpus):
             raise StartupError(problem)
         stages = max(len(model.artifact.processes) for model in repository.models)
@@ -279,7 +279,7 @@ class Chooser:
         # Models that were split for CPUs run on GPUs only if the engine is named.
         split = engine.runs_cpu_parts and engine.name == self._settings.engine
         if not runs_on_a_gpu(bundles, built=self._settings.build_engine, split=split):
-            raise StartupError("the bundles hold nothing for a GPU; export with --precision fp16 or --tensorrt")
+            raise StartupError("no bundle has a GPU artifact; export with --precision fp16 or --tensorrt")
         if self._machine is _NOT_LOOKED_AT:
             self._machine = self._look()
         machine = self._machine
@@ -295,4 +295,4 @@ def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:
     if free >= wanted:
         return ""
     has = f"{free:,} MiB of {total:,} free"
-    return f"{gpu.name} number {gpu.ordinal} has {has}, about {wanted:,.0f} are needed"
+    return f"{gpu.name} number {gpu.ordinal} has {has}, but needs about {wanted:,.0f} MiB"

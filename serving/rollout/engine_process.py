@@ -39,7 +39,7 @@ def _verify(bundles: list[tuple[str, str]]) -> None:
 
     for path, sha256 in bundles:
         if open_bundle(Path(path)).sha256 != sha256:
-            raise BundleError(f"bundle {path}: its manifest has changed while it was being loaded")
+            raise BundleError(f"bundle {path}: its manifest changed while loading")
 
 
 if __name__ == "__main__":

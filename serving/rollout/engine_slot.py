@@ -67,7 +67,7 @@ log = logging.getLogger("bertserve.swap")
 
 _POLL_S = 0.02
 
-_RETRY = "the engine ended; try again"
+_RETRY = "the engine exited; try again"
 
 
 class SlotState(Enum):
@@ -221,7 +221,7 @@ class EngineSlot:
                     load, self._settings.engine_hang_s, started=priority.follow, on_verified=on_verified
                 )
         passed = time.perf_counter() - started
-        log.info("another engine is warm after %.2f s, for %.2f s of which it was paused", passed, priority.paused_s)
+        log.info("the new engine is warm after %.2f s, paused for %.2f s of them", passed, priority.paused_s)
         try:
             yield engine
         finally:
@@ -235,7 +235,7 @@ class EngineSlot:
             EngineLost: One of the two engines has ended.
         """
         if self.engine is None or self.engine.gone or generation.engine.gone:
-            raise EngineLost("an engine ended while another was to take its place; try again", retry_after_s=1)
+            raise EngineLost("the engine exited during the swap; try again", retry_after_s=1)
         before = EngineGeneration(self.engine, self.load, tuple(self.models), self.choice)
         self._forget_previous()
         self._activate(generation)
@@ -246,12 +246,12 @@ class EngineSlot:
     def roll_back(self) -> None:
         """Switches back to the previous generation; raises EngineLost if there is none."""
         if self.previous is None or self.previous.engine.gone:
-            raise EngineLost("the engine before is not there any more; try again", retry_after_s=1)
+            raise EngineLost("the previous engine is gone; try again", retry_after_s=1)
         self.switch(self.previous)
 
     async def release(self) -> None:
         if (generation := self._forget_previous()) is not None:
-            log.info("the engine before, process %d, is not kept any longer", generation.engine.pid)
+            log.info("stopping the previous engine, process %d", generation.engine.pid)
             await generation.engine.close()
 
     def _activate(self, generation: EngineGeneration) -> None:
@@ -282,7 +282,7 @@ class EngineSlot:
             return
         self._dispatcher.engine_leaves(engine)
         passed = time.perf_counter() - started
-        log.info("the engine before, process %d, is drained after %.2f s and kept for %g s", engine.pid, passed, keep_s)
+        log.info("the previous engine, process %d, drained in %.2f s and is kept for %g s", engine.pid, passed, keep_s)
         if not keep_s:
             await self.release()
             return
@@ -345,7 +345,7 @@ class EngineSlot:
     def _give_up(self, reason: str) -> None:
         self._failed = True
         self._lifecycle.fail(reason)
-        self._dispatcher.engine_down(EngineLost("the engine ended and does not start again"))
+        self._dispatcher.engine_down(EngineLost("the engine exited and cannot be restarted"))
 
     def _fall_back(self) -> bool:
         """Serves with the previous generation; False without one.
@@ -366,7 +366,7 @@ class EngineSlot:
         for listener in self.on_fall_back:
             listener(versions)
         if kind != self.choice.engine:
-            self.reject(kind, "its process ended soon after it had taken over")
+            self.reject(kind, "its process exited soon after the swap")
         return True
 
     def _start_fallback(self, prepared: PreparedLoad) -> None:
@@ -382,11 +382,11 @@ class EngineSlot:
     def _supervision_ended(self, task: asyncio.Task[None]) -> None:
         """Fails the server if not even a process can be started."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the engine cannot be started", exc_info=error)
-            self.engine_failed("the engine process cannot be started; the log has the details")
+            log.error("cannot start the engine", exc_info=error)
+            self.engine_failed("cannot start the engine process; see the log")
 
     def _previous_ended(self, generation: EngineGeneration) -> None:
-        log.error("the engine before, process %d, has ended", generation.engine.pid)
+        log.error("the previous engine, process %d, has exited", generation.engine.pid)
         self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), generation.engine)
         self._forget_previous()
         self._spawn(self._reap(generation.engine))

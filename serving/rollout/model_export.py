@@ -66,7 +66,7 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
     """
     home, started = home_of(settings), time.monotonic()
     options = ["--out", str(home.models), "--if-changed", *_options(settings), "--", settings.model_id]
-    log.info("the model %s: looking for its export in %s", settings.model_id, home.models)
+    log.info("model %s: checking for an export in %s", settings.model_id, home.models)
     process = VerbProcess(
         *("export", *options),
         environment={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
@@ -83,11 +83,11 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
             process.wait()
     if status < 0:
         killed = f"its export was killed by {signal.Signals(-status).name}"
-        advice = "; it may need more memory" if status == -signal.SIGKILL else ""
+        advice = "; give it more memory" if status == -signal.SIGKILL else ""
         raise StartupError(f"--model-id {settings.model_id}: {killed}{advice}")
     if status:
         sys.exit(status)
-    log.info("the model %s: ready to be served after %.1f s", settings.model_id, time.monotonic() - started)
+    log.info("model %s: exported and ready to load after %.1f s", settings.model_id, time.monotonic() - started)
     return settings.model_copy(update=home._asdict())
 
 

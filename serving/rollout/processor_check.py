@@ -82,7 +82,7 @@ class ProcessorCheck:
                 return False
             finding = _read(self._cache, bundle, artifact)
         except (CacheError, OSError, ValueError) as error:
-            log.warning("%s: what is known of %s counts for nothing: %s", bundle.manifest.model, artifact.file, error)
+            log.warning("%s: ignoring the cached check of %s: %s", bundle.manifest.model, artifact.file, error)
             return True
         if finding is not None:
             self._found[artifact.sha256] = finding
@@ -97,16 +97,16 @@ class ProcessorCheck:
             there = ", ".join(artifact.proven_on) or "an unknown processor"
             why = f"{model}: {artifact.file} was proven on {there}; this processor has {here}"
             if artifact.file not in answer:
-                log.warning("%s. It is served without a comparison, which failed: %s", why, problem)
+                log.warning("%s. Serving it unchecked, because the comparison failed: %s", why, problem)
                 continue
             may_serve, sentence = answer[artifact.file]
             finding = _finding(artifact, sentence, may_serve=may_serve)
             self._found[artifact.sha256] = finding
             passed = time.perf_counter() - started
             if may_serve:
-                log.info("%s. A few texts were compared in %.1f s: %s", why, passed, sentence)
+                log.info("%s. Compared a few texts in %.1f s: %s", why, passed, sentence)
             else:
-                log.error("%s. It is not served: on a few texts, in %.1f s, it %s", why, passed, sentence)
+                log.error("%s. Not serving it: on a few texts, compared in %.1f s, it %s", why, passed, sentence)
             self._keep(bundle, artifact, finding)
 
     def _keep(self, bundle: Bundle, artifact: Artifact, finding: Finding) -> None:
@@ -115,7 +115,7 @@ class ProcessorCheck:
         try:
             add_file(self._cache, bundle, _file_name(artifact), msgspec.json.encode(finding))
         except (CacheError, OSError) as error:
-            log.warning("what was found of %s was not kept: %s", artifact.file, error)
+            log.warning("cannot cache the check of %s: %s", artifact.file, error)
 
 
 def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
@@ -136,10 +136,10 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
     except subprocess.TimeoutExpired:
         return {}, f"it took more than {_LIMIT_S:g} s"
     except OSError as error:  # too little memory or too many processes
-        return {}, f"it could not be started: {error}"
+        return {}, f"it cannot be started: {error}"
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
-        return {}, last or f"it ended with status {done.returncode}"
+        return {}, last or f"it exited with status {done.returncode}"
     # A library may have printed something before.
     answer: dict[str, tuple[bool, str]] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     return answer, ""

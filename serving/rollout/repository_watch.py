@@ -46,7 +46,7 @@ class RepositoryWatch:
                 try:
                     await self._follow(name, served)
                 except Exception:  # boundary of the loop: an unforeseen error does not end the watch
-                    log.exception("%s: looking for versions failed; it goes on", name)
+                    log.exception("%s: scan for new versions failed; retrying", name)
 
     async def _follow(self, name: str, served: int) -> None:
         version = await asyncio.to_thread(self.look, name, served)
@@ -64,7 +64,7 @@ class RepositoryWatch:
         try:
             newer = [version for version in verified_dir.versions(self._root / name) if version > served]
         except OSError as error:
-            log.warning("the versions of %s cannot be looked at: %s", name, error.strerror)
+            log.warning("cannot list the versions of %s: %s", name, error.strerror)
             return None
         for version in reversed(newer):
             if self._versions.unserved.waits((name, version)):  # no older version takes its place meanwhile

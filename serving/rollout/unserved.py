@@ -82,9 +82,9 @@ class UnservedVersions:
     def when(self, key: Key, *, served: int) -> str:
         """When a failed version is tried again, as text."""
         if key not in self._retries or key[1] <= served:
-            return "not tried again by itself"
+            return "no automatic retry"
         tries, due = self._retries[key]
-        return f"tried again in {max(0, math.ceil(due - self._clock()))} s (try {tries + 1} of {TRIES})"
+        return f"retrying in {max(0, math.ceil(due - self._clock()))} s (attempt {tries + 1} of {TRIES})"
 
     def incomplete(self, key: Key, missing: str | None) -> None:
         """Records what a version that is being copied lacks; None if it is complete."""

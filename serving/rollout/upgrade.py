@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.swap")
 
-BUILDING = "an engine is being built for this GPU; until it serves: "
+BUILDING = "building an engine for this GPU; until it serves: "
 """Precedes the reason why there was no engine."""
 
 
@@ -44,7 +44,7 @@ class Upgrade:
         if slot.choice.engine == BUILT:
             return
         if obstacle := self._chooser.build_obstacle():
-            log.warning("no TensorRT engine is built: %s", obstacle)
+            log.warning("not building a TensorRT engine: %s", obstacle)
             return
         reasons = [rejected.reason for rejected in slot.choice.rejected if rejected.engine == BUILT]
         slot.reject(BUILT, f"{BUILDING}{''.join(reasons)}")
@@ -52,11 +52,11 @@ class Upgrade:
             await self._until_it_serves()
         except (BundleError, StartupError, EngineFailed, EngineLost, TimeoutError, OSError) as error:
             reason = reason_of(error)
-            log.error("no TensorRT engine takes over: %s", str(error) or reason)  # noqa: TRY400  the message is enough
-            slot.reject(BUILT, f"{reason}; it is tried again at the next start")
+            log.error("cannot switch to a TensorRT engine: %s", str(error) or reason)  # noqa: TRY400  the message is enough
+            slot.reject(BUILT, f"{reason}; the next start retries")
         except Exception:  # boundary of the task: an unforeseen error costs only the new engine
-            log.exception("no TensorRT engine takes over")
-            slot.reject(BUILT, "an engine for this GPU could not be built; the log has the details")
+            log.exception("cannot switch to a TensorRT engine")
+            slot.reject(BUILT, "cannot build an engine for this GPU; see the log")
 
     async def _until_it_serves(self) -> None:
         built: set[str] = set()

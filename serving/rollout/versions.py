@@ -88,9 +88,9 @@ class Versions:
         states = {key: ("UNAVAILABLE", reason) for key, reason in self.unserved.reasons(served).items()}
         if previous := self._slot.previous:
             for key in set(previous.versions.items()) - set(served.items()):
-                states[key] = ("UNAVAILABLE", "kept for the way back")
+                states[key] = ("UNAVAILABLE", "kept for rollback")
         if self._loading:
-            states[self._loading] = ("LOADING", "being verified, loaded and warmed beside the version that serves")
+            states[self._loading] = ("LOADING", "verifying, loading and warming up next to the served version")
         return [VersionState(name, str(version), *state) for (name, version), state in sorted(states.items())]
 
     async def load(self, name: str, version: int | None = None) -> None:
@@ -119,7 +119,7 @@ class Versions:
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise  # the caller has left
-            raise VersionNotLoaded("the server ends before the version could be loaded") from None
+            raise VersionNotLoaded("the server is shutting down") from None
 
     def unload(self, name: str) -> None:
         """Takes a model out of service; its memory stays with the engine."""
@@ -128,15 +128,15 @@ class Versions:
 
     def _check_name(self, name: str) -> None:
         if name not in self.served():
-            raise ModelNotFound("the repository held no model of that name when the server started")
+            raise ModelNotFound("unknown model: it was not in the repository when the server started")
 
     def _fallen_back(self, ended: dict[str, int]) -> None:
         for name, version in self.served().items():
             if ended[name] != version:
                 self.outcomes["rolled_back"] += 1
-                reason = f"rolled back to version {version}: its engine process ended"
+                reason = f"rolled back to version {version}: its engine process exited"
                 self.unserved.leave_out((name, ended[name]), reason)
-                log.error("%s: the engine of version %d ended, version %d serves again", name, ended[name], version)
+                log.error("%s: the engine of version %d exited, rolled back to version %d", name, ended[name], version)
 
     def stop(self) -> None:
         """Cancels all loading and starts no more; callers are told."""
@@ -154,16 +154,16 @@ class Versions:
             present = await asyncio.to_thread(_versions, self._root / name)
         except OSError as error:
             if version is None or not (version == served or self._is_kept(name, version)):
-                reason = f"the versions of the model {name!r} cannot be looked at: {error.strerror}"
+                reason = f"cannot list the versions of the model {name!r}: {error.strerror}"
                 raise VersionNotLoaded(reason, retry_after_s=_AGAIN_S) from None
             present = []
         wanted = max(present, default=served) if version is None else version
         if wanted not in {*present, served} and not self._is_kept(name, wanted):
-            raise ModelNotFound(f"the repository holds no version {wanted} of the model {name!r}")
+            raise ModelNotFound(f"the repository has no version {wanted} of the model {name!r}")
         await self._swap(name, wanted)
         for newer in present:
             if newer > wanted:
-                self.unserved.leave_out((name, newer), f"passed over: version {wanted} was asked for")
+                self.unserved.leave_out((name, newer), f"skipped: version {wanted} was requested")
         self._repository.load(self._repository.named(name))
 
     async def _swap(self, name: str, version: int) -> None:
@@ -175,7 +175,7 @@ class Versions:
             started = time.perf_counter()
             tell(
                 log.info,
-                "%s: version %d is to take the place of version %d",
+                "%s: loading version %d to replace version %d",
                 model=name,
                 version=version,
                 before=before.manifest.version,
@@ -192,7 +192,7 @@ class Versions:
             self.unserved.forget((name, version))
             self.outcomes["switched"] += 1
             passed = time.perf_counter() - started
-            tell(log.info, "%s: version %d serves after %.2f s", model=name, version=version, seconds=round(passed, 2))
+            tell(log.info, "%s: serving version %d after %.2f s", model=name, version=version, seconds=round(passed, 2))
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
         """Records why a version is not served, and returns the error for the caller."""
@@ -204,13 +204,13 @@ class Versions:
             return VersionRefused(message)
         pause_s = self.unserved.fail(key, reason, served=served)
         if pause_s is None:
-            self._refuse(key, f"{reason}; given up after {TRIES} tries", error)
+            self._refuse(key, f"{reason}; gave up after {TRIES} attempts", error)
         else:
             self.outcomes["failed"] += 1
             when = self.unserved.when(key, served=served)
             tell(
                 log.warning,
-                "%s: version %d is not served now: %s; %s",
+                "%s: version %d failed to load: %s; %s",
                 model=name,
                 version=version,
                 reason=str(error) or reason,
@@ -221,7 +221,7 @@ class Versions:
     def _refuse(self, key: Key, reason: str, error: Exception) -> None:
         self.outcomes["refused"] += 1
         self.unserved.leave_out(key, reason)
-        tell(log.error, "%s: version %d is not served: %s", model=key[0], version=key[1], reason=str(error) or reason)
+        tell(log.error, "%s: version %d rejected: %s", model=key[0], version=key[1], reason=str(error) or reason)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
         """Loads a version in a new engine, with the other models unchanged, and switches to it."""
@@ -231,11 +231,11 @@ class Versions:
         bundle = servable.bundle
         warn_of_schema(bundle)
         if slot.choice.engine != choice.engine:
-            raise EngineLost("the engine that the version is for has ended; try again", retry_after_s=_AGAIN_S)
+            raise EngineLost("the engine for this version has exited; try again", retry_after_s=_AGAIN_S)
         if bundle.manifest.task != before.manifest.task:
             raise BundleError(
-                f"bundle {path}: it is for the task {bundle.manifest.task}, and the version that serves is for"
-                f" {before.manifest.task}; give it a name of its own"
+                f"bundle {path}: it has the task {bundle.manifest.task}, but the served version has"
+                f" {before.manifest.task}; give it another model name"
             )
         models = list(slot.models)  # perhaps without `before`: the slot may have fallen back meanwhile
         position = [model.name for model in models].index(before.name)
@@ -248,7 +248,7 @@ class Versions:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
             await slot.serving()
             if not slot.still_serves(others):
-                raise EngineLost("other models changed with an engine that ended; try again", retry_after_s=_AGAIN_S)
+                raise EngineLost("other models changed during the swap; try again", retry_after_s=_AGAIN_S)
             models[position] = ServedModel.of(servable, next(slot.new_indices()), tokenizer)
             slot.switch(EngineGeneration(engine, load, models, choice))
 
@@ -271,9 +271,9 @@ def _passes(error: Exception) -> bool:
 
 def reason_of(error: Exception) -> str:
     if isinstance(error, OSError):  # its message names files
-        return error.strerror or "it took too long to load"
+        return error.strerror or "loading took too long"
     if isinstance(error, MemoryError):
-        return "there was not enough memory for it"
+        return "out of memory"
     return str(error)
 
 
@@ -290,7 +290,7 @@ def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
         return before.tokenizer
     sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)
     if verified_dir.digest(bundle.path / TOKENIZER) != sha256:
-        raise BundleError(f"bundle {bundle.path}: {TOKENIZER} has changed while it was being loaded")
+        raise BundleError(f"bundle {bundle.path}: {TOKENIZER} changed while loading")
     return TextTokenizer.open(bundle.path, bundle.manifest)
 
 

@@ -206,7 +206,7 @@ class Admission:
         most_ms = self._limits.max_timeout_ms
         permit = Permit(self, model, priority, arrival + min(timeout_ms, most_ms) / 1e3)
         if timeout_ms > most_ms:
-            permit.shortened = f"; a timeout is {most_ms:g} ms at most (--max-timeout-ms)"
+            permit.shortened = f"; the maximum timeout is {most_ms:g} ms (--max-timeout-ms)"
         demand = None
         if self.predictor.crowded:
             # Under overload nearly everything is rejected: it should not be tokenized first.
@@ -233,21 +233,21 @@ class Admission:
         predictor, deadline, priority, pool = self.predictor, permit.deadline, permit.priority, permit.pool
         if tokens > pool.capacity:
             raise InvalidRequest(
-                f"the request has about {tokens} tokens; the server holds {pool.capacity}{_of(priority)} in all"
-                f" ({_flag(priority)}): send fewer at once"
+                f"the request has about {tokens} tokens{_of(priority)}; the maximum is {pool.capacity}"
+                f" ({_flag(priority)}): send fewer per request"
             )
         if pool.in_flight - permit.tokens + tokens > pool.capacity:
             pool.refusals["queue_full"] += 1
-            message = f"the queue holds {pool.in_flight} of {pool.capacity} tokens{_of(priority)} ({_flag(priority)})"
-            raise self._overloaded(f"{message}; try again later", priority, now)
+            held = f"{pool.in_flight} of {pool.capacity} tokens{_of(priority)} ({_flag(priority)})"
+            raise self._overloaded(f"the queue is full: {held}; try again later", priority, now)
         if demand is not None and self._refuses_late:
             least_us = demand.least_us
         if deadline <= now:
-            raise DeadlineExceeded("the deadline had passed before the request could be queued")
+            raise DeadlineExceeded("the deadline passed before the request was queued")
         if now + least_us / 1e6 > deadline:
             pool.refusals["hopeless"] += 1
             raise DeadlineExceeded(
-                f"the deadline cannot be kept: an idle server needs about {least_us / 1e3:.1f} ms for this request,"
+                f"the deadline cannot be met: this request takes about {least_us / 1e3:.1f} ms on an idle server,"
                 f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
         if (
@@ -259,10 +259,10 @@ class Admission:
         ):
             if predictor.back_at is not None:
                 pool.refusals["not_ready"] += 1
-                late = "the engine is being started again, and the answer would come after the deadline; try again"
+                late = "the engine is restarting, and the answer would miss the deadline; try again"
                 raise NotReady(late, retry_after_s=max(_MIN_RETRY_S, predictor.drain_s(now, priority)))
             pool.refusals["predicted_late"] += 1
-            raise self._overloaded("the answer would come after the deadline; try again later", priority, now)
+            raise self._overloaded("overloaded: the answer would miss the deadline; try again later", priority, now)
         pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens
 

@@ -70,8 +70,8 @@ def owner_of(authorization: bytes | None) -> str:
 def refusal(authorization: bytes | None) -> Unauthenticated:
     """The error for an `Authorization` header without a valid key."""
     if authorization is None:
-        return Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`")
-    return Unauthenticated("the `Authorization` sent is not `Bearer` and one of this server's API keys")
+        return Unauthenticated("missing API key; send `Authorization: Bearer KEY`")
+    return Unauthenticated("invalid API key; send `Authorization: Bearer KEY` with a key of this server")
 
 
 def read_keys(path: Path) -> list[bytes]:
@@ -91,9 +91,9 @@ def read_keys(path: Path) -> list[bytes]:
     for number, line in enumerate(data.splitlines(), 1):
         key = line.partition(b"#")[0].strip()
         if key and not _KEY.fullmatch(key):
-            raise CredentialsError(f"{path}, line {number}: a key is 16 to 512 of A-Z a-z 0-9 . _ ~ + / -")
+            raise CredentialsError(f"{path}, line {number}: a key must be 16 to 512 of A-Z a-z 0-9 . _ ~ + / -")
         if key:
             digests.append(hashlib.sha256(key).digest())
     if not digests:
-        raise CredentialsError(f"{path}: no key in it")
+        raise CredentialsError(f"{path}: contains no key")
     return digests

@@ -96,7 +96,7 @@ def load_authorities(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise CredentialsError(f"{path}: no certificate in PEM") from error
+        raise CredentialsError(f"{path}: contains no PEM certificate") from error
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
@@ -107,8 +107,8 @@ def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key, password=lambda: _no_password(key))
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise CredentialsError(f"{key}: not the key of the certificate in {certificate}") from error
-        raise CredentialsError(f"{key}: no key in PEM that could be used ({error.reason or 'unknown'})") from error
+            raise CredentialsError(f"{key}: does not match the certificate in {certificate}") from error
+        raise CredentialsError(f"{key}: contains no usable PEM key ({error.reason or 'unknown'})") from error
 
 
 def _context() -> ssl.SSLContext:
@@ -129,4 +129,4 @@ def _check_readable(path: Path) -> None:
 
 
 def _no_password(key: Path) -> str:
-    raise CredentialsError(f"{key}: the key is encrypted, and there is nobody to ask for its password")
+    raise CredentialsError(f"{key}: the key is encrypted; use a key without a password")

@@ -68,10 +68,10 @@ async def _look(watched: _Watched) -> None:
     try:
         found = await watched.reload()
     except (CredentialsError, OSError) as error:
-        log.error("%s: what is there now cannot be used, what was there before stays in use: %s", watched.what, error)  # noqa: TRY400  our sentence says it all
+        log.error("%s: reload failed, keeping the previous ones: %s", watched.what, error)  # noqa: TRY400  our sentence says it all
     else:
         watched.good = True
-        log.info("%s: read again, %s", watched.what, found)
+        log.info("%s: reloaded, %s", watched.what, found)
 
 
 def _signature(paths: Sequence[Path]) -> _Signature:

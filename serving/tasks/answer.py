@@ -95,11 +95,11 @@ Span = tuple[int, int]
 def check(options: AnswerOptions, manifest: Facts) -> None:
     check_top_k(options.top_k, MAX_ANSWERS)
     if options.max_answer_tokens < 1:
-        raise InvalidRequest(f"an answer has 1 token at least, not {options.max_answer_tokens}")
+        raise InvalidRequest(f"an answer must have at least 1 token, not {options.max_answer_tokens}")
     if options.overlap_tokens is not None and options.overlap_tokens < 0:
-        raise InvalidRequest(f"windows overlap by 0 tokens at least, not by {options.overlap_tokens}")
+        raise InvalidRequest(f"windows must overlap by at least 0 tokens, not {options.overlap_tokens}")
     if options.window_tokens < (least := min(_MIN_WINDOW, manifest.max_length)):
-        raise InvalidRequest(f"windows have {least} tokens at least, not {options.window_tokens}")
+        raise InvalidRequest(f"a window must have at least {least} tokens, not {options.window_tokens}")
 
 
 def sizes_bytes(

@@ -334,7 +334,7 @@ def each(answer: object) -> Callable[[Any, Facts, int], list[Any]]:
 
 def check_top_k(top_k: int | None, most: int) -> None:
     if top_k is not None and not 1 <= top_k <= most:
-        raise InvalidRequest(f"`top_k` is {top_k}; between 1 and {most} are given")
+        raise InvalidRequest(f"`top_k` is {top_k}; it must be 1 to {most}")
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:

@@ -69,14 +69,10 @@ def check(options: ChunkOptions, manifest: Facts) -> None:
     embed.check(options.vectors, manifest)
     tokens = options.tokens
     if tokens is not None and not MIN_CHUNK <= tokens <= manifest.max_length:
-        raise InvalidRequest(
-            f"`chunk_tokens` is {tokens}; between {MIN_CHUNK} and the model's {manifest.max_length} are taken"
-        )
+        raise InvalidRequest(f"`chunk_tokens` is {tokens}; it must be {MIN_CHUNK} to {manifest.max_length}")
     most = (tokens or manifest.max_length) // 2
     if not 0 <= options.overlap_tokens <= most:
-        raise InvalidRequest(
-            f"`chunk_overlap` is {options.overlap_tokens}; between 0 and half a chunk, {most}, are taken"
-        )
+        raise InvalidRequest(f"`chunk_overlap` is {options.overlap_tokens}; it must be 0 to {most}, half a chunk")
 
 
 def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate) -> list[int]:

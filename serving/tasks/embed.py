@@ -47,8 +47,8 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
     elif 1 <= options.dimensions <= size:
         return
     else:
-        allowed = f"between 1 and {size}"
-    said = f"{options.dimensions} dimensions are asked for; this model has {allowed}"
+        allowed = f"1 to {size}"
+    said = f"`dimensions` is {options.dimensions}; this model supports {allowed}"
     raise InvalidRequest(said, param="dimensions")
 
 

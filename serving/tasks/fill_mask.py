@@ -68,7 +68,7 @@ MASK = "[MASK]"
 def check(options: FillMaskOptions, manifest: Facts) -> None:
     check_top_k(options.top_k, manifest.candidates)
     if options.targets is not None and len(options.targets) > manifest.candidates:
-        raise InvalidRequest(f"{len(options.targets)} `targets`; at most {manifest.candidates} are taken")
+        raise InvalidRequest(f"{len(options.targets)} `targets`; the maximum is {manifest.candidates}")
 
 
 def encode(
@@ -79,7 +79,7 @@ def encode(
     encoded = tokenizer.encode(inputs, truncate=truncate)
     for index, text in enumerate(encoded):
         if tokenizer.mask_id not in text.ids:
-            where = f" in its first {len(text.ids)} tokens; the rest was cut off" if text.truncated else ""
+            where = f" in its first {len(text.ids)} tokens; the rest was truncated" if text.truncated else ""
             raise InvalidRequest(f"input {index} has no {tokenizer.mask_token}{where}")
     return encoded
 
@@ -108,7 +108,7 @@ def finish(
             if len(offered) < len(targets):
                 raise InvalidRequest(
                     f"{len(targets) - len(offered)} of {len(targets)} `targets` are not among the {len(ids)} likeliest"
-                    " tokens of a mask, which are all that the model answers; send likelier ones"
+                    " tokens of a mask, the only ones scored; send likelier ones"
                 )
         for token, logit in offered[: options.top_k]:
             filled[position] = token
@@ -122,7 +122,7 @@ def finish(
 def _targets(words: Sequence[str], tokenizer: Tokenizer) -> set[int]:
     targets = {token for word in words if (token := tokenizer.first_id(word)) is not None}
     if not targets:
-        raise InvalidRequest("`targets` holds no word of the vocabulary; send at least one")
+        raise InvalidRequest("no word of `targets` is in the vocabulary; send at least one that is")
     return targets
 
 
@@ -176,7 +176,7 @@ def _filled(facts: Facts) -> int:
 def _write(answer: Sequence[Sequence[Sequence[FilledMask]]], _: Facts) -> Sequence[Any]:
     for index, masks in enumerate(answer):
         if len(masks) != 1:
-            raise InvalidRequest(f"input {index} has {len(masks)} masks; here each text has one")
+            raise InvalidRequest(f"input {index} has {len(masks)} masks; each text must have one")
     scores = floats([[filled.score for filled in best] for (best,) in answer])
     return np.array([[filled.token_str for filled in best] for (best,) in answer], object), scores
 

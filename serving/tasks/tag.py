@@ -295,7 +295,7 @@ def _read(message: TagRequest, unnamed: bool) -> Asked:  # noqa: FBT001  see `Ro
     given = message.parameters
     by_window = given.stride is not None
     if by_window and given.windows is not None:
-        raise InvalidRequest("`stride` and `long` both choose windows: send one of them")
+        raise InvalidRequest("`stride` and `long` both set windows; send one of them")
     options = TagOptions(
         given.aggregation_strategy or ("simple" if unnamed else "first"),
         given.ignore_labels,

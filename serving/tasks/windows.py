@@ -119,14 +119,10 @@ def check(options: WindowOptions, manifest: Facts) -> None:
     if windows is None:
         return
     if windows.tokens is not None and not MIN_WINDOW <= windows.tokens <= manifest.max_length:
-        raise InvalidRequest(
-            f"`window_tokens` is {windows.tokens}; between {MIN_WINDOW} and the model's {manifest.max_length} are taken"
-        )
+        raise InvalidRequest(f"`window_tokens` is {windows.tokens}; it must be {MIN_WINDOW} to {manifest.max_length}")
     most = (windows.tokens or manifest.max_length) // 2
     if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:
-        raise InvalidRequest(
-            f"`window_overlap` is {windows.overlap_tokens}; between 0 and half a window, {most}, are taken"
-        )
+        raise InvalidRequest(f"`window_overlap` is {windows.overlap_tokens}; it must be 0 to {most}, half a window")
 
 
 def sizes_bytes(
@@ -241,7 +237,7 @@ def chunk_ranges(
 
 
 def too_many_chunks(most: int) -> InvalidRequest:
-    return InvalidRequest(f"the texts have more than {most} chunks; send fewer at once, or ask for larger chunks")
+    return InvalidRequest(f"the texts have more than {most} chunks; send fewer texts, or larger chunks")
 
 
 def _texts(inputs: Sequence[TextInput]) -> list[str | tuple[str, str]]:

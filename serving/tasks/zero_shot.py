@@ -42,10 +42,10 @@ def check(options: ZeroShotOptions, manifest: Facts) -> None:
     if not options.labels:
         raise EmptyInput("`candidate_labels` is empty; send at least one")
     if options.template.count(_FIELD) != 1:
-        raise InvalidRequest("`hypothesis_template` must have one {}, where a label goes")
+        raise InvalidRequest("`hypothesis_template` must contain {} once, for the label")
     if _entailment(manifest.labels) is None:
         raise WrongTask(
-            "the model has no label `entailment`; `candidate_labels` need a model of natural language inference"
+            "the model has no label `entailment`; `candidate_labels` need a natural language inference (NLI) model"
         )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-NO_SPARSE = "no model here makes sparse vectors (TEI's pooling `splade`)"
+NO_SPARSE = "sparse vectors (TEI's pooling `splade`) are not supported"
 
 _MODEL_TYPES: Sequence[str] = ("embed", "embed_tokens", "rerank", "classify")
 BYTES_PER_ID = 4
@@ -181,5 +181,5 @@ def text_or_pair(texts: Sequence[str]) -> TextInput:
         InvalidRequest: There are neither one nor two texts.
     """
     if not 1 <= len(texts) <= _PAIR:
-        raise InvalidRequest(f"an input of {len(texts)} texts; one is a text and two are a pair")
+        raise InvalidRequest(f"an input has {len(texts)} texts; send one text or a pair")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])

@@ -1,8 +1,8 @@
 """Every metric of a running server: name, kind, labels and help text.
 
-The metrics and `docs/reference/metrics.md` are made from these entries; a test compares them with a running server. Names end in
-their unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label are bounded: by the
-error tree, the states, or the models of the repository.
+The metrics and `docs/reference/metrics.md` are made from these entries; a test compares them with a running server.
+Names end in their unit: `_seconds`, `_bytes`, `_tokens`; counters end in `_total`. The values of every label are
+bounded: by the error tree, the states, or the models of the repository.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ REQUESTS = Metric(
     "Requests by outcome.",
     {
         "reason": "`ok`, or the reason of an error",
-        "model": f"{_SERVED}; empty if the request was refused before its model was known",
-        "protocol": f"{_PROTOCOL}, or `batch` for each part of a line of `/v1/batches` that was answered",
+        "model": f"{_SERVED}; empty if rejected before it was known",
+        "protocol": f"{_PROTOCOL}, or `batch` for each part of an answered `/v1/batches` line",
     },
 )
 REQUEST_SECONDS = Metric(
@@ -198,7 +198,7 @@ MODEL = Metric("bertserve_model_info", "gauge", "1 for each model and the form o
 UNPROVEN = Metric(
     "bertserve_model_unproven",
     "gauge",
-    "1 for a model whose artifact nobody compared with PyTorch, else 0.",
+    "1 for a model whose artifact was not compared with PyTorch, else 0.",
     _MODEL,
 )
 VERSION = Metric(
@@ -254,7 +254,7 @@ CONNECTIONS_DISPLACED = Metric(
 LOG_LOST = Metric(
     "bertserve_log_lines_lost_total",
     "counter",
-    "Lines of the log that could not be written: nobody reads them, the pipe is closed or the disk is full.",
+    "Lines of the log that could not be written: their reader stalls, the pipe is closed or the disk is full.",
 )
 LOG_HIDDEN = Metric(
     "bertserve_log_lines_hidden_total", "counter", "Lines left out because many of their kind came before them."

@@ -73,12 +73,12 @@ class GpuWatch:
         try:
             import pynvml  # noqa: PLC0415  an optional library
         except ModuleNotFoundError:
-            log.warning("no metrics of the GPUs: %s brings NVIDIA's management library", installing("gpu"))
+            log.warning("no GPU metrics: install NVIDIA's management library with %s", installing("gpu"))
             return None
         try:
             watch = cls(pynvml, uuids)
         except pynvml.NVMLError as error:
-            log.warning("no metrics of the GPUs: %s", error)
+            log.warning("no GPU metrics: %s", error)
             return None
         for metric in catalogue.GPU:
             Reading(metric, registry, watch.reader(metric))
@@ -94,7 +94,7 @@ class GpuWatch:
                 failed = False
             except Exception:  # the watch's own loop: what a library never foresaw does not end it
                 if not failed:
-                    log.exception("the GPUs cannot be asked; it goes on")
+                    log.exception("cannot read GPU metrics; retrying")
                 failed = True
             time.sleep(_PERIOD_S)
 

@@ -54,7 +54,7 @@ class Refusals:
         if reason == _GONE:
             return
         if isinstance(error, EngineFault) and error.news:
-            message = "a text of a request ended two engine processes and is refused from now on"
+            message = "an input crashed two engine processes and is rejected from now on"
             log.error(message, extra=fields(request_id=request_id))
             return
         level = logging.WARNING if error.http_status >= _SERVER_FAULT else logging.INFO

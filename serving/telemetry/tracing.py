@@ -127,8 +127,8 @@ class _Exporter(OTLPSpanExporter):
             counts.exported += len(spans) - rejected
         else:
             counts.dropped["export_failed"] += len(spans)
-            why = "it was not reached" if reply is None else f"the collector answered {reply.status_code}"
-            log.warning("traces could not be sent: %s", why)
+            why = "cannot reach the collector" if reply is None else f"the collector answered {reply.status_code}"
+            log.warning("cannot send traces: %s", why)
         counts.taken += len(spans)
         return result
 

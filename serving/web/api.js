@@ -46,7 +46,7 @@ export async function status() {
   try {
     return (await ask("/status", { headers: { Prefer: "return=minimal" }, signal: limit.signal })).json;
   } catch (error) {
-    throw error.name === "AbortError" ? new Refusal("The server does not answer.") : error;
+    throw error.name === "AbortError" ? new Refusal("The server does not respond.") : error;
   } finally {
     clearTimeout(timer);
   }

@@ -75,7 +75,7 @@ function wanted(error) {
   byId("again").hidden = true;
   byId("nothing").hidden = true;
   byId("main").hidden = true;
-  state("warn", refused ? "key refused" : "key wanted");
+  state("warn", refused ? "invalid key" : "key required");
   say(`The server says: ${error.message}`, refused ? "bad" : "");
   if (byId("key-form").hidden) {
     byId("key-form").hidden = false;
@@ -92,7 +92,7 @@ byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = byId("key").value.trim();
   if (!key.usable(given)) {
-    say("A key has visible ASCII characters only, without spaces.", "bad");
+    say("The key may contain only visible ASCII characters, no spaces.", "bad");
     return;
   }
   key.set(given);

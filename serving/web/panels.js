@@ -5,12 +5,12 @@ import { TASKS } from "./tasks.js";
 
 const STATES = {
   starting: "nothing is loaded yet",
-  warming: "the engine loads and warms up; requests are refused meanwhile",
+  warming: "the engine is loading and warming up; requests are rejected until it is ready",
   ready: "",
-  degraded: "it answers, on an engine other than the one meant or from an artifact that nobody compared with PyTorch",
-  draining: "it finishes what is under way and ends",
-  stopped: "it has ended",
-  failed: "no engine will come any more; the server’s log says why",
+  degraded: "it serves, but on a fallback engine or from an unproven artifact",
+  draining: "it finishes requests in flight and shuts down",
+  stopped: "the server has stopped",
+  failed: "the engine cannot start; see the server’s log",
 };
 const STEPS = 30;
 const STAGES = ["request", "tokenize", "queue", "compute"];
@@ -138,7 +138,7 @@ function steps(id, values, what, format) {
     bar.setAttribute("y", 20 - height);
     bar.setAttribute("class", value ? "" : "none");
   });
-  const highest = largest ? `highest ${format(largest)}` : "nothing was answered";
+  const highest = largest ? `highest ${format(largest)}` : "no requests";
   picture.setAttribute("aria-label", `${what} in the last minute: ${highest}`);
   set(`${id}-what`, what);
   set(`${id}-highest`, highest);
@@ -146,8 +146,8 @@ function steps(id, values, what, format) {
 
 function models(served) {
   if (!changed("models", served.map(({ costs, ...model }) => model))) return;
-  const heads = ["Model", "Task", "Served as", "Longest input", "Beside PyTorch", "Accuracy"];
-  wide("models", "What is served, and what its export found", heads, served.map(row));
+  const heads = ["Model", "Task", "Artifact", "Longest input", "Compared with PyTorch", "Accuracy"];
+  wide("models", "Served models, with accuracy from their export", heads, served.map(row));
 }
 
 /** What could have run the models and does not; engines with the same reason share a line. */
@@ -159,7 +159,7 @@ function unused({ rejected, left_out, lost }) {
     const [why, ...advice] = reason.split("; ");
     return [node("strong", {}, engines.map(({ engine }) => engine).join(", ")), sentence(why), advice.length ? sentence(advice.join("; ")) : "–"];
   });
-  wide("unused", "What does not run the models, and why", ["Engine", "Why", "What to do"], rows);
+  wide("unused", "Engines not used, and why", ["Engine", "Why", "What to do"], rows);
 }
 
 /** A table over the whole width; on a phone each row is a list with the heads as names. */

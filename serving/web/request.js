@@ -58,7 +58,7 @@ export class RequestForm {
     const lacking = missing(task, input);
     if (lacking) {
       byId(lacking.id).focus();
-      this.#say(`${lacking.label}: nothing is entered.`, "bad");
+      this.#say(`${lacking.label} is empty.`, "bad");
       return;
     }
     this.#running?.abort();

@@ -11,7 +11,7 @@ export const TASKS = {
     verb: "Embed",
     path: "/embed",
     docs: "TEI",
-    fields: [{ id: "texts", label: "Texts", hint: "One a line. Several are compared with one another.", rows: 5, lines: true }],
+    fields: [{ id: "texts", label: "Texts", hint: "One per line. Several texts are compared with each other.", rows: 5, lines: true }],
     body: ({ texts }) => ({ inputs: texts }),
     draw: vectors,
     examples: [
@@ -57,7 +57,7 @@ export const TASKS = {
     docs: "TEI",
     fields: [
       { id: "query", label: "Query", rows: 2 },
-      { id: "documents", label: "Documents", hint: "One a line.", rows: 5, lines: true },
+      { id: "documents", label: "Documents", hint: "One per line.", rows: 5, lines: true },
     ],
     body: ({ query, documents }) => ({ query, texts: documents }),
     draw: ranks,
@@ -81,7 +81,7 @@ export const TASKS = {
     docs: "Tasks",
     fields: [
       { id: "question", label: "Question", rows: 2 },
-      { id: "passage", label: "Passage", hint: "Of any length: it is read in overlapping windows.", rows: 7 },
+      { id: "passage", label: "Passage", hint: "Any length: long passages are read in overlapping windows.", rows: 7 },
     ],
     body: ({ question, passage }) => ({ inputs: { question, context: passage }, parameters: { top_k: 3, handle_impossible_answer: true } }),
     draw: answers,
@@ -122,7 +122,7 @@ export const TASKS = {
     verb: "Fill",
     path: "/fill-mask",
     docs: "Tasks",
-    fields: [{ ...TEXT, hint: "With [MASK] for each word that is missing." }],
+    fields: [{ ...TEXT, hint: "Write [MASK] for each missing word." }],
     body: ({ text }) => ({ inputs: text }),
     draw: masks,
     examples: [

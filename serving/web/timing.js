@@ -3,7 +3,7 @@
 import { counted, measured, millis, node, spent, table } from "./dom.js";
 
 const STAGES = [
-  ["tokenize", "Tokenise", "text to token ids"],
+  ["tokenize", "Tokenize", "text to token ids"],
   ["queue", "Queue", "waiting for an engine"],
   ["compute", "Compute", "in the engine"],
 ];
@@ -11,10 +11,10 @@ const STAGES = [
 /** A bar for each stage, and what else is known of the reply. */
 export function timing({ stages, tripMs, tokens, truncated, cached, requestId }) {
   const facts = [
-    cached ? "from the cache of answers, nothing was computed" : null,
+    cached ? "from the answer cache, nothing computed" : null,
     `${millis(tripMs)} in this browser, network included`,
     Number.isFinite(tokens) && tokens ? counted(tokens, "token") : null,
-    truncated ? `${counted(truncated, "token")} cut off: the text is longer than the model takes` : null,
+    truncated ? `${counted(truncated, "token")} truncated: the text exceeds the model’s limit` : null,
     requestId ? `request ${requestId}` : null,
   ];
   const below = node("p", { class: "faint" }, facts.filter(Boolean).join(" · "));
@@ -35,7 +35,7 @@ export function timing({ stages, tripMs, tokens, truncated, cached, requestId })
       "timing",
     ),
     overlapping
-      ? node("p", { class: "faint" }, "Queue and compute are those of the text that took longest. Of several texts one waits while another is computed, so that the stages add up to more than the total.")
+      ? node("p", { class: "faint" }, "Queue and compute times are those of the slowest text. With several texts, one waits while another is computed, so the stages can add up to more than the total.")
       : null,
     below,
   ].filter(Boolean);

@@ -27,7 +27,7 @@ function profile(vector) {
   const picture = drawn(
     "svg",
     { viewBox: `0 0 ${vector.length} 100`, preserveAspectRatio: "none", class: "profile", role: "img" },
-    drawn("title", {}, `Each of the ${vector.length} components as a bar, upwards where it is positive`),
+    drawn("title", {}, `Each of the ${vector.length} components as a bar, upward if positive`),
     drawn("path", { d: bars.join("") }),
   );
   const facts = table(
@@ -44,7 +44,7 @@ function profile(vector) {
   );
   return {
     summary: `A vector of ${counted(vector.length, "component")}`,
-    nodes: [picture, facts, node("p", { class: "faint" }, "Another text on a line of its own shows how similar the two are.")],
+    nodes: [picture, facts, node("p", { class: "faint" }, "Add a second text on its own line to compare the two.")],
   };
 }
 

@@ -201,7 +201,7 @@ async def test_a_line_that_ends_engines_is_named_in_the_log(
     job = await worked_off(jobs, Endpoint(deadly), clock, lambda job: job.ended)
     errors = [line["response"] for line in read(jobs, job.error_id)]
     assert [error["body"]["reason"] for error in errors] == ["engine_fault"] * 2
-    (record,) = [record for record in caplog.records if "ended two engine processes" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "crashed two engine processes" in record.getMessage()]
     assert record.__dict__["fields"]["request_id"] == "batch_req_a_2"
 
 
@@ -403,7 +403,7 @@ async def test_bounds_on_all_files_together(tmp_path: Path, clock: Clock, caplog
         await jobs.create(job_of(file_id, clock))
 
         async def delete_when_full() -> None:
-            await until(lambda: "batches wait for room" in caplog.text, "the batch to wait")
+            await until(lambda: "batches are paused, no disk space" in caplog.text, "the batch to wait")
             await jobs.run(lambda store: store.delete_file("me", spare))
 
         deleted = asyncio.create_task(delete_when_full())

@@ -96,7 +96,7 @@ def test_a_text_that_breaks_the_engine_costs_no_other(tasks_repository: Path) ->
     assert [each.reason.partition(":")[0] for each in found] == [
         "",
         "the engine failed",
-        "the engine's answer is not finite",
+        "the model returned NaN or infinity",
         "",
     ]
 
@@ -116,17 +116,17 @@ def test_ray_gets_columns_with_nulls_for_what_is_rejected(tasks_repository: Path
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"task": "sing"}, "no task is called 'sing'"),
-        ({"model": "none"}, "no model of that name"),
+        ({"task": "sing"}, "unknown task 'sing'"),
+        ({"model": "none"}, "unknown model"),
         ({"options": {"dimensons": 3}}, 'unknown field "dimensons"; did you mean "dimensions"'),
         ({"options": {"return_tensors": True}}, "`return_tensors`"),
         (
             {"options": {"top_k": 3}, "unknown_fields": "refuse"},
-            "no option is called 'top_k'; there are normalize, dimensions",
+            "unknown option 'top_k'; available: normalize, dimensions",
         ),
         ({"options": {"dimensions": "many"}}, "Expected `int"),
-        ({"options": {"dimensions": 900}}, "between 1 and 32"),
-        ({"prompt_name": "none"}, "not a prompt of this model"),
+        ({"options": {"dimensions": 900}}, "1 to 32"),
+        ({"prompt_name": "none"}, "unknown `prompt_name`"),
         ({"engine": "steam"}, "engine"),
     ],
 )

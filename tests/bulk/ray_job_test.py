@@ -117,7 +117,7 @@ def test_a_job_that_is_killed_goes_on(
     killed.communicate()
     assert finished(out) < 30
     said, progress = jobs.finish(out)
-    assert "rows are finished already" in progress
+    assert "rows are already done" in progress
     assert "297 rows answered in 30 parts" in said
     assert "3 rows rejected" in said
     check_rows(out)
@@ -234,7 +234,7 @@ def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == "bertserve batch: ended by SIGTERM; the same command goes on"
+    assert said.splitlines()[-1] == "bertserve batch: stopped by SIGTERM; run the same command to resume"
     assert psutil.wait_procs(tree, timeout=60)[1] == []
     jobs.finish(tmp_path / "out")
     check_rows(tmp_path / "out")

@@ -75,14 +75,14 @@ def test_a_part_whose_files_changed_is_not_finished(tmp_path: Path, column: Answ
 
 def test_a_folder_holds_one_job(tmp_path: Path) -> None:
     """Another one is refused by what differs, and so are a second process and a folder of something else."""
-    with OwnedRayJobStore(tmp_path / "out", JOB), pytest.raises(BatchError, match="another process writes"):
+    with OwnedRayJobStore(tmp_path / "out", JOB), pytest.raises(BatchError, match="another process is writing"):
         OwnedRayJobStore(tmp_path / "out", JOB).__enter__()
     other = msgspec.structs.replace(JOB, part_rows=4, format="npy")
-    with pytest.raises(BatchError, match="holds another job: format, part_rows differ;"):
+    with pytest.raises(BatchError, match="holds the output of another job: format, part_rows differ;"):
         OwnedRayJobStore(tmp_path / "out", other).__enter__()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").touch()
-    with pytest.raises(BatchError, match="holds something else"):
+    with pytest.raises(BatchError, match="contains files that are not the output of a job"):
         OwnedRayJobStore(tmp_path / "full", JOB)
 
 

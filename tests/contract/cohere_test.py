@@ -145,7 +145,7 @@ def test_so_many_tokens_are_embedded(fp32_server: Server, path: str) -> None:
     message = {"texts": ["Which", text], "max_tokens": 4}
     said = refusal(fp32_server, path, 422, **message, truncate="NONE")
     assert said.startswith("input 1 has 12 tokens; `max_tokens` is 4")
-    assert "at least 1" in refusal(fp32_server, path, 422, texts=["a"], max_tokens=0)
+    assert "the minimum is 1" in refusal(fp32_server, path, 422, texts=["a"], max_tokens=0)
     assert ask(fp32_server, path, texts=["a"], max_tokens=100_000)
 
 
@@ -172,11 +172,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"texts": ["a"], "inputs": []}, 422, "either `texts` or `inputs`"),
         ({}, 422, "either `texts` or `inputs`"),
         ({"texts": []}, 400, "empty"),
-        ({"texts": ["a"] * 2049, "max_tokens": 1}, 422, "2049 inputs in one request; at most 2048"),
+        ({"texts": ["a"] * 2049, "max_tokens": 1}, 422, "the request has 2049 inputs; the maximum is 2048"),
         ({"texts": ["a"], "embedding_types": ["int4"]}, 422, "float, int8|base64"),
         ({"texts": ["a"], "input_type": "question"}, 422, "search_document"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, 422, "NONE"),
-        ({"texts": ["a"], "output_dimension": 385}, 422, "between 1 and 384"),
+        ({"texts": ["a"], "output_dimension": 385}, 422, "1 to 384"),
         ({"texts": ["a"], "output_dimensions": 8}, 422, 'did you mean "output_dimension"'),
     ],
 )

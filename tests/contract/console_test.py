@@ -139,7 +139,7 @@ def test_an_example_is_one_click(tasks_server: Server, page: Page, task: str) ->
     page.click("#examples li:last-child button")
     answered(page)
     stages = {row[0]: row[1] for row in cells(page, ".timing")}
-    assert list(stages) == ["Tokenise", "Queue", "Compute", "Rest", "Total"]
+    assert list(stages) == ["Tokenize", "Queue", "Compute", "Rest", "Total"]
     unit = "ms" if stages["Total"].endswith(" ms") else "µs"
     times = {name: float(value.removesuffix(f" {unit}")) for name, value in stages.items()}
     assert times["Total"] >= times["Compute"] > 0
@@ -284,7 +284,7 @@ def test_errors_are_shown_as_what_they_say(tasks_server: Server, page: Page) -> 
     assert _color(page, "#outcome") != _rgb(bad)
     page.fill("#text", "  ")
     page.click("#run")
-    page.wait("document.querySelector('#outcome').textContent === 'Text: nothing is entered.'")
+    page.wait("document.querySelector('#outcome').textContent === 'Text is empty.'")
     assert page.run("document.activeElement.id") == "text"
     assert _color(page, "#outcome") == _rgb(bad)
 

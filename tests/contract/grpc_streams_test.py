@@ -93,7 +93,7 @@ def test_an_error_is_a_message_of_its_own(stream: Stream, fake_server: Server, m
     for model in (NAME, "nobody", NAME):
         stream.send(infer_request(["a"], "id", model))
     first, second, third = (stream.next() for _ in range(3))
-    assert second.error_message.startswith("no model of that name is served; served here: ")
+    assert second.error_message.startswith("unknown model; available: ")
     assert second.infer_response.id == "id"
     np.testing.assert_allclose([vectors(first)[0], vectors(third)[0]], fake_answers(models, ["a", "a"]), atol=1e-5)
     assert metric(fake_server, "bertserve_requests_total", reason="model_not_found") == before + 1
@@ -194,7 +194,7 @@ def test_reflection_describes_what_is_served(fake_server: Server, version: str) 
         services = asked(list_services="*").list_services_response.service
         assert "inference.GRPCInferenceService" in {service.name for service in services}
         found = asked(file_containing_symbol="inference.GRPCInferenceService.ModelInfer").file_descriptor_response
-        assert "nothing of that name" in asked(file_containing_symbol="no.such.Symbol").error_response.error_message
+        assert "unknown file, symbol" in asked(file_containing_symbol="no.such.Symbol").error_response.error_message
         assert asked(file_by_filename="serving/grpc/services/inference.proto").file_descriptor_response == found
     (file,) = found.file_descriptor_proto
     pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
@@ -217,4 +217,4 @@ def test_exceptions_of_tritonclient_on_a_stream(fake_server: Server) -> None:
         client.async_stream_infer("nobody", TritonClient("grpc", fake_server).inputs({"text": ["a"]}))
         _, error = found.get(timeout=TIMEOUT_S)
     assert isinstance(error, InferenceServerException)
-    assert "no model of that name" in str(error)
+    assert "unknown model" in str(error)

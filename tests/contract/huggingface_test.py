@@ -84,10 +84,10 @@ def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.
     [
         ({"candidate_labels": []}, 400, "`candidate_labels` is empty"),
         ({"candidate_labels": " , "}, 400, "`candidate_labels` is empty"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "it is"}, 422, "must have one {}"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "{} {}"}, 422, "must have one {}"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "{0.__class__}"}, 422, "must have one {}"),
-        ({"candidate_labels": ["a"] * 33}, 422, "33 `candidate_labels` each are 33 inputs; at most 32"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "it is"}, 422, "must contain {} once"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{} {}"}, 422, "must contain {} once"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{0.__class__}"}, 422, "must contain {} once"),
+        ({"candidate_labels": ["a"] * 33}, 422, "33 `candidate_labels` each are 33 inputs; the maximum is 32"),
         ({"candidate_labels": [1]}, 422, "expected `str`"),
     ],
 )
@@ -178,7 +178,7 @@ def test_sagemaker(server: Server, tasks_server: Server) -> None:
     assert len(ask(server, "/classify", {"inputs": ""})[0]) == 3
     for path in ("/invocations", "/vertex"):
         message = {"inputs": TEXT} if path == "/invocations" else {"instances": [{"inputs": TEXT}]}
-        assert "7 models are served" in ask(tasks_server, path, message, 400)["error"]
+        assert "7 models are available" in ask(tasks_server, path, message, 400)["error"]
 
 
 def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
@@ -202,7 +202,7 @@ def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
     ("message", "status", "kind", "said"),
     [
         ({"instances": []}, 400, "Empty", "`instances` is empty"),
-        ({"instances": [{"inputs": TEXT}] * 33}, 422, "Validation", "33 inputs in one request; at most 32"),
+        ({"instances": [{"inputs": TEXT}] * 33}, 422, "Validation", "the request has 33 inputs; the maximum is 32"),
         ({"instances": ["a"]}, 422, "Validation", "expected `object`, got `str`"),
         ({"instances": [{"inputs": TEXT}, {"text": TEXT}]}, 422, "Validation", "instance 1: "),
         ({"instances": [{"inputs": TEXT}, {"inputs": []}]}, 400, "Empty", "instance 1: the list of inputs is empty"),
@@ -222,10 +222,10 @@ def test_instances_that_are_refused(server: Server, message: dict[str, Any], sta
 def test_several_models_and_no_name(tasks_server: Server) -> None:
     """The client shows which there are and how one is asked."""
     client = huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}")
-    said = r"7 models are served \(.*fill_mask.*\); name one by the path: POST /models/NAME$"
+    said = r"7 models are available \(.*fill_mask.*\); name one in the path: POST /models/NAME$"
     with pytest.raises(HfHubHTTPError, match=said):
         client.feature_extraction("a")
-    with pytest.raises(HfHubHTTPError, match="no model of that name"):
+    with pytest.raises(HfHubHTTPError, match="unknown model"):
         huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}/models/nobody").feature_extraction("a")
     refused = ask(tasks_server, "/models/embed", {"inputs": "a", "encoding_format": "base64"}, 422)
     assert refused["error_type"] == "Validation"

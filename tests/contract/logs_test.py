@@ -107,12 +107,10 @@ def test_a_failure_of_the_engine_is_a_warning(server: Server) -> None:
 @pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
 def test_the_access_log_tells_of_each_request(server: Server, transport: type[Transport]) -> None:
     """What was asked, what came of it, where the time went, how large it was."""
-    before = len(lines(server, logger="bertserve.access"))
+    protocol = "grpc" if transport is Grpc else "http"
     with transport(server) as client:
         client.embed(["a text", "another"])
-    wait_for(lambda: len(lines(server, logger="bertserve.access")) > before, "its line")
-    line = lines(server, logger="bertserve.access")[-1]
-    assert line["protocol"] == ("grpc" if transport is Grpc else "http")
+    line = wait_line(server, logger="bertserve.access", protocol=protocol, texts=2)
     assert line["route"] == ("/inference.GRPCInferenceService/ModelInfer" if transport is Grpc else "/embed")
     assert line["status"] == ("OK" if transport is Grpc else 200)
     assert (line["reason"], line["model"], line["texts"], line["tokens"]) == ("ok", "minilm", 2, 7)

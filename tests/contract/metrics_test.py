@@ -401,7 +401,7 @@ def test_costs_are_measured_once_for_a_node(tasks_repository: Path, tmp_path: Pa
     """The second start finds them in the cache, and predicts with the very same numbers."""
     shutil.copytree(tasks_repository / "embed", tmp_path / "models" / "embed")
     tables = []
-    for words in ("costs measured", "costs known from before"):
+    for words in ("costs measured", "costs from the cache"):
         with Server(tmp_path / "models", "--cache-dir", str(tmp_path / "cache")) as server:
             server.wait_logged(words)
             wait_for(lambda: list(tmp_path.rglob("costs.*.json")), "the file")

@@ -79,7 +79,7 @@ def test_a_warm_start_exports_nothing(cold: tuple[Server, Server], checkpoint: P
     assert all(server.process.poll() is None for server in cold)
     elsewhere = checkpoint.parent / ".." / checkpoint.parent.name / checkpoint.name
     with Server(None, *options(elsewhere, cache), start_limit_s=COLD_S) as server:
-        assert "made before" in server.log
+        assert "already exported" in server.log
         assert LOADED not in server.log
         assert len(bundles(cache)) == 1
         for pid in (server.pid, *server.engine_pids()):
@@ -94,7 +94,7 @@ def test_logs_of_an_export_are_json_too(cold: tuple[Server, Server], checkpoint:
         server.wait_state()
         messages = [json.loads(line)["message"] for line in server.log.splitlines()]
     assert all(server.process.poll() is None for server in cold)
-    assert any("made before" in message for message in messages)
+    assert any("already exported" in message for message in messages)
 
 
 def test_an_export_that_just_began_ends_with_the_server(checkpoint: Path, tmp_path: Path) -> None:
@@ -126,19 +126,19 @@ def test_an_interrupted_export_leaves_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-NO_HUB = "somebody/something: no such folder, not in the cache of the hub's client, and the hub cannot be asked"
+NO_HUB = "somebody/something: not a folder, not in the Hugging Face cache, and the hub cannot be reached"
 REFUSED: dict[str, tuple[str, dict[str, str], int, str]] = {
     # The command line, more of the environment, the exit code and the sentence.
-    "both": ("--model-id demo --models models", {}, 2, "--models and --model-id: give one of them, a repository"),
+    "both": ("--model-id demo --models models", {}, 2, "--models and --model-id: set only one, a repository"),
     "both-by-environment": ("--model-id demo", {"BERTSERVE_MODELS": "models"}, 2, "--models and --model-id"),
-    "revision-alone": ("--revision main", {}, 2, "--revision: is of --model-id, which is not given"),
+    "revision-alone": ("--revision main", {}, 2, "--revision: needs --model-id"),
     "no-task": ("--model-id demo --task translate", {}, 2, "--task: input should be 'embed'"),
-    "no-cache": ("--model-id demo", {"HOME": ""}, 2, "there is no home directory to export to; give --cache-dir"),
-    "tensorrt": ("--model-id demo --engine tensorrt", {}, 2, "give --build-engine instead"),
-    "no-id": ("--model-id ./none", {}, 1, "./none: no such folder, and not a hub id such as owner/model"),
+    "no-cache": ("--model-id demo", {"HOME": ""}, 2, "no home directory to export to; set --cache-dir"),
+    "tensorrt": ("--model-id demo --engine tensorrt", {}, 2, "set --build-engine instead"),
+    "no-id": ("--model-id ./none", {}, 1, "./none: not a folder, and not a Hugging Face model ID such as owner/model"),
     "no-checkpoint": ("--model-id tests/deploy", {}, 1, "checkpoint tests/deploy: config.json is missing"),
-    "file": ("--model-id README.md", {}, 1, "README.md is a file; give a checkpoint folder, a hub id or `demo`"),
-    "revision-of-a-folder": ("--model-id demo --revision main", {}, 1, "only what is there has revisions"),
+    "file": ("--model-id README.md", {}, 1, "README.md is a file; use a checkpoint folder, a Hugging Face model ID"),
+    "revision-of-a-folder": ("--model-id demo --revision main", {}, 1, "--revision needs a Hugging Face model ID"),
     "offline": ("--model-id somebody/something", {"HF_HUB_OFFLINE": "1"}, 1, NO_HUB),
 }
 

@@ -141,8 +141,8 @@ def test_each_chunk_has_the_prompt(server: Server) -> None:
 @pytest.mark.parametrize(
     ("model", "choice", "words"),
     [
-        ("searching", {"prompt_name": "quary"}, ["(it has: Clustering, passage, query)"]),
-        ("plain", {"prompt_name": "query"}, ["(it has: none)"]),
+        ("searching", {"prompt_name": "quary"}, ["available: Clustering, passage, query"]),
+        ("plain", {"prompt_name": "query"}, ["available: none"]),
         ("searching", {"input_type": "classification"}, ["no prompt for", "classification", "Clustering, passage"]),
         ("searching", {"input_type": "query", "prompt_name": "query"}, ["send one of them"]),
         ("classify", {"input_type": "query"}, ["for embeddings", "task classify"]),
@@ -173,7 +173,7 @@ def test_token_ids_take_no_prompt(server: Server) -> None:
     """A type of input that means a prompt is refused for them, and one that means none is not."""
     ids = [token["id"] for token in post(server, "/models/plain/tokenize", inputs=TEXT).json()[0]]
     reply = post(server, "/models/searching/embed", inputs=[ids], input_type="query")
-    assert (reply.status, reply.json()["error"]) == (422, "`input_type` needs texts as inputs")
+    assert (reply.status, reply.json()["error"]) == (422, "`input_type` needs texts as inputs, not token IDs")
     assert post(server, "/models/plain/embed", inputs=[ids], input_type="query").status == 200
 
 

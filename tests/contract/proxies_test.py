@@ -123,8 +123,8 @@ def test_long_bodies(proxied: Any, models: Path) -> None:
 def test_refusals_come_through(proxied: Any) -> None:
     """With their status and their words, and not as an error of the proxy's own."""
     reply = post_json(proxied.http, "/models/nobody/embed", b'{"inputs": "a"}')
-    assert (reply.status, "no model of that name" in reply.json()["error"]) == (404, True)
+    assert (reply.status, "unknown model" in reply.json()["error"]) == (404, True)
     with Grpc(proxied) as client, pytest.raises(grpc.RpcError) as refused:
         client.infer(pb.ModelInferRequest(model_name="nobody"), timeout=TIMEOUT_S)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    assert "no model of that name" in refused.value.details()
+    assert "unknown model" in refused.value.details()

@@ -278,12 +278,10 @@ def test_a_limit_names_its_setting(narrow: Server, flag: str) -> None:
 def test_a_timeout_above_the_maximum_names_it(serve: Callable[..., Server]) -> None:
     """It counts as the maximum: the error of what took longer says so, whatever missed it, and no other error does."""
     server = serve(*ONE_AT_A_TIME, "--fake-ms", "150", "--max-timeout-ms", "100", "--engine-hang-s", "60")
-    longest = "a timeout is 100 ms at most (--max-timeout-ms)"
+    longest = "the maximum timeout is 100 ms (--max-timeout-ms)"
     assert longest in refusal_of(server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "5000"})
     assert longest not in refusal_of(server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "50"})
-    assert "at most 999999999" in refusal_of(
-        server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "9999999999"}
-    )
+    assert "up to 999999999" in refusal_of(server, "/embed", {"inputs": "a"}, **{"X-Request-Timeout-Ms": "9999999999"})
 
 
 def test_a_wrong_model_lists_what_is_served(tasks_server: Server) -> None:
@@ -295,7 +293,7 @@ def test_a_wrong_model_lists_what_is_served(tasks_server: Server) -> None:
 def test_a_wrong_task_lists_the_models_of_that_task(tasks_server: Server, fake_server: Server) -> None:
     """Where there is none, all that are served."""
     error = refusal_of(tasks_server, "/models/classify/embed", {"inputs": "a"})
-    assert "model 'classify' is for the task classify, not for embed; models of that task: embed" in error
+    assert "model 'classify' has the task classify, not embed; available: embed" in error
     error = refusal_of(fake_server, "/rerank", {"query": "a", "texts": ["a"]})
-    assert re.search(r"no model of the task rerank is served here; served here: \S+ \(embed\)", error)
+    assert re.search(r"no model with the task rerank is available; available: \S+ \(embed\)", error)
     assert metric(fake_server, "bertserve_requests_total", reason="wrong_task") > 0

@@ -85,7 +85,7 @@ def test_the_console_tells_of_hits(server: Server, page: Page) -> None:
     for was_cached in (False, True):
         ask(page, NAME, texts="asked in the console")
         shown = page.run("document.getElementById('timing').innerText")
-        assert ("from the cache of answers" in shown) is was_cached
+        assert ("from the answer cache" in shown) is was_cached
 
 
 def test_without_a_cache_every_text_is_computed(fake_server: Server) -> None:

@@ -99,11 +99,11 @@ def test_the_plain_route_goes_to_the_default_or_asks_for_a_name(several: Server,
     assert reply.status == 400
     error = reply.json()["error"]
     said = error if isinstance(error, str) else error["message"]
-    assert said.startswith("2 models are served")
-    route = said.rpartition("name one by the path: POST ")[2].replace("NAME", f"{task}-0")
+    assert said.startswith("2 models are available")
+    route = said.rpartition("name one in the path: POST ")[2].replace("NAME", f"{task}-0")
     assert post_json(several.http, route, message).status == 200
     reply = post_json(several.http, "/", message)
-    assert reply.json()["error"].endswith("; name one by the path: POST /models/NAME")
+    assert reply.json()["error"].endswith("; name one in the path: POST /models/NAME")
 
 
 def test_vectors_are_scaled_as_the_folder_says(several: Server) -> None:
@@ -178,7 +178,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     assert unknown.status == 404
     assert unknown.json().keys() == {"id", "message"}
     assert re.search(
-        r"2 models are served for rerank \(rerank-0, rerank-1\).*--default.*`model`", unknown.json()["message"]
+        r"2 models are available for rerank \(rerank-0, rerank-1\).*--default.*`model`", unknown.json()["message"]
     )
     assert post_json(tasks_server.http, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (
@@ -197,9 +197,9 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     ("value", "words"),
     [
         ("embed", "must look like"),
-        ("embed=nobody", "no model of that name and task"),
-        ("tag=embed", "no model of that name and task"),
-        ("dance=embed", "no model of that name and task"),
+        ("embed=nobody", "the repository has no model"),
+        ("tag=embed", "the repository has no model"),
+        ("dance=embed", "the repository has no model"),
     ],
 )
 def test_a_default_must_be_a_model_of_its_task(tasks_repository: Path, value: str, words: str) -> None:

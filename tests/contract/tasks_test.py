@@ -326,7 +326,7 @@ def test_metrics_count_tasks_as_requests(server: Server) -> None:
 def test_an_unproven_model_is_served_only_when_told_so(tiny: dict[str, TinyModel], tmp_path: Path) -> None:
     """Without the setting the server does not start and says what to do; with it, it says that it is degraded."""
     write_bundle(tmp_path, tiny["tag"], proven=False)
-    with pytest.raises(AssertionError, match=r"nobody has compared model\.fp32\.onnx with PyTorch.*allow-unproven"):
+    with pytest.raises(AssertionError, match=r"model\.fp32\.onnx is not proven.*allow-unproven"):
         Server(tmp_path).__enter__()
     with Server(tmp_path, "--allow-unproven", "true") as server:
         assert get(server.http, "/readyz").json() == {"state": "degraded"}
@@ -454,14 +454,14 @@ def test_tokens_of_windows_are_tagged_where_most_of_the_text_is_around_them(serv
 TOO_LARGE = {"inputs": "a" * 1_000_001}
 PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "long window": ("/predict", {"window_tokens": MAX_LENGTH + 1}, "`window_tokens` is 65; .*64"),
-    "short window": ("/predict", {"window_tokens": 3}, "`window_tokens` is 3; between 16"),
-    "overlap of windows": ("/predict", {"window_overlap": 33}, "`window_overlap` is 33; between 0 .*32"),
+    "short window": ("/predict", {"window_tokens": 3}, "`window_tokens` is 3; it must be 16"),
+    "overlap of windows": ("/predict", {"window_overlap": 33}, "`window_overlap` is 33; it must be 0 to 32"),
     "windows not asked for": ("/predict", {"long": None, "window_overlap": 3}, "need `long` to be `window`"),
     "unknown way": ("/rerank", {"inputs": None, "query": "a", "texts": ["a"], "long": "windows"}, ""),
     "size": ("/predict", TOO_LARGE, "1000001 bytes; at most 1000000"),
-    "long chunk": ("/embed", {"chunk_tokens": 65}, "`chunk_tokens` is 65; between 8 and the model's 64"),
+    "long chunk": ("/embed", {"chunk_tokens": 65}, "`chunk_tokens` is 65; it must be 8 to 64"),
     "short chunk": ("/embed", {"chunk_tokens": 7}, "`chunk_tokens` is 7"),
-    "overlap of chunks": ("/embed", {"chunk_overlap": 33}, "`chunk_overlap` is 33; between 0 and half a chunk, 32"),
+    "overlap of chunks": ("/embed", {"chunk_overlap": 33}, "`chunk_overlap` is 33; it must be 0 to 32"),
     "chunks not asked for": ("/embed", {"chunk": None, "chunk_tokens": 16}, "need `chunk` to be true"),
     "ids": ("/embed", {"inputs": [[1, 2]]}, "each input must be one text"),
     "many chunks": ("/embed", {"chunk_tokens": 8, "inputs": "text " * 6100}, "more than 1000 chunks"),

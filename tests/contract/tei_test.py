@@ -406,20 +406,20 @@ def test_info(channel: grpc.Channel, tasks_server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "message", "code", "words"),
     [
-        ("Embed.EmbedSparse", {"inputs": "a"}, "UNIMPLEMENTED", "no model here makes sparse vectors"),
+        ("Embed.EmbedSparse", {"inputs": "a"}, "UNIMPLEMENTED", "sparse vectors (TEI's pooling"),
         ("Embed.Embed", {"inputs": "a", "dimensions": 0}, "INVALID_ARGUMENT", "dimensions"),
-        ("Embed.Embed", {"inputs": "a", "prompt_name": "none"}, "INVALID_ARGUMENT", "`prompt_name` is not a prompt"),
-        ("Embed.Embed", {"inputs": "a", "truncation_direction": 7}, "INVALID_ARGUMENT", "0 cuts the right end"),
+        ("Embed.Embed", {"inputs": "a", "prompt_name": "none"}, "INVALID_ARGUMENT", "unknown `prompt_name`"),
+        ("Embed.Embed", {"inputs": "a", "truncation_direction": 7}, "INVALID_ARGUMENT", "send 0 to cut the right end"),
         ("Embed.Embed", {"inputs": ""}, "INVALID_ARGUMENT", "`inputs` cannot be empty"),
         ("Tokenize.Tokenize", {}, "INVALID_ARGUMENT", "`inputs` cannot be empty"),
         ("Rerank.Rerank", {"texts": ["a", ""]}, "INVALID_ARGUMENT", "`inputs` cannot be empty (input 1)"),
-        ("Predict.PredictPair", {"inputs": ["a", "a", "a"]}, "INVALID_ARGUMENT", "an input of 3 texts"),
-        ("Predict.PredictPair", {}, "INVALID_ARGUMENT", "an input of 0 texts"),
+        ("Predict.PredictPair", {"inputs": ["a", "a", "a"]}, "INVALID_ARGUMENT", "an input has 3 texts"),
+        ("Predict.PredictPair", {}, "INVALID_ARGUMENT", "an input has 0 texts"),
         ("Rerank.Rerank", {"query": "a"}, "INVALID_ARGUMENT", "send at least one"),
-        ("Rerank.Rerank", {"query": "a", "texts": ["a"] * 33}, "INVALID_ARGUMENT", "33 inputs in one request"),
-        ("Tokenize.Tokenize", {"inputs": "a", "prompt_name": "none"}, "INVALID_ARGUMENT", "not a prompt"),
+        ("Rerank.Rerank", {"query": "a", "texts": ["a"] * 33}, "INVALID_ARGUMENT", "the request has 33 inputs"),
+        ("Tokenize.Tokenize", {"inputs": "a", "prompt_name": "none"}, "INVALID_ARGUMENT", "unknown `prompt_name`"),
         ("Tokenize.Decode", {}, "INVALID_ARGUMENT", "`ids` is empty"),
-        ("Tokenize.Decode", {"ids": [2**31]}, "INVALID_ARGUMENT", "a token id lies outside"),
+        ("Tokenize.Decode", {"ids": [2**31]}, "INVALID_ARGUMENT", "a token ID is outside"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -441,8 +441,8 @@ def test_refusals(channel: grpc.Channel, method: str, message: dict[str, Any], c
 @pytest.mark.parametrize(
     ("model", "code", "words"),
     [
-        ("classify", "FAILED_PRECONDITION", "model 'classify' is for the task classify, not for embed; "),
-        ("nobody", "NOT_FOUND", "no model of that name is served; "),
+        ("classify", "FAILED_PRECONDITION", "model 'classify' has the task classify, not embed; "),
+        ("nobody", "NOT_FOUND", "unknown model; "),
     ],
 )
 def test_the_metadata_name_a_model(embed: Any, model: str, code: str, words: str) -> None:
@@ -458,7 +458,7 @@ def test_the_metadata_name_a_model(embed: Any, model: str, code: str, words: str
         ([], "INVALID_ARGUMENT", "the stream has no message"),
         ([{"text": "a", "truncate": True}, {"text": "a"}], "INVALID_ARGUMENT", "must be the same in all messages"),
         ([{"text": "a"}] * 2049, "INVALID_ARGUMENT", "more than 2048 messages in one call"),
-        ([{"text": "a" * 2_000_000}] * 3, "RESOURCE_EXHAUSTED", "more than 4194304 bytes together"),
+        ([{"text": "a" * 2_000_000}] * 3, "RESOURCE_EXHAUSTED", "exceed 4194304 bytes in total"),
     ],
     ids=["none", "mixed", "many", "large"],
 )

@@ -249,7 +249,7 @@ def test_a_collector_that_refuses_costs_spans(models: Path) -> None:
     ):
         assert post_json(server.http, "/embed", BODY).status == 200
         wait_for(lambda: dropped(server)["export_failed"] == 1 + len(STAGES), "the loss to be counted", 20)
-        server.wait_logged("traces could not be sent: the collector answered 400")
+        server.wait_logged("cannot send traces: the collector answered 400")
         assert len(collector.statuses) == 99
 
 

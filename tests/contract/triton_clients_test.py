@@ -178,7 +178,7 @@ BAD = "400 StatusCode.INVALID_ARGUMENT"
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "texts and tokens": ("embed", {"text": ["a"], "input_ids": IDS}, "unexpected inputs"),
     "no ids": ("embed", {"attention_mask": IDS}, "unexpected inputs"),
-    "an empty mask": ("embed", {"input_ids": IDS, "attention_mask": IDS * 0}, "has no 1"),
+    "an empty mask": ("embed", {"input_ids": IDS, "attention_mask": IDS * 0}, "must contain a 1"),
     "a mask with holes": ("embed", {"input_ids": IDS, "attention_mask": np.array([[1, 0, 1, 0]])}, "ones, then zeros"),
     "a mask of twos": ("embed", {"input_ids": IDS, "attention_mask": np.array([[2, 0, 0, 0]])}, "0 and 1"),
     "a third segment": ("embed", {"input_ids": IDS, "token_type_ids": IDS}, "0 and 1"),
@@ -191,11 +191,11 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "text under the name for tokens": ("embed.tokens", {"text": ["a"]}, "takes 'input_ids'"),
     "tokens where text is pointed into": ("tag", {"input_ids": IDS}, "must be one text"),
     "one of two texts": ("rerank", {"text": ["a"]}, "pair of texts"),
-    "a pair for a task of one text": ("embed", {"text": ["a"], "text_pair": ["b"]}, "takes no 'text_pair'"),
+    "a pair for a task of one text": ("embed", {"text": ["a"], "text_pair": ["b"]}, "without 'text_pair'"),
     "texts without partners": ("rerank", {"text": ["a", "b"], "text_pair": ["a"]}, "2 elements"),
-    "too many texts": ("embed", {"text": ["a"] * 129}, "at most 128"),
+    "too many texts": ("embed", {"text": ["a"] * 129}, "the maximum is 128"),
     "not to be cut": ("embed", {"text": [LONG]}, "402 tokens"),
-    "an unknown model": ("nobody", {"text": ["a"]}, "no model of that name"),
+    "an unknown model": ("nobody", {"text": ["a"]}, "unknown model"),
     "a timeout in microseconds": ("embed", {"text": ["a"]}, "deadline"),
 }
 MORE: dict[str, tuple[dict[str, Any], str]] = {
@@ -310,11 +310,11 @@ def test_raw_binary_requests(tasks_server: Server, case: str) -> None:
     ("model", "length", "body", "status", "words"),
     [
         ("rerank", "0", b"a text", 400, b"'text' and 'text_pair'"),
-        ("embed.tokens", "0", bytes(15), 400, b"15 bytes are no row of INT64"),
-        ("embed.tokens", "0", b"", 400, b"0 bytes are no row of INT64"),
+        ("embed.tokens", "0", bytes(15), 400, b"15 bytes are not a row of INT64"),
+        ("embed.tokens", "0", b"", 400, b"0 bytes are not a row of INT64"),
         ("embed", "0", b"\xff", 400, b"not UTF-8"),
-        ("nobody", "0", b"a text", 404, b"no model of that name"),
-        ("embed/versions/9", "0", b"a text", 404, b"version 1 only"),
+        ("nobody", "0", b"a text", 404, b"unknown model"),
+        ("embed/versions/9", "0", b"a text", 404, b"available: 1"),
         ("embed", "7", b"a text", 400, b"from 0 to 6"),
         ("embed", "-1", b"a text", 400, b"from 0 to 6"),
         ("embed", "9" * 5000, b"a text", 400, b"from 0 to 6"),
@@ -449,7 +449,7 @@ def test_models_out_of_service_and_back(controlled: Server, flavour: str) -> Non
     client.call("unload_model", "tag")
     assert not client.call("is_model_ready", "tag")
     assert not client.call("is_model_ready", "tag.tokens")
-    with pytest.raises(InferenceServerException, match="no model of that name"):
+    with pytest.raises(InferenceServerException, match="unknown model"):
         client.infer("tag", {"text": ["a"]})
     assert post_json(controlled.http, "/tag", b'{"inputs": "a"}').status == 400
     index = client.told("get_model_repository_index")
@@ -458,7 +458,7 @@ def test_models_out_of_service_and_back(controlled: Server, flavour: str) -> Non
     client.call("load_model", "tag")
     client.call("load_model", "tag")
     assert client.infer("tag", {"text": ["a"]}).as_numpy("entities").shape == (1,)
-    with pytest.raises(InferenceServerException, match="no model of that name"):
+    with pytest.raises(InferenceServerException, match="unknown model"):
         client.call("load_model", "nobody")
     with pytest.raises(InferenceServerException, match="parameters"):
         client.call("load_model", "tag", config="{}")
@@ -485,7 +485,7 @@ def test_shared_memory_is_refused_as_such(client: TritonClient) -> None:
 def test_settings_of_traces_and_logs(client: TritonClient) -> None:
     """They are not part of this server, and it says so."""
     for method in ("get_trace_settings", "get_log_settings"):
-        with pytest.raises(InferenceServerException, match="traces and logs"):
+        with pytest.raises(InferenceServerException, match="trace and log settings"):
             client.call(method)
 
 

@@ -1,4 +1,4 @@
-"""The same requests of v2 to our server and to a real Triton: answers differ only where docs/reference/protocols.md says so."""
+"""The same v2 requests to our server and to a real Triton: answers differ only as docs/reference/protocols.md says."""
 
 from __future__ import annotations
 
@@ -69,33 +69,33 @@ DIFFERENCES = [
         line.split("  ")
         # The words of docs/reference/protocols.md, requests by their names, our statuses, and Triton's.
         for line in r"""
-JSON of another shape, numbers that no type holds  .*  400  500 0
+JSON of another shape, numbers that fit no type  .*  400  500 0
 `null` for an optional field  .*=None|.*null  200  400 500
-a parameter that is not read  (output |input )?(mine|sequence|shared_memory_[bo]|triton_)\S*=.*  200  400 500
+an unread parameter of another type  (output |input )?(mine|sequence|shared_memory_[bo]|triton_)\S*=.*  200  400 500
 a `timeout` beyond 64 bits  timeout=18.*  200  500
-`parameters` that are no object  (input|output) parameters=.*  400  200
-a body that is no object  (index|load|unload) (a list|a text|broken|parameters=.*)  400  200
-an output asked for twice  outputs twice  400  200
+`parameters` that are not an object  (input|output) parameters=.*  400  200
+a body that is not an object  (index|load|unload) (a list|a text|broken|parameters=.*)  400  200
+a repeated output  outputs twice  400  200
 data nested deeper than its shape  .*deep  400  200
 a size beyond 32 bits  shape \[\d{10,}.*  400  200
-no ids in a row  tokens shape .1, 0.|raw tokens, none  400  200
-ids that the vocabulary lacks  ids (2\^31|negative|vocabulary)  400  200
+no IDs in a row  tokens shape .1, 0.|raw tokens, none  400  200
+IDs outside the vocabulary  ids (2\^31|negative|vocabulary)  400  200
 text that is not UTF-8, a byte order mark  .*not UTF-8|byte order mark  400  200
 a priority beyond 4  priority=\d+  400  200
-a header length that is no number  header length .*  400  200
+a header length that is not a number  header length .*  400  200
 an empty body without a header  empty body|no body|gzip of nothing  400  200
 a compressed body that is cut off  gzip (cut|and more|for deflate)|no gzip  400  200
-texts of the shape [n], ids of INT32  shape .1.|tokens datatype=INT32  200  400
+texts of the shape [n], IDs of INT32  shape .1.|tokens datatype=INT32  200  400
 a deadline that has passed  timeout=[127]  504  200
 `classification`, shared memory  .*(classification|_region)=.*|GET .*(setting|logging|sharedmem).*  501  200 400 404 500
 an unknown model or version  GET .*(stats|9999|versions/01|versions/x/ready)|stats after  400 404  200 400 404
 loads and unloads of an unknown model  (load|unload) .*  404  200 500
-an unknown `Content-Encoding`  encoding .*  415  501
+An unknown `Content-Encoding`  encoding .*  415  501
 the name of an encoding in capitals, or none  encoding (GZIP|)  200  501
-HEAD, and names that are percent-encoded  HEAD .*|GET .*%.*  200  404 405
-paths that are not of v2  GET /v[13]|GET .*generate  404  404 405
+HEAD, percent-encoded names  HEAD .*|GET .*%.*  200  404 405
+paths outside v2  GET /v[13]|GET .*generate  404  404 405
 replies of health, readiness, loading and unloading  GET .*(live|ready)|(load|unload).*  200  200
-the index names a reason, the configuration and the statistics fewer fields  index .*|GET .*(config|stats.*)  200  200
+the index names a reason, configuration and statistics have fewer fields  index .*|GET .*(config|stats.*)  200  200
 Replies are compressed  accept .*  200  200
 """.strip().splitlines()
     )
@@ -544,9 +544,9 @@ def grpc_requests() -> dict[str, bytes]:
 
 
 GRPC_DIFFERENCES = {
-    "version of letters": ("400 for a version that is no number over gRPC", "NOT_FOUND", "INVALID_ARGUMENT"),
+    "version of letters": ("400 for a version that is not a number over gRPC", "NOT_FOUND", "INVALID_ARGUMENT"),
     "one raw too many": ("more raw contents than inputs", "INVALID_ARGUMENT", "OK"),
-    "outputs twice": ("an output asked for twice", "INVALID_ARGUMENT", "OK"),
+    "outputs twice": ("a repeated output", "INVALID_ARGUMENT", "OK"),
     "shared memory": ("`classification`, shared memory", "UNIMPLEMENTED", "INVALID_ARGUMENT"),
     "classification": ("`classification`, shared memory", "UNIMPLEMENTED", "OK"),
     "priority=9": ("a priority beyond 4", "INVALID_ARGUMENT", "OK"),
@@ -554,7 +554,7 @@ GRPC_DIFFERENCES = {
     "shape [1]": ("texts of the shape [n]", "OK", "INVALID_ARGUMENT"),
     "shape [0, 1]": ("no texts", "INVALID_ARGUMENT", "OK"),
     "shape [-9223372036854775808, 1]": ("a size beyond 32 bits or below -1", "INVALID_ARGUMENT", "OK"),
-    "no protobuf": ("a gRPC message that is no protobuf", "INVALID_ARGUMENT", "INTERNAL"),
+    "no protobuf": ("a gRPC message that is not protobuf", "INVALID_ARGUMENT", "INTERNAL"),
 }
 """By request: the words of docs/reference/protocols.md, our status, and Triton's."""
 

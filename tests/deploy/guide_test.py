@@ -1,4 +1,4 @@
-"""docs/guides/deploy.md: its commands are understood, its files exist, its example renders, its numbers are the settings'."""
+"""docs/guides/deploy.md: its commands are understood, its files exist, its examples render, its numbers are today's."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_example_renders(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
-    """Its patch names the model that is proven, and it sets image and replicas."""
+    """Its patch names the model that is proven, and it sets image and replicas; the patch's comment is right, too."""
     _, example = examples("kind", "Kustomization")
     found = rendered(example, tmp_path)
     (deployment,) = of_kind(found, "Deployment")
@@ -155,6 +155,14 @@ def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
     assert init["args"][:2] == ["verify", "/models/sentiment"]
     image = example["images"][0]
     assert {container["image"] for container in containers(pod)} == {f"{image['newName']}:{image['newTag']}"}
+    (patch,) = example["patches"]
+    later = {**patch, "patch": patch["patch"].replace("initContainers/0", "initContainers/1")}
+    for component in ("fetched-models-t4", "exported-model-t4"):
+        assert component in re.findall(r"# With (.*): initContainers/1", GUIDE)[0]
+        more = combined(tmp_path / component, "t4", component, resources=("models-claim",), more={"patches": [later]})
+        (pod,) = pods(more)
+        _, verify = pod["initContainers"]
+        assert (verify["name"], verify["args"][:2]) == ("verify", ["verify", "/models/sentiment"])
 
 
 def rendered(example: Any, folder: Path) -> list[Manifest]:
@@ -189,19 +197,28 @@ def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> 
 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_of_an_object_store_renders(tmp_path: Path) -> None:
-    """In place of the component's own settings, under a name that makes a rollout."""
-    s3, gcs = [example for example in examples("configMapGenerator") if "kind" not in example]
+    """In place of the component's own settings, under a name that makes a rollout.
+
+    By patches: kustomize 5.1 and newer run generators before components, and have nothing to merge with.
+    """
+    s3, gcs = [example for example in patches() if "bertserve-fetch" in str(example)]
     found = {
         name: dict(bertserve_fetch(combined(tmp_path / name, "cpu", "fetched-models", more=more)))
         for name, more in (("s3", s3), ("gcs", gcs))
     }
-    literals = {
-        name: dict(line.split("=") for line in each["configMapGenerator"][0]["literals"])
-        for name, each in (("s3", s3), ("gcs", gcs))
-    }
-    assert found["gcs"] == literals["gcs"]
-    assert found["s3"] == found["s3"] | literals["s3"]
+    (whole,) = yaml.safe_load(gcs["patches"][0]["patch"])
+    assert whole["path"] == "/data"
+    assert found["gcs"] == whole["value"]
+    own = dict(bertserve_fetch(combined(tmp_path / "own", "cpu", "fetched-models")))
+    parts = {each["path"].removeprefix("/data/"): each["value"] for each in yaml.safe_load(s3["patches"][0]["patch"])}
+    assert parts.keys() <= own.keys()
+    assert found["s3"] == own | parts
     assert found["s3"]["RCLONE_CONFIG_MODELS_TYPE"] == "s3"
+
+
+def patches() -> list[Any]:
+    """The examples that are patches alone."""
+    return [example for example in examples("patches") if "kind" not in example]
 
 
 def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
@@ -216,9 +233,9 @@ def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
     """All together: each adds what it says, and takes nothing away."""
-    (patches,) = [example for example in examples("patches") if "kind" not in example]
+    (example,) = [example for example in patches() if "bertserve-fetch" not in str(example)]
     parts = ("fetched-models-t4", "../../monitoring")
-    found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=patches)
+    found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=example)
     plain = combined(tmp_path / "without", "t4", *parts, resources=("models-claim",))
     egress, before = (of_kind(each, "NetworkPolicy")[0]["spec"]["egress"] for each in (found, plain))
     assert egress[:-1] == before

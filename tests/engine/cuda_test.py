@@ -60,13 +60,13 @@ def test_a_machine_without_a_driver_says_so() -> None:
     with pytest.raises(CudaError) as error:
         cuda_driver.load()
     assert error.value.code == cuda_driver.NO_DRIVER
-    assert "no NVIDIA driver is in use here" in cuda_driver.explained(error.value)
-    assert "run this where the GPU is" in cuda_driver.explained(error.value)
+    assert "no NVIDIA driver found" in cuda_driver.explained(error.value)
+    assert "run this on the machine with the GPU" in cuda_driver.explained(error.value)
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(100, "shows no GPU (CUDA error 100)"), (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (CUDA error 803)")],
+    [(100, "finds no GPU (CUDA error 100)"), (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (CUDA error 803)")],
 )
 def test_a_driver_that_does_not_start_says_why(status: int, words: str) -> None:
     """No GPU, or a driver whose parts are of several versions."""
@@ -173,7 +173,7 @@ def test_no_room_on_the_card_is_said_with_numbers(device: Device, caplog: pytest
         device.allocate(2 << 30)
     assert error.value.out_of_memory
     assert not error.value.sticky
-    assert "no room for 2048 MiB on the GPU: 1024 MiB of 1024 are free" in caplog.text
+    assert "out of GPU memory: 2048 MiB needed, 1024 MiB of 1024 free" in caplog.text
 
 
 @pytest.mark.parametrize("status", [214, 700, 719])

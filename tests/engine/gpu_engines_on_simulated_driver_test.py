@@ -241,7 +241,7 @@ def test_a_card_that_is_too_small_says_so(
 def test_a_session_that_fell_back_to_the_cpu_is_refused(bench: Bench, specs: dict[str, ModelSpec]) -> None:
     """ONNX Runtime does so in silence; what it says that it runs on is compared with what was asked for."""
     bench.use_ort(falls_back=True)
-    with pytest.raises(BundleError, match=r"runs it on CPUExecutionProvider and not on the GPU"):
+    with pytest.raises(BundleError, match=r"runs it on CPUExecutionProvider instead of the GPU"):
         bench.load("ort-cuda", [specs["embed"]])
 
 
@@ -266,11 +266,11 @@ def test_an_onnx_runtime_without_cuda_says_what_to_install(
         pytest.param(
             {"version": "1.6.0.1"},
             {},
-            r"was built by TensorRT 1\.6\.0\.1, here is 1\.7\.1\.116; install that version",
+            r"was built with TensorRT 1\.6\.0\.1, but 1\.7\.1\.116 is installed; install that version",
             id="version",
         ),
-        pytest.param({}, {"outputs": "tag"}, "the engine's outputs are not those of the manifest", id="outputs"),
-        pytest.param({}, {"inputs": "fill_mask"}, "the engine's inputs are not those of the manifest", id="inputs"),
+        pytest.param({}, {"outputs": "tag"}, "the engine's outputs do not match the manifest", id="outputs"),
+        pytest.param({}, {"inputs": "fill_mask"}, "the engine's inputs do not match the manifest", id="inputs"),
     ],
 )
 def test_an_engine_for_another_card_version_or_model_is_refused(
@@ -289,7 +289,7 @@ def test_an_engine_that_lies_about_its_card_is_refused_by_the_library(
     """The manifest says this GPU, the file says another one: TensorRT's message becomes a sentence."""
     bench = Bench(monkeypatch, {"gpus": [{"name": "L4", "capability": [8, 9], "memory": 1 << 30}]})
     spec = as_plan(specs["embed"], "rtx", compute_capability="8.9")
-    with pytest.raises(BundleError, match="is no engine for this GPU and this version of TensorRT; build it again"):
+    with pytest.raises(BundleError, match="does not fit this GPU or version of TensorRT; rebuild it"):
         prepare_trt(bench, [spec])
 
 
@@ -320,7 +320,7 @@ def test_compiled_kernels_are_kept_and_read_again(
     assert again.configs[0].cache.known == kept.read_bytes()
     bench.machine.driver = 13010
     bench.load("rtx", [specs["embed"]], files)
-    assert "the cached kernels of embed are of another driver or GPU: compiling anew" in caplog.text
+    assert "the cached kernels of embed are for another driver or GPU: recompiling" in caplog.text
     kept.write_bytes(b"something else")
     bench.load("rtx", [specs["embed"]], files)
     assert "the cached kernels of embed cannot be read" in caplog.text
@@ -363,6 +363,6 @@ def test_what_stands_for_tensorrt_has_what_tensorrt_has(bench: Bench, simulated:
 def test_a_t4_engine_on_a_machine_without_a_driver_says_so(specs: dict[str, ModelSpec], engine: Any) -> None:
     """The very worker of the server, with the real libraries: one sentence with what to do."""
     spec = as_plan(specs["embed"], "rtx") if engine == "tensorrt" else specs["embed"]
-    words = rf"the engine {engine} cannot run here: no NVIDIA driver is in use here.*run this where the GPU is"
+    words = rf"the engine {engine} cannot run here: no NVIDIA driver found.*run this on the machine with the GPU"
     with pytest.raises(BundleError, match=words):
         prepare(EngineLoad(engine, [spec], threads=1))

@@ -107,7 +107,7 @@ def test_a_model_without_a_second_form_takes_openvino_from_no_other(tmp_path: Pa
     write_bundle(tmp_path, tiny_model("tag"))
     with Server(tmp_path) as server:
         assert get(server.http, "/info").json()["engine"]["engine"] == "cpu"
-        assert "ONNX Runtime alone runs tag: OpenVINO needs proven artifacts" in server.log
+        assert "only ONNX Runtime runs tag: OpenVINO needs proven artifacts" in server.log
         libraries = {model["name"]: model["libraries"] for model in get(server.http, "/status").json()["models"]}
         assert set(libraries["embed"]) == set(libraries["tag"]) == {"16", "32", "64"}
         assert set(libraries["tag"].values()) == {"onnxruntime"}
@@ -215,7 +215,7 @@ def test_what_openvino_compiled_is_read_again(
     monkeypatch.setattr(hybrid.openvino.host, "cpu", lambda: "another processor")
     caplog.set_level("INFO")
     np.testing.assert_array_equal(rows(KernelFiles(read=str(kept), sha256=digest(kept))), compiled)
-    assert "are of another artifact, processor or library" in caplog.text
+    assert "are for another artifact, processor or library" in caplog.text
 
 
 def test_a_model_without_a_second_form_is_left_to_onnx_runtime(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ async def test_signals_to_the_whole_group_leave_the_engine_alone(number: signal.
     [
         pytest.param(altered, EngineFailed, "does not match its SHA-256", id="altered"),
         pytest.param(lambda _: at_warm_up("raise"), EngineFailed, "warm-up of batched failed", id="fails-in-warm-up"),
-        pytest.param(lambda _: at_warm_up("exit"), EngineLost, "while it was loading", id="dies-while-loading"),
+        pytest.param(lambda _: at_warm_up("exit"), EngineLost, "while loading", id="dies-while-loading"),
     ],
 )
 @asynchronous

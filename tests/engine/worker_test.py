@@ -94,7 +94,7 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO, "bertserve.engine")
     assert ready(ONE, ms=1, costs=[known]).costs == [known]
     assert "warm-up of one: " in caplog.text
-    assert "1 costs known from before" in caplog.text
+    assert "1 costs from the cache" in caplog.text
 
 
 def test_a_model_that_cannot_answer_is_refused() -> None:

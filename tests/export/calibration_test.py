@@ -48,16 +48,16 @@ def test_a_file_of_texts_is_read(tmp_path: Path, name: str) -> None:
 
 BAD_FILES = {
     "missing": ("absent.txt", None, None, "No such file"),
-    "few": ("few.txt", "one\ntwo", None, "holds 2 different texts; to calibrate takes 16"),
-    "empty": ("empty.csv", "", None, "holds 0 different texts"),
+    "few": ("few.txt", "one\ntwo", None, "has 2 distinct texts; calibration needs at least 16"),
+    "empty": ("empty.csv", "", None, "has 0 distinct texts"),
     "no-json": ("a.jsonl", lines(*map(json.dumps, WORDS), "{"), None, "line 17: not JSON"),
-    "no-text": ("a.jsonl", '{"body": "b"}', None, "line 1: not an object with a `text`"),
-    "empty-text": ("a.jsonl", '{"text": " "}', None, "line 1: not an object with a `text`"),
-    "number-text": ("a.jsonl", '{"text": "a", "pair": 3}', None, "line 1: not an object with a `text`"),
-    "column-name": ("a.csv", "label,body\n0,b", "text", "no column 'text'; the first row is label, body"),
-    "column-number": ("a.csv", "label,body\n0,b", "3", "no column 3; there are 2"),
-    "column-zero": ("a.csv", "label,body\n0,b", "0", "no column 0; there are 2"),
-    "column-of-lines": ("a.txt", "one\ntwo", "1", "only a .csv or .tsv file has columns"),
+    "no-text": ("a.jsonl", '{"body": "b"}', None, "line 1: must be a text, or an object with `text`"),
+    "empty-text": ("a.jsonl", '{"text": " "}', None, "line 1: must be a text, or an object with `text`"),
+    "number-text": ("a.jsonl", '{"text": "a", "pair": 3}', None, "line 1: must be a text, or an object with `text`"),
+    "column-name": ("a.csv", "label,body\n0,b", "text", "no column 'text'; columns: label, body"),
+    "column-number": ("a.csv", "label,body\n0,b", "3", "no column 3; the file has 2"),
+    "column-zero": ("a.csv", "label,body\n0,b", "0", "no column 0; the file has 2"),
+    "column-of-lines": ("a.txt", "one\ntwo", "1", "--calibration-column needs a .csv or .tsv file"),
     "no-text-at-all": ("a.txt", b"text\xff", None, "not UTF-8, at byte 4"),
 }
 

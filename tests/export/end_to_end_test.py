@@ -121,18 +121,18 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "case": (
         "embed",
         with_tokenizer(lambda made: made["normalizer"].update(lowercase=False)),
-        r"the text '.*' has other tokens .* differ in normalizer",
+        r"the text '.*' has different tokens .* differ in normalizer",
     ),
     "prompt": (
         "embed",
         within("sentence", prompts=lambda prompts: {**prompts, "query": "find: "}),
-        r"the text '.*' has other tokens .* here \d+ tokens, .*; there \d+ tokens",
+        r"the text '.*' has different tokens .* here \d+ tokens, .*; there \d+ tokens",
     ),
     "length 1": ("embed", not_scaled, r"largest difference from Sentence .* at the text '.*: \(.*\) here"),
     "case of tokens": (
         "embed_tokens",
         with_tokenizer(lambda made: made["normalizer"].update(lowercase=False)),
-        r"the text '.*' has other tokens",
+        r"the text '.*' has different tokens",
     ),
     "activation": (
         "rerank",
@@ -144,22 +144,22 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         with_tokenizer(two_segments),
         r"segments .* here, .* there, of .* differ in model_input_names",
     ),
-    "label's place": ("classify", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
+    "label's place": ("classify", turned, r"decisions differ from Transformers .* the text '.*' returns"),
     "label's name": (
         "classify",
         within("labels", names=lambda names: (*names[:-1], "other")),
         r"the text '.*' is answered with \(.*'other'.*\), Transformers .*tokens: ",
     ),
-    "tag's place": ("tag", turned, r"decisions are not those of Transformers .* the text '.*' is answered with"),
+    "tag's place": ("tag", turned, r"decisions differ from Transformers .* the text '.*' returns"),
     "words": (
         "fill_mask",
         with_tokenizer(lambda made: made["decoder"].update(prefix="@@")),
-        r"decisions are not those .* the text '.*' is answered with",
+        r"decisions differ .* the text '.*' returns",
     ),
     "length": (
         "answer",
         lambda checkpoint: replace(checkpoint, max_length=32),
-        r"other tokens .* differ in the longest input \(32 tokens here, 64 there\)",
+        r"different tokens .* differ in the maximum length \(32 tokens here, 64 there\)",
     ),
 }
 
@@ -190,7 +190,7 @@ def test_what_no_library_loads_is_proven_from_token_ids_on(tmp_path: Path, famil
     """The export goes on and says, once, what was not proven and why; the manifest keeps it."""
     manifest, said = made(written(tmp_path / "small", "embed_tokens", family), "embed_tokens")
     assert reason in manifest.reference_library.unproven
-    assert said.count("note: no end-to-end check") == said.count(reason) == 1
+    assert said.count("note: end-to-end check skipped") == said.count(reason) == 1
     assert manifest.artifacts[0].end_to_end is None
 
 
@@ -200,7 +200,7 @@ def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> N
     lacking = shutil.copytree(folder, tmp_path / "lacking")
     edit_weights(lacking, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.query.weight"))
     manifest, said = made(folder, "embed", within("source", path=lambda _: lacking))
-    assert manifest.reference_library.unproven.endswith("finds no weights for a part of the model")
+    assert manifest.reference_library.unproven.endswith("has no weights for a part of the model")
     assert manifest.reference_library.unproven in said
     assert manifest.artifacts[0].end_to_end is None
 
@@ -263,7 +263,7 @@ def test_a_library_that_fails_on_a_text_proves_nothing(tmp_path: Path) -> None:
     edit_weights(other, lambda tensors: tensors.update({name: tensors[name][:8].clone()}))
     edit_json(other / "config.json", vocab_size=8)
     manifest, said = made(folder, "rerank", within("source", path=lambda _: other))
-    assert "does not answer a text: " in manifest.reference_library.unproven
+    assert "fails on a text: " in manifest.reference_library.unproven
     assert manifest.reference_library.unproven in said
 
 

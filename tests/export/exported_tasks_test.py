@@ -89,12 +89,12 @@ def test_int8_that_answers_otherwise_too_often_is_served_where_it_is_asked_for(
     assert re.search(rf"model\.int8\.onnx: served by --precision int8 only: {said}", capsys.readouterr().out)
     precision, line = served()
     assert precision == "float32"
-    assert re.search(rf" INFO .* small: fp32 is served: model\.int8\.onnx {said}.*; --precision int8 serves INT8", line)
+    assert re.search(rf" INFO .* small: serving fp32: model\.int8\.onnx {said}.*; set --precision int8 to serve", line)
     assert served("--precision", "int8") == ("int8", "")
     edit_manifest(models / "small" / "1", lambda manifest: [each.pop("reserved") for each in manifest["artifacts"]])
     precision, line = served()
     assert precision == "int8"
-    assert re.search(r" WARNING .* small: model\.int8\.onnx is served: it gives .*; .* or give --precision fp32", line)
+    assert re.search(r" WARNING .* small: serving model\.int8\.onnx: it gives .*; .* or set --precision fp32", line)
     assert main([*words, "--allow", "int8.agreement"]) == 0
     assert served() == ("int8", "")
 

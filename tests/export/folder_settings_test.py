@@ -101,7 +101,7 @@ def with_tokenizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Voca
 @pytest.mark.parametrize(
     ("draw", "change", "named"),
     [
-        (EMBED, with_tokenizer(lambda made: made["normalizer"].update(lowercase=False)), "tokens are not those"),
+        (EMBED, with_tokenizer(lambda made: made["normalizer"].update(lowercase=False)), "tokens differ from those"),
         (
             EMBED,
             with_tokenizer(lambda made: made["post_processor"]["pair"][3]["Sequence"].update(type_id=0)),

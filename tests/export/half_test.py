@@ -250,5 +250,5 @@ def test_a_fused_attention_that_could_overflow_is_refused(tmp_path: Path) -> Non
     """What happens inside a fused operator cannot be divided, so the export stops and names the operator."""
     path = small_graph(tmp_path, layers=1)
     spoil(path, "Attention_0_qkv_weight", lambda array: np.multiply(array, 60000, out=array))
-    with pytest.raises(ExportError, match="Attention Attention_0: its result can leave fp16's range"):
+    with pytest.raises(ExportError, match="Attention Attention_0: its result can exceed the range of fp16"):
         half.convert(path, tmp_path / "fp16.onnx")

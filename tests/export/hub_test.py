@@ -67,7 +67,7 @@ def test_what_is_exported_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
 
     hub.requests.clear()
     again = exported(hub, *words, HF_TOKEN=TOKEN, HF_HOME=str(tmp_path / "another-client"))
-    assert "made before" in again
+    assert "already exported" in again
     assert hub.requests == [f"/api/models/{MODEL}"]
 
     hub.requests.clear()
@@ -77,7 +77,7 @@ def test_what_is_exported_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
     hub.down = True
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
         said = exported(hub, *words, **variables)
-        assert "note: the hub cannot be asked, so this may not be its newest commit" in said
+        assert "note: the hub cannot be reached, so this may not be the newest commit" in said
     assert [entry.name for entry in (models / "small").iterdir()] == ["1"]
 
 
@@ -132,9 +132,9 @@ def test_another_commit_is_loaded(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["somebody/nothing"], "the hub knows no such model or keeps it private; check the id, or give a token"),
-        ([GATED], "accept the terms on its page of the hub, then give a token of that account with --token"),
-        ([MODEL, "--revision", "v9"], "the hub knows the model but not the revision 'v9'"),
+        (["somebody/nothing"], "Hugging Face has no such public model; check the ID, or set a token"),
+        ([GATED], "accept its terms on Hugging Face, then set a token of that account (--token"),
+        ([MODEL, "--revision", "v9"], "unknown revision 'v9'"),
     ],
 )
 def test_what_the_hub_does_not_give(hub: Hub, tmp_path: Path, words: list[str], sentence: str) -> None:
@@ -146,7 +146,7 @@ def test_what_the_hub_does_not_give(hub: Hub, tmp_path: Path, words: list[str], 
 def test_a_hub_that_is_down(hub: Hub, tmp_path: Path) -> None:
     """It is said so, where neither the client nor the repository has anything."""
     hub.down = True
-    assert "the hub cannot be asked" in refused(export(hub, MODEL, "--out", str(tmp_path / "models")))
+    assert "the hub cannot be reached" in refused(export(hub, MODEL, "--out", str(tmp_path / "models")))
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def test_what_a_killed_export_leaves_is_swept(tmp_path: Path, stage: str) -> Non
         child.wait()
     (leftover,) = (out / "small").iterdir()
     assert leftover.name.startswith(".staging-")
-    with pytest.raises(StartupError, match="holds no model"):
+    with pytest.raises(StartupError, match="contains no model"):
         Repository.open(out)
     assert main([str(folder), "--out", str(out), "--precision", "fp32"]) == 0
     assert [entry.name for entry in (out / "small").iterdir()] == ["1"]

@@ -101,7 +101,7 @@ def test_it_is_proven_again(bundle: Bundle, capsys: pytest.CaptureFixture[str]) 
     """`verify` loads graph and weights of every artifact, of fp16 its twin."""
     assert verify.main([str(bundle.path)]) == 0
     out = capsys.readouterr().out
-    assert all(f"{name} keeps its limits\n" in out for name in NAMES)
+    assert all(f"{name} is within its limits\n" in out for name in NAMES)
 
 
 def test_it_is_shown_with_its_weights(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_the_same_is_not_exported_twice(models: Path, small_export: Export, caps
     """`--if-changed` finds a whole bundle."""
     words = [str(small_export.checkpoint), "--out", str(models), "--tensorrt", "graph", *WORDS, "--if-changed"]
     assert export(words) == 0
-    assert "made before" in capsys.readouterr().out
+    assert "already exported" in capsys.readouterr().out
     assert [version.name for version in (models / "small").iterdir()] == ["1"]
 
 

@@ -84,7 +84,7 @@ def test_a_release_without_settings_needs_its_heads_said(tmp_path: Path) -> None
     (folder / "iter_2000000").rename(folder / "release")
     (folder / TRACKER).write_text("release")
     save({"model": rank_weights(0, 1, "fill_mask")}, folder / "release/mp_rank_00/model_optim_rng.pt")
-    with pytest.raises(ExportError, match=r"hold no settings of the training \(args\); put a config\.json there"):
+    with pytest.raises(ExportError, match=r"have no training arguments \(args\); add a config\.json"):
         opened(folder)
     write_json(folder / "config.json", {"num_attention_heads": 4, "layer_norm_eps": 1e-5})
     checkpoint = opened(folder, "embed_tokens")
@@ -114,26 +114,26 @@ def renamed(old: str, new: str) -> Callable[[Path], None]:
 
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "tracker": (write(TRACKER, "../../etc"), r"holds '\.\./\.\./etc', and neither an iteration nor `release`"),
-    "no iteration": (write(TRACKER, "7"), "iter_0000007 is missing"),
+    "tracker": (write(TRACKER, "../../etc"), r"has '\.\./\.\./etc'; expected an iteration or `release`"),
+    "no iteration": (write(TRACKER, "7"), "iter_0000007, which is missing"),
     "a rank is missing": (renamed(RANK, "iter_2000000/gone"), "lacks mp_rank_00"),
     "fewer ranks": (
         lambda folder: shutil.rmtree(folder / "iter_2000000/mp_rank_01"),
-        "on 2 tensor-parallel ranks, and 1",
+        "on 2 tensor-parallel ranks, but 1",
     ),
-    "no file": (lambda folder: (folder / FILE).unlink(), r"mp_rank_00 holds no model_optim_rng\.pt"),
-    "pipeline": (renamed(RANK, "iter_2000000/mp_rank_00_000"), "mp_rank_00_000 is of a pipeline-parallel training"),
+    "no file": (lambda folder: (folder / FILE).unlink(), r"mp_rank_00 has no model_optim_rng\.pt"),
+    "pipeline": (renamed(RANK, "iter_2000000/mp_rank_00_000"), "mp_rank_00_000 is from pipeline-parallel training"),
     "mixed experts": (trained(num_experts=8), "it was trained with num_experts 8"),
     "another norm": (trained(normalization="RMSNorm"), "with normalization 'RMSNorm'; supported: 'LayerNorm'"),
     "version": (lambda folder: save(training_state(0, 2, 9.0), folder / FILE), r"checkpoint_version 9\.0 is not known"),
     "unknown": (
         with_model(lambda: {"adapter": {"weight": torch.ones(2)}}),
-        r"it holds adapter\.weight, which is no tensor of",
+        r"it has adapter\.weight, which is not a tensor of",
     ),
-    "heads": (trained(num_attention_heads=5), "5 attention heads do not fit 2 ranks and a width of 32"),
-    "no tensor": (with_model(lambda: {"lm_head": {"bias": 3}}), "holds int under 'lm_head.bias'"),
-    "no model": (lambda folder: save({"a": torch.ones(1)}, folder / FILE), "holds no model of Megatron-LM's"),
-    "no bert": (lambda folder: save({"model": {}}, folder / FILE), "no BERT of Megatron-LM's"),
+    "heads": (trained(num_attention_heads=5), "5 attention heads do not divide into 2 ranks and a width of 32"),
+    "no tensor": (with_model(lambda: {"lm_head": {"bias": 3}}), "has int under 'lm_head.bias'"),
+    "no model": (lambda folder: save({"a": torch.ones(1)}, folder / FILE), "has no Megatron-LM model"),
+    "no bert": (lambda folder: save({"model": {}}, folder / FILE), "not a Megatron-LM BERT"),
     "no vocabulary": (lambda folder: (folder / "vocab.txt").unlink(), r"vocab\.txt is missing"),
 }
 
@@ -163,7 +163,7 @@ def test_ranks_of_different_iterations_are_refused(tmp_path: Path) -> None:
     """When their tensors are read."""
     folder = write_megatron(tmp_path / "megatron", 2, 3.0)
     save(training_state(1, 2, 3.0) | {"iteration": 5}, folder / "iter_2000000/mp_rank_01/model_optim_rng.pt")
-    with pytest.raises(ExportError, match="mp_rank_01 and mp_rank_00 are not of one training's one state"):
+    with pytest.raises(ExportError, match="mp_rank_01 and mp_rank_00 are not from the same training state"):
         task_model.load(opened(folder))
 
 

@@ -192,10 +192,10 @@ def test_an_export_brings_the_engine_and_how_its_graph_compares(
     assert (engine.quantisation.activations, engine.quantisation.texts) == ("static", 128)
     assert list(bundle.engine_graphs) == ["int8"]
     page = (exported / "report.html").read_text()
-    assert "The figures below are those of the graph that it was built of, computed on a CPU." in page
+    assert "The figures below are for the graph that it was built from, on a CPU." in page
     assert f"{engine.graph.parity.cosine_min:.6f}" in page
     assert inspect.main([str(exported)]) == 0
-    assert "UNPROVEN: of its graph, on a CPU" in capsys.readouterr().out
+    assert "UNPROVEN: measured on its graph, on a CPU" in capsys.readouterr().out
 
 
 def test_a_node_builds_an_int8_engine_of_the_bundles_graph(
@@ -221,8 +221,8 @@ def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.
     limit = ["--limit", "int8-tensorrt.cosine_min=0.9999999"]
     assert main([str(checkpoint), "--out", str(tmp_path / "models"), *words, *limit]) != 0
     said = capsys.readouterr().err
-    assert "the INT8 graph for TensorRT does not answer as PyTorch does" in said
-    assert "--allow int8-tensorrt.cosine_min lets it pass; --calibration takes" in said
+    assert "the INT8 graph for TensorRT does not match PyTorch" in said
+    assert "--allow int8-tensorrt.cosine_min, or calibrate on your own texts" in said
     manifest = json.loads((tmp_path / "models" / "small" / "1" / MANIFEST).read_text())
     assert [artifact["file"] for artifact in manifest["artifacts"]] == ["model.fp32.onnx"]
 

@@ -99,15 +99,15 @@ def test_figures_of_the_end_to_end_check_say_what_they_are_of() -> None:
         MANIFEST, task="embed", artifacts=(found,), reference_library=ReferenceLibrary("Sentence Transformers 6", 227)
     )
     assert terminal.end_to_end(vectors) == (
-        "beside Sentence Transformers 6, with the tokens of 227 texts; largest difference of a number that a client"
-        " gets (vectors scaled to length 1): model.int8.onnx 3.8e-01 over 106 texts (no limit), mean cosine 0.99640 (at"
-        " least 0.99); the least cosine has no limit here, as these texts are strange on purpose"
+        "compared with Sentence Transformers 6, on the tokens of 227 texts; largest difference in a returned value"
+        " (vectors scaled to length 1): model.int8.onnx 3.8e-01 over 106 texts (no limit), mean cosine 0.99640 (at"
+        " least 0.99); no limit on the minimum cosine: these texts are edge cases on purpose"
     )
     unscaled = terminal.end_to_end(msgspec.structs.replace(vectors, normalize=False))
     assert "(vectors not scaled to length 1)" in unscaled
     scores = msgspec.structs.replace(found, precision="fp32", file="model.fp32.onnx", end_to_end=EndToEnd(106, 1e-6))
     said = terminal.end_to_end(msgspec.structs.replace(vectors, task="classify", artifacts=(scores,)))
-    assert said.endswith("(of one above 1 as a share of it): model.fp32.onnx 1.0e-06 over 106 texts (at most 0.0001)")
+    assert said.endswith("(relative for values above 1): model.fp32.onnx 1.0e-06 over 106 texts (at most 0.0001)")
 
 
 class Reader(HTMLParser):
@@ -166,11 +166,11 @@ def test_the_page_holds_every_figure() -> None:
 def test_the_page_is_honest_about_what_is_not_proven() -> None:
     """Waived limits, broken invariance and unproven engines are told in words, at the top and at the artifact."""
     words = Reader(rendered()).words
-    assert "0 of 2 artifacts were run and keep every limit" in words
-    assert "model.int8.onnx breaks limits that the recipe let pass: agreement." in words
-    assert "Shipped although it breaks these limits, as the recipe asked: agreement." in words
+    assert "0 of 2 artifacts were run and meet every limit" in words
+    assert "model.int8.onnx breaks limits that the export waived: agreement." in words
+    assert "Written although it breaks these limits, which the export waived: agreement." in words
     assert "broken, waived" in words
-    assert "no: run text by text, unpadded" in words
+    assert "no: runs one text at a time, unpadded" in words
     assert "model.sm75.fp16.engine is unproven: it is for TensorRT, compute capability 7.5" in words
     assert "at least 0.875" in words  # as the recipe set it
     assert "at least 0.95" in words  # as the table has it
@@ -216,7 +216,7 @@ def test_answers_that_are_not_numbers_are_counted() -> None:
     spoiled = Comparison(COMPARISON.differences.copy(), None, np.array([[0.5, np.nan], [np.inf, 1], [1, 1]]))
     spoiled.differences[3] = np.nan
     assert spoiled.worst_first()[0] == 3
-    assert "1 texts have answers that are not numbers" in Reader(rendered(comparison=spoiled)).words
+    assert "1 texts with answers that are not numbers" in Reader(rendered(comparison=spoiled)).words
 
 
 class RecordingBackend:

@@ -123,7 +123,7 @@ def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Pat
 def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
     """Weights that cannot be divided so often are refused, with the share that a part would have to keep."""
     graph = graph_of(tmp_path, "bert", "embed")
-    with pytest.raises(ExportError, match=r"cannot be split in 12 by layers: a part would hold more than 9% of"):
+    with pytest.raises(ExportError, match=r"cannot split this model into 12 parts by layers: .* more than 9% of"):
         cut(graph, 12)
 
 
@@ -151,9 +151,9 @@ def test_ranks_add_up_to_the_whole(tmp_path: Path, family: str) -> None:
 
 def test_layers_of_other_kinds_have_no_ranks(tmp_path: Path) -> None:
     """The error says what can be split so, and what may do instead; so it does where heads do not divide."""
-    with pytest.raises(ExportError, match="--split-by layers may do"):
+    with pytest.raises(ExportError, match="try --split-by layers"):
         ranks.split(graph_of(tmp_path / "a", "modernbert", "embed"), 2, lambda *_: tmp_path / "part.onnx")
-    with pytest.raises(ExportError, match="4 heads of attention cannot be split between 3 ranks"):
+    with pytest.raises(ExportError, match="4 attention heads cannot be split evenly between 3 ranks"):
         ranks.split(graph_of(tmp_path / "b", "bert", "embed"), 3, lambda *_: tmp_path / "part.onnx")
 
 

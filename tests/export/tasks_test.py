@@ -280,7 +280,7 @@ def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
     edit_weights(folder, lambda t: t.update({"cls.predictions.decoder.weight": t[words].clone()}))
     task_model.load(opened(folder))
     edit_weights(folder, lambda t: t["cls.predictions.decoder.weight"].add_(1))
-    with pytest.raises(ExportError, match=r"decoder\.weight is to be the same as embeddings\.word_embeddings\.weight"):
+    with pytest.raises(ExportError, match=r"decoder\.weight must equal embeddings\.word_embeddings\.weight"):
         task_model.load(opened(folder))
 
 

@@ -138,7 +138,7 @@ def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int
 
 def test_an_unknown_target_is_refused(fp16: Path, tmp_path: Path) -> None:
     """A target that nothing builds for is answered with those that there are."""
-    with pytest.raises(ExportError, match=r"no engine can be built for 'sm90'; targets: t4, sm75, sm80, .*, native"):
+    with pytest.raises(ExportError, match=r"unknown TensorRT target 'sm90'; supported: t4, sm75, sm80, .*, native"):
         tensorrt.build(fp16, tmp_path / "engine", "sm90", max_length=SHORT, count=ignore)
 
 
@@ -275,7 +275,7 @@ def test_an_interrupt_ends_the_builder(fp16: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "sentence"),
-    [(signal.SIGKILL, "for want of memory; free some"), (signal.SIGSEGV, "ended by SIGSEGV; please report it")],
+    [(signal.SIGKILL, "for lack of memory; free some"), (signal.SIGSEGV, "ended by SIGSEGV; please report this")],
 )
 def test_a_builder_that_dies_is_one_sentence(fp16: Path, tmp_path: Path, number: int, sentence: str) -> None:
     """A kill for want of memory, or a crash in native code, is told apart and leaves no file."""

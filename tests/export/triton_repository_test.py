@@ -223,7 +223,7 @@ def test_engines_that_triton_cannot_run_are_named_and_left_out(bundle: Bundle, t
     )
     assert [path.name for path in written] == [FP32, NAME]
     assert ["sm75.fp16.engine" in notices[0], "openvino" in notices[1], len(notices)] == [True, True, 2]
-    with pytest.raises(ExportError, match="no artifact that a backend of Triton runs"):
+    with pytest.raises(ExportError, match="no artifact that a Triton backend can run"):
         triton_repository.write(changed(bundle, artifacts=(other,)), tmp_path / "none", notices.append)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -233,7 +233,7 @@ def test_a_model_that_is_there_is_not_touched(bundle: Bundle, tmp_path: Path) ->
     (tmp_path / "triton" / "theirs").mkdir(parents=True)
     triton_repository.write(bundle, tmp_path / "triton", pytest.fail)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(ExportError, match=f"{FP32} is there already"):
+    with pytest.raises(ExportError, match=f"{FP32} already exists"):
         triton_repository.write(bundle, tmp_path / "triton", pytest.fail)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 

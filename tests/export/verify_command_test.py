@@ -73,12 +73,12 @@ def change_weights(bundle: Path) -> None:
 
 
 def test_an_honest_bundle_is_proven_again(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every artifact is run and keeps its limits; the figures are those of the export."""
+    """Every artifact is run and is within its limits; the figures are those of the export."""
     assert verify.main([str(exported / "small" / "1")]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "model.fp32.onnx keeps its limits\n" in captured.out
-    assert "model.int8.onnx keeps its limits\n" in captured.out
+    assert "model.fp32.onnx is within its limits\n" in captured.out
+    assert "model.int8.onnx is within its limits\n" in captured.out
     assert re.search(r"comparing model\.int8\.onnx with PyTorch +\d+\.\d s", captured.out)
     worst = json.loads((exported / "small" / "1" / MANIFEST).read_text())["artifacts"][0]["parity"]["cosine_min"]
     assert f"{worst:.5f}" in captured.out
@@ -88,7 +88,7 @@ def test_the_newest_version_is_meant_by_a_models_directory(exported: Path, capsy
     """The task's own metric is repeated beside PyTorch's score of the export, and fp16 is run as well."""
     assert verify.main([str(exported / "moods"), "--reference", str(exported / "moods.csv"), "--threads", "1"]) == 0
     out = capsys.readouterr().out
-    assert "model.fp16.onnx keeps its limits\n" in out
+    assert "model.fp16.onnx is within its limits\n" in out
     assert re.search(r"model\.fp32\.onnx +accuracy +3 of moods\.csv +\d+\.\d\d +\d+\.\d\d +[+]0\.00", out)
     assert "\x1b" not in out
 
@@ -104,8 +104,8 @@ def test_no_pytorch_is_needed(exported: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert "model.fp32.onnx keeps its limits" in done.stdout
-    assert "model.fp16.onnx was not run: it is for a GPU, and to prove it on a CPU takes the module onnx" in done.stdout
+    assert "model.fp32.onnx is within its limits" in done.stdout
+    assert "model.fp16.onnx was not run: it is for a GPU; verifying it on a CPU needs the module onnx" in done.stdout
 
 
 def flip(bundle: Path) -> None:
@@ -154,14 +154,14 @@ def edit_fp32(**changes: object) -> Callable[[Path], None]:
     [
         (flip, r"model\.fp32\.onnx does not match its SHA-256 in the manifest"),
         (lambda bundle: (bundle / "extra").touch(), "'extra' is not listed in the manifest"),
-        (change_weights, r"model\.fp32\.onnx must not be served"),
-        (edit_reference(lambda tensors, _: tensors["output.pooled"].__imul__(2)), "fp32.onnx must not be served"),
+        (change_weights, r"model\.fp32\.onnx failed and must not be served"),
+        (edit_reference(lambda tensors, _: tensors["output.pooled"].__imul__(2)), "fp32.onnx failed"),
         (edit_reference(lambda tensors, _: tensors.pop("output.pooled")), "not the reference of this model"),
-        (edit_reference(other_text), r"tokenizer\.json gives other token ids than PyTorch was given"),
-        (edit_reference(few_texts), "holds 1 texts; 256 are needed"),
-        (forget_reference, "holds no answers of PyTorch's to compare with; export it again"),
-        (edit_fp32(limits={"beauty": 1}), "sets a limit for model.fp32.onnx that there is not: 'beauty'"),
-        (edit_fp32(limits={"max_abs_difference": 1e-12}), r"model\.fp32\.onnx must not be served"),
+        (edit_reference(other_text), r"tokenizer\.json gives different token IDs from those of the export"),
+        (edit_reference(few_texts), "has 1 texts; minimum: 256"),
+        (forget_reference, "has no PyTorch answers to compare with; export it again"),
+        (edit_fp32(limits={"beauty": 1}), "sets an unknown limit for model.fp32.onnx: 'beauty'"),
+        (edit_fp32(limits={"max_abs_difference": 1e-12}), r"model\.fp32\.onnx failed and must not be served"),
     ],
 )
 def test_a_spoiled_bundle_fails(
@@ -178,8 +178,8 @@ def test_changed_weights_are_told_by_their_figures(both: Path, capsys: pytest.Ca
     change_weights(both)
     assert verify.main([str(both)]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"model\.fp32\.onnx does not answer as PyTorch does: largest difference .*allowed 0\.0001", out)
-    assert "model.int8.onnx keeps its limits" in out
+    assert re.search(r"model\.fp32\.onnx does not match PyTorch: largest difference .*allowed 0\.0001", out)
+    assert "model.int8.onnx is within its limits" in out
 
 
 def test_what_is_waived_is_let_pass_and_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,21 +187,21 @@ def test_what_is_waived_is_let_pass_and_told(small: Path, capsys: pytest.Capture
     change_weights(small)
     edit_fp32(waived=["max_abs_difference"])(small)
     assert verify.main([str(small)]) == 0
-    assert "but for those that its recipe let it break: max_abs_difference" in capsys.readouterr().out
+    assert "except those waived at export: max_abs_difference" in capsys.readouterr().out
 
 
 def test_a_denied_lack_of_invariance_fails(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An artifact that is called batch-invariant and is not would answer by its neighbours."""
     edit_fp32(limits={"invariance_difference": 1e-12})(small)
     assert verify.main([str(small)]) == 1
-    assert "its answers change with padding or with the other texts" in capsys.readouterr().out
+    assert "its answers change with padding or batching" in capsys.readouterr().out
 
 
 def test_an_unproven_artifact_is_proven_here(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What nobody had run before the bundle came to this machine is run, and told apart."""
     edit_fp32(parity=None, invariance=None, batch_invariant=False)(small)
     assert verify.main([str(small)]) == 0
-    assert "model.fp32.onnx was unproven, and is proven on this machine" in capsys.readouterr().out
+    assert "model.fp32.onnx was unproven; now proven on this machine" in capsys.readouterr().out
 
 
 def test_what_cannot_be_run_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +213,7 @@ def test_what_cannot_be_run_is_said(small: Path, capsys: pytest.CaptureFixture[s
     assert verify.main([str(small)]) == 1
     captured = capsys.readouterr()
     assert "model.sm75.fp16.engine was not run: it is a TensorRT engine for compute capability 7.5" in captured.out
-    assert "this machine can run nothing of it, so nothing is proven here" in captured.err
+    assert "this machine can run none of its artifacts, so nothing was verified" in captured.err
 
 
 @pytest.mark.parametrize("verb", [verify, inspect])
@@ -276,7 +276,7 @@ def test_an_engine_is_proven_on_its_gpu_and_served_from_there(small: Path, tmp_p
     command = [sys.executable, "bertserve.py", "verify", str(small), "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "model.sm75.fp16.engine was unproven, and is proven on this machine" in done.stdout
+    assert "model.sm75.fp16.engine was unproven; now proven on this machine" in done.stdout
     repository = small.parents[1]
     with Server(repository, "--cache-dir", str(tmp_path / "cache"), env=gpu_environment()) as server:
         status = get(server.http, "/status").json()

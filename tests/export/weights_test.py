@@ -124,18 +124,18 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "runs-a-command-in-the-old-format": (lambda: saved({"a": Runs()}, is_zip=False), "wanted posix.system"),
     "opens-a-connection": (lambda: saved({"a": Calls()}), "wanted socket.create_connection"),
     "a-whole-module": (lambda: saved({"a": torch.nn.Linear(1, 1)}), "wanted torch.nn.modules.linear.Linear"),
-    "a-plain-pickle": (lambda: pickle.dumps(Runs()), "is damaged, cut, or no weights of PyTorch"),
-    "cut": (lambda: saved({"a": torch.ones(2)})[:-40], "is damaged, cut, or no weights of PyTorch"),
+    "a-plain-pickle": (lambda: pickle.dumps(Runs()), "is damaged, truncated or not PyTorch weights"),
+    "cut": (lambda: saved({"a": torch.ones(2)})[:-40], "is damaged, truncated or not PyTorch weights"),
     "cut-in-the-old-format": (
         lambda: saved({"a": torch.ones(2)}, is_zip=False)[:-4],
-        "is damaged, cut, or no weights of PyTorch",
+        "is damaged, truncated or not PyTorch weights",
     ),
-    "empty": (lambda: b"", "is damaged, cut, or no weights of PyTorch: it is empty"),
-    "text": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "is damaged, cut, or no weights of PyTorch"),
-    "a-list": (lambda: saved([1, 2]), "holds list and not tensors by name"),
-    "a-number": (lambda: saved({"a": 3}), "holds int under 'a', and not a tensor under a name"),
-    "sparse": (lambda: saved({"a": torch.eye(2).to_sparse()}), "in the layout torch.sparse_coo"),
-    "complex": (lambda: saved({"a": torch.ones(2, dtype=torch.complex64)}), "holds 'a' as torch.complex64"),
+    "empty": (lambda: b"", "is damaged, truncated or not PyTorch weights: it is empty"),
+    "text": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "is damaged, truncated or not PyTorch weights"),
+    "a-list": (lambda: saved([1, 2]), "has list, not a dict of tensors"),
+    "a-number": (lambda: saved({"a": 3}), "has int under 'a', not a tensor under a name"),
+    "sparse": (lambda: saved({"a": torch.eye(2).to_sparse()}), "in layout torch.sparse_coo"),
+    "complex": (lambda: saved({"a": torch.ones(2, dtype=torch.complex64)}), "has 'a' as torch.complex64"),
 }
 
 

@@ -130,11 +130,11 @@ def test_a_key_is_asked_for(serve: Callable[..., Server], page: Page, tmp_path: 
     page.on["Network.requestWillBeSent"] = note
     page.open(f"http://{server.http}/")
     page.wait("!document.getElementById('key-form').hidden", "the question")
-    assert page.text("#key-message") == "The server says: an API key is needed: send `Authorization: Bearer KEY`"
-    assert page.text("#state") == "key wanted"
+    assert page.text("#key-message") == "The server says: missing API key; send `Authorization: Bearer KEY`"
+    assert page.text("#state") == "key required"
     assert page.run("document.getElementById('main').hidden && document.activeElement.id === 'key'")
     give_key(page, WRONG)
-    page.wait("document.querySelector('#state-name').textContent === 'key refused'", "a refusal")
+    page.wait("document.querySelector('#state-name').textContent === 'invalid key'", "a refusal")
     give_key(page, FIRST)
     page.wait("document.getElementById('key-form').hidden && !document.getElementById('main').hidden", "the page")
     assert page.run("[...document.querySelectorAll('a.docs')].every((link) => link.hidden)")

@@ -162,7 +162,7 @@ def test_an_engine_that_ends_soon_after_gives_way_to_the_one_before(upgraded: tu
     os.kill(serving, signal.SIGKILL)
     wait_for(lambda: state(server) == "degraded", "the way back")
     assert choice(server)["engine"] == "ort-cpu"
-    assert choice(server)["rejected"][0]["reason"] == "its process ended soon after it had taken over"
+    assert choice(server)["rejected"][0]["reason"] == "its process exited soon after the swap"
     assert get(server.http, "/status").json()["engine"]["name"] != served
     assert post_json(server.http, "/embed", BODY).status == 200
     os.kill(first, signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_build_that_fails_says_why(models: Path, tmp_path: Path) -> None:
     (bundle / "engine.fp16.onnx").unlink()
     edit_manifest(bundle, lambda manifest: manifest["files"].pop(2))
     with pytest.raises(
-        EngineFailed, match=r"no TensorRT engine could be built: bundle small/1: .* export it with --tensorrt graph"
+        EngineFailed, match=r"cannot build a TensorRT engine: bundle small/1: .* export it with --tensorrt graph"
     ) as failed:
         EngineBuilder(tmp_path / "cache").build(bundle)
     assert not failed.value.passing
@@ -208,11 +208,11 @@ def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: P
     shutil.copy(tmp_path / "other" / "models" / "small" / "1" / "engine.fp16.onnx", bundle)
     sign(bundle)
     with building(models, tmp_path / "cache") as server:
-        wait_for(lambda: "does not answer as PyTorch does" in json.dumps(choice(server)), "the reason", BUILD_LIMIT_S)
+        wait_for(lambda: "does not match PyTorch" in json.dumps(choice(server)), "the reason", BUILD_LIMIT_S)
         assert (choice(server)["engine"], state(server)) == ("ort-cpu", "degraded")
         assert BUILDING not in json.dumps(choice(server))
         assert str(tmp_path) not in json.dumps(choice(server))
-        assert choice(server)["rejected"][0]["reason"].endswith("; it is tried again at the next start")
+        assert choice(server)["rejected"][0]["reason"].endswith("; the next start retries")
         assert post_json(server.http, "/embed", BODY).status == 200
     assert not list((tmp_path / "cache").rglob(ENGINE))
 

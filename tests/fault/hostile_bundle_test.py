@@ -328,7 +328,7 @@ FILES: dict[str, Case] = {
     "model-truncated": Case(change(FP32, lambda data: data[:-1]), "bytes"),
     "model-grown": Case(change(FP32, lambda data: data + b"x"), "bytes"),
     "model-empty": Case(rewrite(FP32, b""), "bytes"),
-    "model-missing": Case(unlink(FP32), f"{FP32} is listed in the manifest and missing"),
+    "model-missing": Case(unlink(FP32), f"{FP32} is listed in the manifest but missing"),
     "tokenizer-missing": Case(unlink(TOKENIZER), "missing"),
     "manifest-missing": Case(unlink(MANIFEST), "missing"),
     "extra-file": Case(rewrite("extra.bin", b"x"), "'extra.bin' is not listed"),
@@ -337,7 +337,7 @@ FILES: dict[str, Case] = {
     "extra-python": Case(rewrite("sitecustomize.py", b"raise SystemExit"), "sitecustomize.py"),
     "model-is-a-directory": Case(then(unlink(FP32), lambda bundle: (bundle / FP32).mkdir()), "plain file"),
     "model-is-a-socket": Case(then(unlink(FP32), lambda bundle: os.mknod(bundle / FP32, 0o140600)), "plain file"),
-    "version-is-a-link": Case(linked_version, "holds no model"),
+    "version-is-a-link": Case(linked_version, "contains no model"),
     **{f"symbolic-link-{name}": Case(symbolic_link(name), "link") for name in (FP32, TOKENIZER, MANIFEST)},
     **{f"hard-link-{name}": Case(hard_link(name), "hard link") for name in (FP32, TOKENIZER, MANIFEST)},
     **{f"named-pipe-{name}": Case(pipe(name), "plain file") for name in (FP32, TOKENIZER, MANIFEST)},
@@ -359,7 +359,7 @@ LIES: dict[str, Case] = {
     "graph-of-integers": Case(edited(answers_integers), "other outputs"),
     "graph-of-a-sequence": Case(edited(answers_a_sequence), "no tensor"),
     "graph-input-more": Case(edited(one_more_input), "other inputs"),
-    "graph-knows-fewer-words": Case(edited(fewer_words), "knows 100 words"),
+    "graph-knows-fewer-words": Case(edited(fewer_words), "has 100 tokens"),
     "fewer-words-than-the-tokenizer": Case(put(vocab_size=1000), TOKENIZER),
 }
 
@@ -376,28 +376,28 @@ GRAPHS: dict[str, Case] = {
 }
 
 BESIDE: dict[str, Case] = {
-    "upwards": Case(beside(told(location=f"../{DATA}")), "in another file than"),
-    "absolute": Case(beside(told(location="/etc/passwd")), "in another file than"),
-    "this-folder": Case(beside(told(location=f"./{DATA}")), "in another file than"),
-    "the-tokenizer": Case(beside(told(location=TOKENIZER)), "in another file than"),
-    "the-graph-itself": Case(beside(told(location=FP32)), "in another file than"),
-    "no-location": Case(beside(told(location=None)), "in another file than"),
-    "no-offset": Case(beside(told(offset=None)), "no number"),
-    "no-length": Case(beside(told(length=None)), "no number"),
-    "offset-below-zero": Case(beside(told(offset="-16")), "no number"),
-    "offset-that-wraps": Case(beside(told(offset=str((1 << 64) + 16))), "no number"),
-    "offset-beyond-the-file": Case(beside(told(offset="32")), "beyond the end"),
-    "length-beyond-the-file": Case(beside(told(offset="20")), "beyond the end"),
+    "upwards": Case(beside(told(location=f"../{DATA}")), "in a file other than"),
+    "absolute": Case(beside(told(location="/etc/passwd")), "in a file other than"),
+    "this-folder": Case(beside(told(location=f"./{DATA}")), "in a file other than"),
+    "the-tokenizer": Case(beside(told(location=TOKENIZER)), "in a file other than"),
+    "the-graph-itself": Case(beside(told(location=FP32)), "in a file other than"),
+    "no-location": Case(beside(told(location=None)), "in a file other than"),
+    "no-offset": Case(beside(told(offset=None)), "invalid offset or length"),
+    "no-length": Case(beside(told(length=None)), "invalid offset or length"),
+    "offset-below-zero": Case(beside(told(offset="-16")), "invalid offset or length"),
+    "offset-that-wraps": Case(beside(told(offset=str((1 << 64) + 16))), "invalid offset or length"),
+    "offset-beyond-the-file": Case(beside(told(offset="32")), "past the end"),
+    "length-beyond-the-file": Case(beside(told(offset="20")), "past the end"),
     "length-below-the-dimensions": Case(beside(told(length="12")), "dimensions"),
     "length-above-the-dimensions": Case(beside(told(length="20"), size=64), "dimensions"),
-    "two-tensors-in-one-place": Case(beside(told(offset="0")), "in one place"),
-    "two-tensors-that-overlap": Case(beside(told(offset="12")), "in one place"),
+    "two-tensors-in-one-place": Case(beside(told(offset="0")), "overlapping external data"),
+    "two-tensors-that-overlap": Case(beside(told(offset="12")), "overlapping external data"),
     "dimensions-beyond-the-file": Case(second(lambda tensor: tensor.dims.append(1 << 28)), "dimensions"),
     "a-key-more": Case(beside(told(checksum="0")), "once each"),
     "a-key-twice": Case(second(lambda tensor: tensor.external_data.add(key="offset", value="0")), "once each"),
-    "data-inside-too": Case(second(lambda tensor: setattr(tensor, "raw_data", bytes(16))), "data of its own"),
-    "numbers-inside-too": Case(second(lambda tensor: tensor.float_data.extend([1.0] * 4)), "data of its own"),
-    "not-said-to-lie-there": Case(second(lambda tensor: tensor.ClearField("data_location")), "does not say"),
+    "data-inside-too": Case(second(lambda tensor: setattr(tensor, "raw_data", bytes(16))), "and inline data"),
+    "numbers-inside-too": Case(second(lambda tensor: tensor.float_data.extend([1.0] * 4)), "and inline data"),
+    "not-said-to-lie-there": Case(second(lambda tensor: tensor.ClearField("data_location")), "not marked as external"),
     "in-an-attribute": Case(
         beside(
             lambda model, _entry: model.graph.node.insert(
@@ -407,14 +407,14 @@ BESIDE: dict[str, Case] = {
         "attribute",
     ),
     "nothing-lies-there": Case(
-        beside(lambda model, _entry: model.graph.ClearField("initializer")), "which is listed for it"
+        beside(lambda model, _entry: model.graph.ClearField("initializer")), "which the manifest lists for it"
     ),
     "not-listed": Case(sealed(put_artifact(data=None)), f"'{DATA}' is not listed"),
     "listed-as-something-else": Case(
         sealed(alter(lambda m: m["files"].append(m["artifacts"][0].pop("data")))), "lists no file for it"
     ),
     "listed-by-two": Case(shared_data, "listed twice"),
-    "listed-by-an-engine": Case(data_of_an_engine, "an artifact's data is none"),
+    "listed-by-an-engine": Case(data_of_an_engine, "an artifact's data file must be"),
     "listed-upwards": Case(beside(lambda _model, entry: entry.update(file=f"../{DATA}")), "plain name"),
     "listed-by-another-name": Case(beside(lambda _model, entry: entry.update(file=TOKENIZER)), "listed twice"),
     "missing": Case(sealed(unlink(DATA)), f"{DATA} is listed"),
@@ -435,7 +435,7 @@ ENGINES: dict[str, Case] = {
     "no-bytes": Case(engine(b""), "no TensorRT engine"),
     "an-onnx-file": Case(engine(tiny_model().SerializeToString()), "no TensorRT engine"),
     "a-shared-library": Case(engine(b"\x7fELF" + bytes(124)), "no TensorRT engine"),
-    "of-another-version": Case(engine_build(version="1.8.0.2"), "built by TensorRT 1.7.1"),
+    "of-another-version": Case(engine_build(version="1.8.0.2"), "built with TensorRT 1.7.1"),
     "of-an-unknown-flavour": Case(engine_build(flavour="tensorflow"), MANIFEST),
     "for-another-gpu": Case(engine_build(compute_capability="8.6"), "do not fit"),
     "for-no-gpu": Case(engine_entry(lambda entry: entry.update(target="cuda")), "compute capability"),
@@ -443,9 +443,9 @@ ENGINES: dict[str, Case] = {
     "profiles-too-short": Case(engine_build(profiles=[{**PROFILE, "max": [32, 128]}]), "do not fit"),
     "profiles-turned-round": Case(engine_build(profiles=[{**PROFILE, "min": [64, 256]}]), "do not fit"),
     "profiles-oversized": Case(engine_build(profiles=[{**PROFILE, "max": [1 << 40, 256]}]), "do not fit"),
-    "tied-to-nothing": Case(engine_entry(lambda entry: entry.pop("engine")), "tied to"),
-    "called-an-onnx-file": Case(engine_entry(lambda entry: entry.update(kind="onnx")), "does not end as its kind"),
-    "onnx-called-an-engine": Case(put_artifact(kind="tensorrt"), "does not end as its kind"),
+    "tied-to-nothing": Case(engine_entry(lambda entry: entry.pop("engine")), "engine must be set"),
+    "called-an-onnx-file": Case(engine_entry(lambda entry: entry.update(kind="onnx")), "does not match its kind"),
+    "onnx-called-an-engine": Case(put_artifact(kind="tensorrt"), "does not match its kind"),
     "onnx-for-one-gpu": Case(put_artifact(target="sm75"), "compute capability"),
 }
 
@@ -454,8 +454,8 @@ TOKENIZERS: dict[str, Case] = {
     "no-tokenizer": Case(no_tokenizer(b"{}"), TOKENIZER),
     "no-bytes": Case(no_tokenizer(b""), TOKENIZER),
     "no-utf8": Case(no_tokenizer(b"\xff\xfe"), TOKENIZER),
-    "cuts": Case(tokenizer(lambda t: t.update(truncation=CUTS)), "truncates or pads"),
-    "pads": Case(tokenizer(lambda t: t.update(padding=PADS)), "truncates or pads"),
+    "cuts": Case(tokenizer(lambda t: t.update(truncation=CUTS)), "must not truncate or pad"),
+    "pads": Case(tokenizer(lambda t: t.update(padding=PADS)), "must not truncate or pad"),
     "one-word-more": Case(tokenizer(lambda t: t["model"]["vocab"].update(onetoomany=30_522)), "tokens"),
     "an-id-beyond": Case(tokenizer(lambda t: t["model"]["vocab"].update(zebra=1 << 20)), "token id"),
     "other-special-ids": Case(put(special_ids={"pad": 0, "cls": 2023, "sep": 102}), "cls"),
@@ -542,7 +542,7 @@ def test_row_66_an_engine_alone_does_not_run_on_a_cpu(gate: Gate, bundle: Path) 
     add_engine(bundle)
     (bundle / FP32).unlink()
     edit_manifest(bundle, lambda manifest: manifest["artifacts"].pop(0))
-    assert "holds nothing that the engine ort-cpu runs (it is for sm75)" in str(gate.refusal(bundle.parents[1]))
+    assert "has no artifact for the engine ort-cpu (it has: sm75)" in str(gate.refusal(bundle.parents[1]))
 
 
 UNFIT: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -668,8 +668,8 @@ def put_derived(part: str, **values: object) -> Spoil:
 PARITY = {"texts": 1, "max_abs_difference": 0.0, **dict.fromkeys(["cosine_mean", "cosine_p01", "cosine_min"])}
 CACHES = {
     "manifest-missing": Case(unlink(DERIVED), "missing"),
-    "no-json": Case(rewrite(DERIVED, b"{"), "not a manifest"),
-    "deep": Case(rewrite(DERIVED, b"[" * 100_000), "not a manifest"),
+    "no-json": Case(rewrite(DERIVED, b"{"), "not a valid manifest"),
+    "deep": Case(rewrite(DERIVED, b"[" * 100_000), "not a valid manifest"),
     "too-large": Case(rewrite(DERIVED, b" " * (1 << 21)), "allowed"),
     "unknown-field": Case(in_derived(lambda d: d.update(run="rm -rf /")), "unknown field"),
     "unknown-field-that-steers-the-terminal": Case(in_derived(lambda d: d.update({"\x1b[2J": 1})), "unknown field"),
@@ -686,19 +686,19 @@ CACHES = {
     "up-and-away": Case(put_derived("files", file="../../../models/x"), "plain name"),
     "absolute": Case(put_derived("engines", file="/etc/passwd.engine"), "plain name"),
     "engine-is-a-graph": Case(
-        put_derived("engines", kind="onnx", file="a.onnx", target="cpu", engine=None), "an engine is none"
+        put_derived("engines", kind="onnx", file="a.onnx", target="cpu", engine=None), "an engine is not an unproven"
     ),
-    "engine-says-it-is-proven": Case(put_derived("engines", parity=PARITY), "an engine is none"),
+    "engine-says-it-is-proven": Case(put_derived("engines", parity=PARITY), "an engine is not an unproven"),
     "file-named-as-an-artifact": Case(put_derived("files", file=FP32), "the bundle's own"),
     "file-named-as-the-tokenizer": Case(put_derived("files", file="tokenizer.json"), "listed twice"),
     "engine-of-another-gpu": Case(put_derived("engines", target="sm80"), "compute capability"),
     "engine-of-another-version": Case(
-        in_derived(lambda d: d["engines"][0]["engine"].update(version="1.8.0.1")), "was built by TensorRT 1.7.1"
+        in_derived(lambda d: d["engines"][0]["engine"].update(version="1.8.0.1")), "was built with TensorRT 1.7.1"
     ),
-    "proof-of-nothing": Case(put_derived("proofs", file="model.int8.onnx"), "there is not"),
+    "proof-of-nothing": Case(put_derived("proofs", file="model.int8.onnx"), "unknown artifact"),
     "proven-twice": Case(in_derived(lambda d: d["proofs"].append(d["proofs"][0])), "twice"),
-    "proof-without-invariance": Case(put_derived("proofs", invariance=None), "not a manifest"),
-    "proof-by-nobody": Case(put_derived("proofs", libraries={}), "what ran it"),
+    "proof-without-invariance": Case(put_derived("proofs", invariance=None), "not a valid manifest"),
+    "proof-by-nobody": Case(put_derived("proofs", libraries={}), "lacks its device or libraries"),
     "proof-that-steers-the-terminal": Case(put_derived("proofs", device="\x1b[2J"), "printable"),
     "file-is-a-link": Case(symbolic_link(TIMINGS), "link"),
     "file-is-a-hard-link": Case(hard_link(TIMINGS), "hard link"),
@@ -775,7 +775,7 @@ def test_a_text_that_hurts_costs_its_own_request(models: Path, tmp_path: Path) -
         assert not slow_one.done()
         behind = embed(OWN, "short")
         assert (slow_one.result().status, behind.status) == (504, 200)
-        assert "rules for tokens" in slow_one.result().body.decode()
+        assert "tokenizer rules" in slow_one.result().body.decode()
         assert "Traceback" not in server.log
         ended = pool.submit(embed, OWN, BOMB)
         assert server.stop() == 0

@@ -73,15 +73,15 @@ def header(size: int, content: bytes) -> Spoil:
 
 
 CASES: dict[str, tuple[Spoil, str]] = {
-    "pytorch_model.bin": (only_pickled("pytorch_model.bin"), "no weights of PyTorch"),
+    "pytorch_model.bin": (only_pickled("pytorch_model.bin"), "not PyTorch weights"),
     **{
         name: (only_pickled(name), "model.safetensors and pytorch_model.bin are missing")
         for name in ("pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "last.ckpt")
     },
     "pickled under the other name": (lambda f, c: (f / WEIGHTS).write_bytes(pickled(c)), "is damaged"),
     "archive under the other name": (lambda f, c: zipped(f / WEIGHTS, c), "is damaged"),
-    "index of a pickled file": (listed("weights.bin"), "must name .safetensors files"),
-    "index that leads out": (listed("../weights.safetensors"), "must name .safetensors files"),
+    "index of a pickled file": (listed("weights.bin"), "must map tensors to .safetensors files"),
+    "index that leads out": (listed("../weights.safetensors"), "must map tensors to .safetensors files"),
     "header beyond the file": (header(1 << 62, b"{}"), "is damaged"),
     "header that is no JSON": (header(2, b"{{"), "is damaged"),
     "tensor beyond the file": (

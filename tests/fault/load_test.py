@@ -179,7 +179,7 @@ def test_a_search_says_what_it_will_do_and_what_it_asked(
     words = ["--target", fake_server.http, "--texts", str(texts), "--rate", "1", "--duration", "0.3"]
     assert main([*words, "--find-capacity", "--slo", "max=1us", "--out", str(tmp_path / "out")]) == MISSED
     told = capsys.readouterr()
-    assert told.err.startswith("searching from 1/s on with runs of 0.3 s, up to 3 at a rate: usually ")
+    assert told.err.startswith("searching from 1/s with runs of 0.3 s, up to 3 at a rate: usually ")
     assert "texts: texts.txt (weight 1, 3 to 6 tokens in 2 of 2 texts)" in told.out
     assert re.search(r"^engine: fake", told.out, re.MULTILINE)
     assert "shape: " in told.out
@@ -203,18 +203,18 @@ def test_a_server_that_dies_is_counted_not_fatal(serve: Callable[..., Server]) -
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "--target URL is missing"),
+        ([], "--target is missing"),
         (["--target", "ftp://host"], "must look like http://host:port or grpc://host:port"),
-        (["--target", "http://host:1", "--ca", "ca.pem"], "name it as https://host:1"),
-        (["--target", "https://host:1", "--key", "key.pem"], "--cert FILE is missing"),
-        (["--target", "host:1", "--task", "rerank", "--protocol", "openai"], "openai does not have the task rerank"),
+        (["--target", "http://host:1", "--ca", "ca.pem"], "use https://host:1"),
+        (["--target", "https://host:1", "--key", "key.pem"], "needs --cert FILE"),
+        (["--target", "host:1", "--task", "rerank", "--protocol", "openai"], "openai does not support the task rerank"),
         (["--target", "http://host:port"], "--target http://host:port"),
-        (["--target", "http://host:1", "--protocol", "grpc"], "gRPC has a port of its own"),
+        (["--target", "http://host:1", "--protocol", "grpc"], "gRPC has its own port"),
         (["--target", "host:1", "--scenario", "stedy"], "did you mean steady?"),
         (["--target", "host:1", "--rate", "0"], "--rate must be above 0"),
         (["--target", "host:1", "--duration", "nan"], "--duration must be above 0"),
         (["--target", "host:1", "--timeout-ms", "-1"], "--timeout-ms must be 0"),
-        (["--target", "host:1", "--slo", "p99"], "a latency takes a limit"),
+        (["--target", "host:1", "--slo", "p99"], "the limit must be in us, ms or s"),
         (["--target", "host:1", "--find-capacity"], "--find-capacity needs --slo"),
         (["--compare", "a.json", "b.json"], "a.json: No such file or directory"),
     ],

@@ -227,7 +227,7 @@ def test_row_01_what_is_no_tls_is_closed(server: Server, port: str, data: bytes)
     """Nobody who speaks plainly gets more than a sentence, and that over HTTP alone, and nothing else is logged."""
 
     def log() -> list[str]:
-        return [line for line in server.log.splitlines() if "a plain HTTP request" not in line]
+        return [line for line in server.log.splitlines() if "plain HTTP request" not in line]
 
     before = log()
     with RawConnection(str(getattr(server, port))) as connection:
@@ -316,10 +316,10 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         assert http.call("GET", "/livez").status == 200
         before.replace_by(after)
         after.ca.replace(before.ca)
-        wait_for(lambda: "certificates: read again" in server.log, "the new certificate to be read")
+        wait_for(lambda: "certificates: reloaded" in server.log, "the new certificate to be read")
         assert serial(server.http, before) == serial(server.grpc, before) != first
         assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
-        assert f"certificates: read again, valid until {soon:%Y-%m-%d %H:%M} UTC" in server.log
+        assert f"certificates: reloaded, valid until {soon:%Y-%m-%d %H:%M} UTC" in server.log
         assert refuses(server.http, old.context())
         assert http.call("GET", "/livez").status == 200
         connection.call(1, b"", CHECK)
@@ -333,14 +333,14 @@ def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: P
     server = serve(*FAKE, tls=before)
     first = serial(server.http, before)
     shutil.copyfile(after.key, before.key)
-    server.wait_logged("not the key of the certificate")
+    server.wait_logged("does not match the certificate")
     before.cert.write_text("nonsense", encoding="utf-8")
-    server.wait_logged("no certificate in PEM")
+    server.wait_logged("contains no PEM certificate")
     assert metric(server, RELOADED, files="certificates") == 0
     assert metric(server, EXPIRY) == expiry(server.http, before)
     assert serial(server.http, before) == serial(server.grpc, before) == first
     shutil.copyfile(after.cert, before.cert)
-    server.wait_logged("certificates: read again")
+    server.wait_logged("certificates: reloaded")
     assert metric(server, RELOADED, files="certificates") == 1
     after.ca.replace(before.ca)
     assert serial(server.http, before) != first
@@ -362,7 +362,7 @@ def test_an_authority_that_is_taken_away(serve: Callable[..., Server], tmp_path:
         session = connection.session
     assert session is not None
     shutil.copyfile(others.client_ca, mutual.client_ca)
-    server.wait_logged("certificates: read again")
+    server.wait_logged("certificates: reloaded")
     assert refuses(server.http, context)
     assert refuses(server.http, context, session)
     assert others.client is not None

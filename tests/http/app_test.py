@@ -435,7 +435,7 @@ def test_an_unknown_path_is_matched_once(plain: Everywhere, monkeypatch: pytest.
 
     monkeypatch.setattr(ApiRoute, "matches", counted)
     reply = TestClient(plain.app).get("/no/such/path")
-    assert reply.json()["error"]["message"] == "no such path; /docs lists them"
+    assert reply.json()["error"]["message"] == "unknown path; see /docs"
     assert len(matched) == len(plain.routes())
 
 

@@ -73,7 +73,7 @@ def test_values_nested_without_end_are_malformed() -> None:
         (b'{"inputs": "a", "dimensions": 1.5}', "expected `int | null`, got `float` (at `$.dimensions`)"),
         (
             b'{"inputs": "a", "truncation_direction": "up"}',
-            "the value is not one of those allowed (at `$.truncation_direction`): Left, Right, left, right",
+            "invalid value (at `$.truncation_direction`); allowed: Left, Right, left, right",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, bytes) else "",
@@ -88,12 +88,10 @@ def test_json_of_another_shape_is_told_what_was_expected_and_where(data: bytes, 
 def test_an_unknown_field_is_answered_with_those_that_are_known() -> None:
     """Its name is repeated only if it resembles one of them, or is a field of another route."""
     message = refusal(b'{"inputs": "a", "secret": true}').message
-    assert message.startswith("unknown field; the fields are `inputs`, `truncate`, ")
+    assert message.startswith("unknown field; allowed: `inputs`, `truncate`, ")
     assert "secret" not in message
     JsonDecoder(ClassifyRequest)
-    assert refusal(b'{"inputs": "a", "parameters": {}}').message.startswith(
-        'unknown field "parameters"; the fields are '
-    )
+    assert refusal(b'{"inputs": "a", "parameters": {}}').message.startswith('unknown field "parameters"; allowed: ')
     assert refusal(b'{"input": "a"}').message == 'unknown field "input"; did you mean "inputs"?'
 
 
@@ -106,11 +104,11 @@ def test_an_unknown_field_is_answered_with_those_that_are_known() -> None:
         ),
         (
             b'{"inputs": [{"text": "a", "secret": 1}]}',
-            "unknown field (at `$.inputs[0]`); the fields are `text`, `text_pair`",
+            "unknown field (at `$.inputs[0]`); allowed: `text`, `text_pair`",
         ),
         (
             b'{"inputs": "a", "parameters": {"function_to_apply": "relu"}}',
-            "the value is not one of those allowed (at `$.parameters.function_to_apply`): none, sigmoid, softmax",
+            "invalid value (at `$.parameters.function_to_apply`); allowed: none, sigmoid, softmax",
         ),
     ],
     ids=["a slip", "another's", "a value"],

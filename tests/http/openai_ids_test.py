@@ -33,6 +33,6 @@ def test_files_of_another_kind(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "ranks"
     if content is not None:
         file.write_bytes(b"YQ== 0\n" + content)
-    said = "No such file" if content is None else r"--accept-token-ids \S+ranks: not a file of tiktoken's"
+    said = "No such file" if content is None else r"--accept-token-ids \S+ranks: not a tiktoken file"
     with pytest.raises(StartupError, match=said):
         OpenAiIds.open(f"cl100k_base={file}")

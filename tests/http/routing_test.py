@@ -84,6 +84,6 @@ def test_a_route_below_a_model_has_the_same_endpoint() -> None:
     routes: list[ApiRoute] = named.routes
     assert [(route.path, route.direct, route.summary) for route in routes] == [
         ("/ready", _ready, "Tell whether a model is ready."),
-        ("/models/{model}/ready", _ready, "Tell whether a model is ready, by a model named."),
+        ("/models/{model}/ready", _ready, "Tell whether a model is ready, with a named model."),
     ]
     assert all(route.methods == {"GET", "HEAD"} for route in routes)

@@ -209,7 +209,7 @@ def test_a_model_too_short_for_questions() -> None:
     for length in range(3, 9):
         short = TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), length, len(vocabulary()))
         if length == 3:
-            with pytest.raises(InvalidRequest, match="no room for a context"):
+            with pytest.raises(InvalidRequest, match="no room for the context"):
                 short.encode_windows([("the server", "a text")], length=length, overlap=4, truncate=True)
         else:
             windows = short.encode_windows([("the server", "a text")], length=length, overlap=4, truncate=True)

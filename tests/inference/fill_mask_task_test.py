@@ -70,7 +70,7 @@ def test_targets(tokenizer: TextTokenizer) -> None:
     assert [(one.token_str, one.score) for one in best] == [("x", pytest.approx(1 / 4)), ("it", pytest.approx(1 / 8))]
     with pytest.raises(InvalidRequest, match="1 of 2 `targets` are not among the 3 likeliest"):
         fill_mask.finish(encoded, row, FillMaskOptions(5, ("it", "on")), tokenizer)
-    with pytest.raises(InvalidRequest, match="`targets` holds no word"):
+    with pytest.raises(InvalidRequest, match="no word of `targets`"):
         fill_mask.finish(encoded, row, FillMaskOptions(5, ("",)), tokenizer)
 
 

@@ -84,10 +84,10 @@ def test_a_server_that_is_not_there_is_exit_code_1() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--slo-p50-ms", "soon"), "argument --slo-p50-ms: 'soon' is no time in milliseconds above 0"),
+        (("--slo-p50-ms", "soon"), "argument --slo-p50-ms: 'soon' is not a time in milliseconds above 0"),
         pytest.param(
             ("--scenario", "stedy"),
-            "argument --scenario: there is no scenario 'stedy' (did you mean steady?)",
+            "argument --scenario: unknown scenario 'stedy' (did you mean steady?)",
             marks=pytest.mark.long,
         ),
     ],

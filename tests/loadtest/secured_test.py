@@ -113,8 +113,8 @@ def test_what_tls_refuses_is_one_clear_line(
     assert "the server's certificate is not trusted" in refusal(capsys, "--target", https, *out)
     ca, cert = files(certificates)[:2], files(certificates)[2:]
     plain = f"https://{fake_server.http}"
-    assert "no TLS with the server" in refusal(capsys, "--target", plain, *ca, *out)
-    assert "does not agree on h2" in refusal(capsys, "--target", f"grpcs://{secured.http}", *ca, *cert, *out)
+    assert "TLS with the server failed" in refusal(capsys, "--target", plain, *ca, *out)
+    assert "does not negotiate h2" in refusal(capsys, "--target", f"grpcs://{secured.http}", *ca, *cert, *out)
     assert "(--cert FILE)" in refusal(capsys, "--target", https, *ca, *out)
     no_ca = refusal(capsys, "--target", https, "--ca", str(certificates.key), *out)
     assert f"--ca {certificates.key}: " in no_ca
@@ -179,7 +179,7 @@ def test_a_request_waits_for_the_handshake(certificates: Certificates) -> None:
         # A certificate of a trusted authority for another name is not enough.
         (HttpWire(), "other.example", "http/1.1", ["http/1.1"], "not trusted: Hostname mismatch"),
         # A server that agrees on no protocol is not sent any frame.
-        (GrpcWire("localhost", "/a/b"), "localhost", "h2", [], "does not agree on h2"),
+        (GrpcWire("localhost", "/a/b"), "localhost", "h2", [], "does not negotiate h2"),
     ],
     ids=["another-name", "no-protocol"],
 )

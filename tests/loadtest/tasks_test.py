@@ -76,14 +76,14 @@ def test_texts_of_a_file_are_sent(tasks_server: Server, tmp_path: Path, protocol
     ("name", "content", "sentence"),
     [
         ("missing.txt", None, "No such file"),
-        ("empty.txt", " \n", "holds no text"),
+        ("empty.txt", " \n", "has no texts"),
         ("latin.txt", b"caf\xe9", "not UTF-8 at byte 3"),
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("b.jsonl", '{"query": "q", "texts": ["t"]}\n[]', "line 2 must be an object"),
-        ("c.jsonl", '{"query": "q"}', "line 1 has no 'texts'; the task rerank takes query and texts"),
+        ("c.jsonl", '{"query": "q"}', "line 1 has no 'texts'; the task rerank needs query and texts"),
         ("d.jsonl", '{"query": "q", "texts": ["t"], "k": 1}', "line 1: 'k' is unknown"),
-        ("e.jsonl", '{"query": "q", "texts": []}', "line 1: 'texts' must be a list of one or more texts"),
-        ("f.jsonl", '{"query": 1, "texts": ["t"]}', "line 1: 'query' must be a text, not 1"),
+        ("e.jsonl", '{"query": "q", "texts": []}', "line 1: 'texts' must be a list of one or more strings"),
+        ("f.jsonl", '{"query": 1, "texts": ["t"]}', "line 1: 'query' must be a string, not 1"),
     ],
 )
 def test_a_file_that_holds_no_such_texts_is_one_clear_line(

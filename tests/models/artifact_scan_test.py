@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     ),
     "external in an attribute": (lambda: with_node("Constant", value=external()), "external"),
     "external in a list": (lambda: with_list("Constant", tensors=[external()], type="TENSORS"), "external"),
-    "sparse": (lambda: edited(lambda model: model.graph.sparse_initializer.add(dims=[4])), "sparse initialiser"),
+    "sparse": (lambda: edited(lambda model: model.graph.sparse_initializer.add(dims=[4])), "sparse initializer"),
     "sparse attribute": (lambda: with_node("Constant", sparse_value=onnx.SparseTensorProto(dims=[4])), "sparse"),
     "function": (lambda: tiny_model(functions=[twice()]), "model-local function"),
     "training": (lambda: edited(lambda model: model.training_info.add()), "training information"),
@@ -377,8 +377,8 @@ APPENDED: dict[str, tuple[bytes, str]] = {
     **{f"the wire type {kind}": (varint(100 << 3 | kind), "wire type") for kind in (3, 4, 6, 7)},
     "half a double": (varint(100 << 3 | 1) + bytes(7), "truncated"),
     "a part of a float": (varint(100 << 3 | 5) + bytes(3), "truncated"),
-    "a number that does not end within ten bytes": (varint(100 << 3) + b"\xff" * 11, "does not end"),
-    "a number that does not end before the file": (varint(100 << 3) + b"\xff", "does not end"),
+    "a number that does not end within ten bytes": (varint(100 << 3) + b"\xff" * 11, "unterminated number"),
+    "a number that does not end before the file": (varint(100 << 3) + b"\xff", "unterminated number"),
 }
 
 

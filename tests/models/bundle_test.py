@@ -88,7 +88,7 @@ def test_a_graph_that_engines_are_built_of_is_looked_into(bundle: Path, domain: 
     if not domain:
         assert open_bundle(bundle).engine_graphs
         return
-    with pytest.raises(BundleError, match=r"engine\.int8\.onnx uses an operator domain"):
+    with pytest.raises(BundleError, match=r"engine\.int8\.onnx uses an unsupported operator domain"):
         open_bundle(bundle)
 
 
@@ -109,11 +109,11 @@ def test_weights_that_change_while_they_are_loaded(tmp_path: Path) -> None:
     spec = model_spec(path=str(graph), sha256=digest(graph), data_sha256=digest(beside))
     with verified_bytes(spec) as data:
         assert data == b"graph"
-    with pytest.raises(BundleError, match=r"model\.onnx\.data changed while it was loaded"), verified_bytes(spec):
+    with pytest.raises(BundleError, match=r"model\.onnx\.data changed while loading"), verified_bytes(spec):
         beside.write_bytes(b"other weights")
     beside.write_bytes(b"weights")
     twin = shutil.copyfile(beside, tmp_path / "twin")
-    with pytest.raises(BundleError, match="changed while it was loaded"), verified_bytes(spec):
+    with pytest.raises(BundleError, match="changed while loading"), verified_bytes(spec):
         twin.rename(beside)
     beside.write_bytes(b"others")
     with pytest.raises(BundleError, match=r"model\.onnx\.data does not match its SHA-256"), verified_bytes(spec):
@@ -190,7 +190,7 @@ def test_repository_of_several_models(bundle: Path, tmp_path: Path) -> None:
         write(bundle, out, name)
     repository = Repository.open(out, "auto")
     for path in (out / "alpha", out / "alpha" / "1"):
-        with pytest.raises(StartupError, match=f"is one .*, not a repository; give --models {out}$"):
+        with pytest.raises(StartupError, match=f"is one .*, not a repository; use --models {out}$"):
             Repository.open(path)
     assert [(model.name, model.index) for model in repository.models] == [("alpha", 0), ("beta", 1)]
     assert repository.find("beta").name == "beta"

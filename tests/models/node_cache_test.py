@@ -64,10 +64,10 @@ def test_an_empty_cache_proves_nothing(bundle: Bundle, tmp_path: Path, caplog: p
 @pytest.mark.parametrize(
     ("changes", "made_of", "words"),
     [
-        ({"libraries": {"onnxruntime": "0.1"}}, {}, "it was made with onnxruntime 0.1, here is onnxruntime "),
-        ({"libraries": {"openvino": "2026.4.1"}}, {}, "it was made with openvino 2026.4.1, here is onnxruntime "),
-        ({"device": "abacus"}, {}, f"it was made on abacus, this is {host.cpu()}"),
-        ({}, {"sha256": "0" * 64}, "it was made of another bundle"),
+        ({"libraries": {"onnxruntime": "0.1"}}, {}, "it was made with onnxruntime 0.1, but onnxruntime "),
+        ({"libraries": {"openvino": "2026.4.1"}}, {}, "it was made with openvino 2026.4.1, but onnxruntime "),
+        ({"device": "abacus"}, {}, f"it was made on abacus, but this is {host.cpu()}"),
+        ({}, {"sha256": "0" * 64}, "it was made for another bundle"),
     ],
     ids=["another-version", "another-library", "another-device", "another-bundle"],
 )
@@ -153,7 +153,7 @@ def test_the_newest_three_stay(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_nothing_behind(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="it proves an artifact that there is not"):
+    with pytest.raises(CacheError, match="it has a proof of an unknown artifact"):
         keep(tmp_path / "cache", bundle, fp32=proof("model.none.onnx"))
     assert list(tmp_path.iterdir()) == []
 

@@ -116,10 +116,10 @@ def test_the_form_that_is_served(repository: Repository, choice: Choice) -> None
 @pytest.mark.parametrize(
     ("forms", "precision", "says"),
     [
-        (ALL[3:], "auto", "nothing that the engine ort-cpu runs .it is for sm75"),
-        (ALL[:1], "int8", "no artifact of precision int8 for ort-cpu .it has fp32"),
-        (UNPROVEN[1:], "auto", "nobody has compared .* with PyTorch.*--allow-unproven"),
-        (UNPROVEN, "int8", "nobody has compared .* with PyTorch.*--allow-unproven"),
+        (ALL[3:], "auto", "no artifact for the engine ort-cpu .it has: sm75"),
+        (ALL[:1], "int8", "no int8 artifact for the engine ort-cpu .it has: fp32"),
+        (UNPROVEN[1:], "auto", "is not proven .not compared with PyTorch.*--allow-unproven"),
+        (UNPROVEN, "int8", "is not proven .not compared with PyTorch.*--allow-unproven"),
     ],
 )
 def test_what_is_not_served(
@@ -134,10 +134,10 @@ def test_the_only_model_of_a_task_needs_no_name(repository: Repository) -> None:
     """Other tasks' models do not stand in its way; several of the task do."""
     assert repository.find(None, task="answer").name == "answer"
     with pytest.raises(
-        InvalidRequest, match=r"2 models are served for tag \(tag-a, tag-b\); .* --default tag=NAME, or name one$"
+        InvalidRequest, match=r"2 models are available for tag \(tag-a, tag-b\); .* --default tag=NAME, or name one$"
     ):
         repository.find(None, task="tag")
-    with pytest.raises(WrongTask, match="no model of the task embed"):
+    with pytest.raises(WrongTask, match="no model with the task embed"):
         repository.find(None, task="embed")
 
 
@@ -148,7 +148,7 @@ def test_a_name_means_one_model(repository: Repository) -> None:
         repository.find("tag", task="tag")
     with pytest.raises(ModelNotFound):
         repository.find("tag-a", "2", "tag")
-    with pytest.raises(WrongTask, match="model 'tag-a' is for the task tag, not for answer"):
+    with pytest.raises(WrongTask, match="model 'tag-a' has the task tag, not answer"):
         repository.find("tag-a", task="answer")
 
 
@@ -157,10 +157,10 @@ def test_a_default_answers_where_several_could(repository: Repository) -> None:
     chosen = Repository(repository.models, {"tag": "tag-b"})
     assert chosen.find(None, task="tag").name == "tag-b"
     assert chosen.find(None, task="answer").name == "answer"
-    with pytest.raises(ModelNotNamed, match="3 models are served"):
+    with pytest.raises(ModelNotNamed, match="3 models are available"):
         chosen.find(None)
     for defaults in ({"tag": "answer"}, {"tag": "nobody"}, {"dance": "tag-a"}):
-        with pytest.raises(StartupError, match="no model of that name and task"):
+        with pytest.raises(StartupError, match="the repository has no model"):
             Repository(repository.models, defaults)
 
 
@@ -184,5 +184,5 @@ def test_a_name_that_clients_must_send(repository: Repository) -> None:
     assert repository.named_or_only("gpt", "answer") is None
     assert repository.named_or_only(None, "answer") is None
     assert repository.named_or_only("tag-a", "answer") == "tag-a"
-    with pytest.raises(ModelNotFound, match=r"no model of that name is served; 2 models are served for tag"):
+    with pytest.raises(ModelNotFound, match=r"unknown model; 2 models are available for tag"):
         repository.named_or_only("gpt", "tag")

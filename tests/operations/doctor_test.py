@@ -68,7 +68,7 @@ def test_no_card(tmp_path: Path, *, driver: bool) -> None:
         (tmp_path / "driver/nvidia").mkdir(parents=True)
         (tmp_path / "driver/nvidia/version").write_text(VERSION)
     (finding,) = gpus(tmp_path, [])
-    why = "the driver is there and no GPU" if driver else "no NVIDIA driver"
+    why = "NVIDIA driver without a GPU" if driver else "no NVIDIA driver"
     assert (finding.state, finding.value) == ("ok", f"none ({why})")
 
 
@@ -197,7 +197,7 @@ def test_what_it_says_is_so(models: Path, tmp_path: Path) -> None:
     assert f"tokenizers {version('tokenizers')}" in found["libraries"]["value"]
     assert found["cores"]["value"].startswith(f"{available_cpus()} usable of ")
     assert found["model"]["value"].startswith("minilm version 1: embed, int8, ")
-    assert found["cache"]["value"] == f"{tmp_path} can be written"
+    assert found["cache"]["value"] == f"{tmp_path} is writable"
 
 
 def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Server) -> None:
@@ -206,7 +206,7 @@ def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Ser
     done = doctor("--models", str(models), *(word for name in ports for word in (f"--{name}-port", ports[name])))
     assert done.returncode == 1
     words = " ".join(done.stdout.split())
-    assert words.count(f"; a bertserve answers at http://127.0.0.1:{ports['metrics']}, and has these ports") == 3
+    assert words.count(f"; another bertserve is running at http://127.0.0.1:{ports['metrics']}") == 3
     assert words.endswith("`bertserve serve` would not start: 3 problems, marked with !")
 
 
@@ -239,7 +239,7 @@ def test_a_model_that_the_start_exports(tmp_path: Path) -> None:
     done = doctor("--json", "--model-id", "demo", "--cache-dir", str(tmp_path / "cache"), *FREE)
     assert done.returncode == 0, done.stdout
     found = findings(done)
-    assert found["export"]["value"].startswith(f"demo: the start exports it where {tmp_path / 'cache' / 'exports'}")
+    assert found["export"]["value"].startswith(f"demo: `serve` exports it unless {tmp_path / 'cache' / 'exports'}")
     assert "models" not in found
     assert not list(tmp_path.iterdir())
 

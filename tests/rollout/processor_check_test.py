@@ -80,7 +80,7 @@ def test_on_another_processor_a_few_texts_are_compared(bundle: Path, caplog: pyt
     (line,) = (record.getMessage() for record in caplog.records if "proven on" in record.getMessage())
     assert "model.int8.onnx was proven on x86_64, sse9; this processor has " in line
     here, there = line.partition("mean cosine to PyTorch ")[2].split(", ")
-    assert there == f"{here} where it was proven"
+    assert there == f"{here} on the machine of the proof"
 
 
 @pytest.mark.long
@@ -129,9 +129,9 @@ def test_an_artifact_that_answers_otherwise_is_left_out(
     prove_elsewhere(bundle)
     for _ in range(2):
         assert chosen(bundle, cache_dir=tmp_path / "cache") == "model.fp32.onnx"
-    assert caplog.text.count("It is not served") == 1
-    assert "does not answer as PyTorch does: mean cosine to PyTorch" in caplog.text
-    with pytest.raises(StartupError, match=r"on this processor model\.int8\.onnx does not answer as PyTorch does"):
+    assert caplog.text.count("Not serving it") == 1
+    assert "does not match PyTorch: mean cosine to PyTorch" in caplog.text
+    with pytest.raises(StartupError, match=r"on this processor model\.int8\.onnx does not match PyTorch"):
         chosen(bundle, cache_dir=tmp_path / "cache", precision="int8")
 
 
@@ -141,8 +141,8 @@ def test_where_nothing_can_be_compared_it_is_served(bundle: Path, caplog: pytest
     (bundle / "reference.safetensors").unlink()
     edit_manifest(bundle, lambda m: m.update(files=[f for f in m["files"] if f["file"] != "reference.safetensors"]))
     assert chosen(bundle) == INT8
-    assert "served without a comparison, which failed: " in caplog.text
-    assert "holds no answers of PyTorch's" in caplog.text
+    assert "Serving it unchecked, because the comparison failed: " in caplog.text
+    assert "has no PyTorch answers" in caplog.text
 
 
 def test_a_comparison_without_an_end_holds_no_start(

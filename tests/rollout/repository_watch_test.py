@@ -45,4 +45,4 @@ async def test_a_look_that_fails_is_not_the_last(
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     assert swaps[0] == ("m", 2)
-    assert len([one for one in caplog.records if "it goes on" in one.message]) == told
+    assert len([one for one in caplog.records if "scan for new versions failed" in one.message]) == told

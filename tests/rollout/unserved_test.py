@@ -50,7 +50,7 @@ def test_what_nobody_watches_is_not_tried_again() -> None:
         unserved = versions_after(first_pause_s, Clock())
         assert unserved.fail(KEY, "it died", served=served) == 0
         assert not unserved.waits(KEY)
-        assert unserved.when(KEY, served=served) == "not tried again by itself"
+        assert unserved.when(KEY, served=served) == "no automatic retry"
 
 
 def test_a_version_waits_until_its_time_has_come() -> None:
@@ -61,12 +61,12 @@ def test_a_version_waits_until_its_time_has_come() -> None:
     unserved.fail(KEY, "it died", served=1)
     clock.now = 9.5
     assert unserved.waits(KEY)
-    assert unserved.when(KEY, served=1) == f"tried again in 1 s (try 2 of {TRIES})"
+    assert unserved.when(KEY, served=1) == f"retrying in 1 s (attempt 2 of {TRIES})"
     clock.now = 10.0
     assert not unserved.waits(KEY)
     assert unserved.fail(KEY, "it died", served=1) == 20
     unserved.forget(KEY)
-    assert unserved.when(KEY, served=1) == "not tried again by itself"
+    assert unserved.when(KEY, served=1) == "no automatic retry"
     assert unserved.fail(KEY, "it died", served=1) == 10
 
 

@@ -93,7 +93,7 @@ def test_a_deadline_decides_between_too_late_and_too_busy(timeout: float, error:
 
 def test_even_an_idle_engine_refuses_what_it_cannot_keep() -> None:
     scheduler = one_lane()
-    with pytest.raises(DeadlineExceeded, match=r"about 10\.0 ms for this request, and 5\.0 ms are left"):
+    with pytest.raises(DeadlineExceeded, match=r"about 10\.0 ms on an idle server, and 5\.0 ms are left"):
         submit(scheduler, 8, timeout=0.005)
     with pytest.raises(DeadlineExceeded):
         submit(scheduler, *[256] * 8, timeout=0.015)

@@ -38,8 +38,8 @@ def test_good_files_are_taken(good: Certificates, tmp_path: Path) -> None:
 
 def test_row_67_certificate_and_key_need_one_another(good: Certificates) -> None:
     """And authorities of clients need both."""
-    assert "--tls-cert-file and --tls-key-file need one another" in problems([CERT, str(good.cert)])
-    assert "--tls-cert-file and --tls-key-file need one another" in problems([KEY, str(good.key)])
+    assert "--tls-cert-file and --tls-key-file: set both or neither" in problems([CERT, str(good.cert)])
+    assert "--tls-cert-file and --tls-key-file: set both or neither" in problems([KEY, str(good.key)])
     assert f"{CA}: needs {CERT} and {KEY}" in problems([CA, str(good.ca)])
 
 
@@ -51,11 +51,11 @@ def test_row_67_each_file_is_named_with_what_is_wrong(good: Certificates, tmp_pa
     encrypted = tmp_path / "encrypted.pem"
     encrypted.write_bytes(_encrypted(good.key.read_bytes()))
     for options, words in {
-        (CERT, cert, KEY, str(other.key)): f"{KEY}: {other.key}: not the key of the certificate in {cert}",
-        (CERT, str(empty), KEY, key): f"{CERT}: {empty}: no certificate in PEM",
-        (CERT, key, KEY, key): f"{CERT}: {key}: no certificate in PEM",
-        (CERT, cert, KEY, str(empty)): f"{KEY}: {empty}: no key in PEM",
-        (CERT, cert, KEY, cert): f"{KEY}: {cert}: no key in PEM",
+        (CERT, cert, KEY, str(other.key)): f"{KEY}: {other.key}: does not match the certificate in {cert}",
+        (CERT, str(empty), KEY, key): f"{CERT}: {empty}: contains no PEM certificate",
+        (CERT, key, KEY, key): f"{CERT}: {key}: contains no PEM certificate",
+        (CERT, cert, KEY, str(empty)): f"{KEY}: {empty}: contains no usable PEM key",
+        (CERT, cert, KEY, cert): f"{KEY}: {cert}: contains no usable PEM key",
         (CERT, cert, KEY, str(tmp_path)): f"{KEY}: {tmp_path}: Is a directory",
         (CERT, cert, KEY, str(encrypted)): f"{KEY}: {encrypted}: the key is encrypted",
         (CERT, str(none), KEY, key): f"{CERT}: {none}: No such file",
@@ -70,7 +70,7 @@ def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path
     told = problems(
         ["--api-keys-file", str(empty), CERT, str(none), KEY, str(good.key), CA, str(empty), "--engine", "abacus"]
     )
-    words = [f"--api-keys-file: {empty}: no key in it", f"{CERT}: {none}:", f"{CA}: {empty}:", "--engine"]
+    words = [f"--api-keys-file: {empty}: contains no key", f"{CERT}: {none}:", f"{CA}: {empty}:", "--engine"]
     assert [word for word in words if word not in told] == []
     assert not [word for word in ("BEGIN", "alue error") if word in told]
 
@@ -78,8 +78,8 @@ def test_row_67_all_that_is_wrong_is_listed_at_once(good: Certificates, tmp_path
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no key in it"),
-        ("# all of them are gone\n\n   \n", "no key in it"),
+        ("", "contains no key"),
+        ("# all of them are gone\n\n   \n", "contains no key"),
         (f"{FIRST}\nshort\n", "line 2"),
         (f"{FIRST} {SECOND}\n", "line 1"),
         (f"Bearer {FIRST}\n", "line 1"),

@@ -77,7 +77,7 @@ def test_a_repository_in_the_place_of_a_bundle_is_told(models: Path, capsys: pyt
     """With the names of its models, of which one is meant."""
     (name,) = (path.name for path in models.iterdir() if path.is_dir())
     assert inspect([str(models)]) == 1
-    assert f"is a repository: name its model, {models}/{name}\n" in capsys.readouterr().err
+    assert f"is a repository; use its model, {models}/{name}\n" in capsys.readouterr().err
     assert inspect([str(models / name)]) == 0
 
 

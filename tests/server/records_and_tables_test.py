@@ -186,9 +186,9 @@ def test_what_a_request_leaves_open_the_model_decides(raw: bool | None, activati
     ("sizes", "dimensions", "refused"),
     [
         *[((), dimensions, None) for dimensions in (1, 384)],
-        *[((), dimensions, "between 1 and 384") for dimensions in (0, -1, 385, 10**30)],
+        *[((), dimensions, "1 to 384") for dimensions in (0, -1, 385, 10**30)],
         *[((64, 256), dimensions, None) for dimensions in (64, 384)],
-        *[((64, 256), number, f"{number} dimensions .*; this model has one of 64, 256, 384") for number in (128, 385)],
+        *[((64, 256), number, f"`dimensions` is {number}; .* one of 64, 256, 384") for number in (128, 385)],
     ],
 )
 def test_dimensions(sizes: tuple[int, ...], dimensions: int, refused: str | None) -> None:

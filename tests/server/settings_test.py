@@ -153,11 +153,11 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
     "a word behind a switch": ("--access-log models", "", [f"--access-log: {SWITCH}"]),
     "empty": ("--http-port=", "", [PORT]),
     "bad variable": ("", "MAX_QUEUE_TOKENS=many", ["--max-queue-tokens: must be a whole number"]),
-    "no keys": ("--api-keys-file /dev/null", "", ["--api-keys-file: /dev/null: no key in it"]),
+    "no keys": ("--api-keys-file /dev/null", "", ["--api-keys-file: /dev/null: contains no key"]),
     "no certificate": (
         "--tls-cert-file /dev/null --tls-client-ca-file /no/such/file",
         "TLS_KEY_FILE=/dev/null",
-        ["--tls-cert-file: /dev/null: no cert", "--tls-client-ca-file: /no/such/file: No such file"],
+        ["--tls-cert-file: /dev/null: contains no PEM cert", "--tls-client-ca-file: /no/such/file: No such file"],
     ),
     "bad origin": ("--cors-origins https://app.example/,*", "", ["--cors-origins: must be `*` or"]),
     "bad host": ("--allowed-hosts a.example:80,*", "", ["--allowed-hosts: must be `*` or names without ports"]),
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
     "bare ids beside others": (
         "--accept-token-ids cl100k_base=/x --accept-bare-ids",
         "",
-        ["--accept-token-ids: ids are of one tokenizer: leave out --accept-bare-ids"],
+        ["--accept-token-ids: cannot be combined with --accept-bare-ids"],
     ),
     **{
         f"faults {value}": (f"--fake-faults={value}", "", [FAULTS])
@@ -268,12 +268,12 @@ def test_row_67_service_links_are_ignored(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     ("below", "said"),
     [
-        ("minilm", "is one model, not a repository; give --models {models}"),
-        ("minilm/1", "is one version of a model, not a repository; give --models {models}"),
+        ("minilm", "is one model, not a repository; use --models {models}"),
+        ("minilm/1", "is one version of a model, not a repository; use --models {models}"),
         ("missing", "no such directory; make one with `bertserve export`"),
         ("file", "a file, not a directory; make one with `bertserve export`"),
-        ("empty", "holds no model; make one with `bertserve export`"),
-        ("other-names", "holds no model; make one with `bertserve export`"),
+        ("empty", "contains no model; make one with `bertserve export`"),
+        ("other-names", "contains no model; make one with `bertserve export`"),
     ],
 )
 def test_what_is_no_repository(models: Path, tmp_path: Path, below: str, said: str) -> None:
@@ -295,7 +295,7 @@ def test_a_checkpoint_is_no_repository(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.endswith(
-        f"is a checkpoint, which has to be exported; `bertserve serve --model-id {tmp_path}` does both"
+        f"is a checkpoint, not a repository; export and serve it with `bertserve serve --model-id {tmp_path}`"
     )
 
 

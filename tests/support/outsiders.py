@@ -103,7 +103,8 @@ OUTSIDERS = {
         tests="tests/bulk/ray_job_test.py tests/deploy/ray_serve_test.py",
         # Ray kills and restarts what runs an engine's process.
         paths=(
-            "bertserve.py serving/bulk serving/engine/process serving/rollout/engine_process.py deploy/ray docs/guides/bulk.md"
+            "bertserve.py serving/bulk serving/engine/process serving/rollout/engine_process.py"
+            " deploy/ray docs/guides/bulk.md"
         ),
         runs="serving.bulk.cli deploy.ray.serve_app serving.cli",
         beside="serving export",
@@ -191,7 +192,10 @@ OUTSIDERS = {
     ),
     "Prometheus": _row(
         tests="tests/contract/monitoring_test.py",
-        paths="deploy/monitoring docs/reference/alerts.md docs/guides/observability.md serving/errors.py serving/telemetry",
+        paths=(
+            "deploy/monitoring docs/reference/alerts.md docs/guides/observability.md serving/errors.py"
+            " serving/telemetry"
+        ),
         beside=_SERVER,
     ),
     "PyTorch at a start": _row(
@@ -270,7 +274,8 @@ OUTSIDERS = {
     "compatibility": _row(
         tests="tests/export/compatibility_test.py",
         paths=(
-            "export loadtest/benchmarks/exports serving/models docs/reference/compatibility.md docs/benchmarks/compatibility.json"
+            "export loadtest/benchmarks/exports serving/models docs/reference/compatibility.md"
+            " docs/benchmarks/compatibility.json"
         ),
         beside=f"loadtest {_SERVER}",
     ),

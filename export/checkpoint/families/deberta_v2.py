@@ -40,7 +40,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     kernel = config.get("conv_kernel_size") or 0
     # An even kernel would shorten the text by a token.
     if not isinstance(kernel, int) or kernel < 0 or (kernel > 0 and kernel % 2 == 0):
-        raise ValueError(f"conv_kernel_size {kernel!r} in config.json cannot be exported; supported: odd ones, and 0")
+        raise ValueError(f"conv_kernel_size {kernel!r} in config.json cannot be exported; supported: 0 and odd sizes")
     return {}
 
 

@@ -46,7 +46,7 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     factor = positive(f"the factor of {name}", scaling.get("factor", 1))
     if kind == "ntk":
         if scaling.get("mixed_b") is not None:
-            raise ValueError(f"{name} of the type 'ntk' with mixed_b in config.json cannot be exported")
+            raise ValueError(f"{name} of type 'ntk' with mixed_b in config.json cannot be exported")
         # As in its first code, for every length: a larger base, and then slightly smaller angles.
         components = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / components)}
@@ -73,7 +73,7 @@ def check_nested(config: Mapping[str, Any]) -> None:
 def _check(name: str, kind: object, supported: Sequence[str]) -> None:
     if kind not in supported:
         raise ValueError(
-            f"{name} of the type {kind!r} in config.json cannot be exported; supported: {', '.join(supported)}"
+            f"{name} of type {kind!r} in config.json cannot be exported; supported: {', '.join(supported)}"
         )
 
 

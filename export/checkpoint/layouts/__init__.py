@@ -35,5 +35,5 @@ def opened(folder: Folder, case: Case | None) -> Folder:
             if (imported := read(folder, case)) is not None:
                 return replace(folder, imported=imported)
     if case is not None:
-        raise ExportError(f"checkpoint {folder.path}: its tokenizer's files say the case; leave --case out")
+        raise ExportError(f"checkpoint {folder.path}: the tokenizer files define the case; remove --case")
     return folder

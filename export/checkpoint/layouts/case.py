@@ -34,20 +34,20 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     settings = folder.object(_SETTINGS)
     if folder.has("tokenizer.json") or "do_lower_case" in settings:
         if asked is not None:
-            raise ExportError(f"checkpoint {folder.path}: its tokenizer's files say the case; leave --case out")
+            raise ExportError(f"checkpoint {folder.path}: the tokenizer files define the case; remove --case")
         return settings
     if not folder.has(_VOCABULARY):
         raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} is missing; put the vocabulary that it was trained with there"
+            f"checkpoint {folder.path}: {_VOCABULARY} is missing; add the vocabulary that the model was trained with"
         )
     told = known or _told(folder)
     if asked is not None and told is not None and asked != told:
-        raise ExportError(f"checkpoint {folder.path}: it is {told} by its own files, and not {asked}; leave --case out")
+        raise ExportError(f"checkpoint {folder.path}: its files say {told}, not {asked}; remove --case")
     case = asked or told
     if case is None:
         raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} does not tell whether words keep their case; give --case cased "
-            "or --case uncased, as it was trained (do_lower_case)"
+            f"checkpoint {folder.path}: {_VOCABULARY} does not show whether the model is cased; set --case cased "
+            "or --case uncased, as in training (do_lower_case)"
         )
     return {"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": case == "uncased"}
 

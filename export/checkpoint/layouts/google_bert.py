@@ -68,13 +68,13 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
     where = f"checkpoint {folder.path}"
     settings = folder.object(_SETTINGS) | folder.object("config.json")
     if not settings:
-        raise ExportError(f"{where}: {_SETTINGS} is missing, which says the sizes of the model beside {index.name}")
+        raise ExportError(f"{where}: {_SETTINGS} is missing; put it beside {index.name} (it has the model sizes)")
     bundle = tensor_bundle.read(index)
     if _OBJECTS in bundle.entries:
-        raise ExportError(f"{where}: {index.name} is of TensorFlow 2's objects; BERT's layout of TensorFlow 1 is read")
+        raise ExportError(f"{where}: {index.name} is an object-based TensorFlow 2 checkpoint; supported: TensorFlow 1")
     names = [name for name in bundle.entries if not _SLOTS.search(name) and not _COUNTERS.fullmatch(name)]
     if foreign := sorted(name for name in names if not name.startswith(("bert/", "cls/")) and name not in _OWN_NAMES):
-        raise ExportError(f"{where}: {index.name} holds {foreign[0]}, which is no variable of Google's BERT")
+        raise ExportError(f"{where}: {index.name} has {foreign[0]}, which is not a variable of Google's BERT")
     tensors = {_name(name): _turned(bundle.tensor(name)) if _is_kernel(name) else bundle.tensor(name) for name in names}
     _check_sizes(where, bundle, tensors)
     config: dict[str, Any] = {
@@ -102,8 +102,8 @@ def _index(folder: Folder) -> Path | None:
             return folder.path / name
     if len(found) > 1:
         raise ExportError(
-            f"checkpoint {folder.path}: it holds {len(found)} checkpoints, {found[0].name} and {found[1].name} among "
-            f"them, and no file `{_STATE}` that names one; leave the one to export"
+            f"checkpoint {folder.path}: it has {len(found)} checkpoints, such as {found[0].name} and {found[1].name}, "
+            f"and no file `{_STATE}` that selects one; keep only the one to export"
         )
     return found[0]
 
@@ -132,4 +132,4 @@ def _turned(tensor: Tensor) -> Tensor:
 def _check_sizes(where: str, bundle: tensor_bundle.Bundle, tensors: Mapping[str, Tensor]) -> None:
     """Overlapping variables could fill the memory from a small file."""
     if sum(tensor.size for tensor in tensors.values()) > sum(file.stat().st_size for file in bundle.files):
-        raise ExportError(f"{where}: {bundle.index.name} is damaged: its variables are larger than its files together")
+        raise ExportError(f"{where}: {bundle.index.name} is damaged: its variables are larger than its data files")

@@ -121,7 +121,7 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
                 target = Path(temporary) / f"{number}.safetensors"
                 if _state(unpickle(file, target, training=True)) != _state(first):
                     raise ExportError(
-                        f"{where}: {file.parent.name} and {files[0].parent.name} are not of one training's one state"
+                        f"{where}: {file.parent.name} and {files[0].parent.name} are not from the same training state"
                     )
                 ranks.append(safetensors_file.read(target))
             yield _merged(where, ranks, config["num_attention_heads"], _SPLITS[version])
@@ -142,16 +142,16 @@ def _iteration(folder: Folder) -> Path | None:
     if folder.has(_TRACKER):
         named = (folder.path / _TRACKER).read_text(encoding="utf-8", errors="replace").strip()
         if named != _RELEASE and not re.fullmatch(r"[0-9]{1,18}", named):
-            raise ExportError(f"{where}: {_TRACKER} holds {named[:40]!r}, and neither an iteration nor `{_RELEASE}`")
+            raise ExportError(f"{where}: {_TRACKER} has {named[:40]!r}; expected an iteration or `{_RELEASE}`")
         found = folder.path / (named if named == _RELEASE else f"iter_{int(named):07d}")
         if not found.is_dir():
-            raise ExportError(f"{where}: {found.name} is missing, which {_TRACKER} names")
+            raise ExportError(f"{where}: {_TRACKER} names {found.name}, which is missing")
         return found
     if any(folder.path.glob(f"{_RANK}*")):
         return folder.path
     held = sorted(path for path in folder.path.glob("*/") if path.name.startswith("iter_") or path.name == _RELEASE)
     if len(held) > 1:
-        raise ExportError(f"{where}: it holds {len(held)} iterations, and no {_TRACKER} that names one")
+        raise ExportError(f"{where}: it has {len(held)} iterations, and no {_TRACKER} that selects one")
     return held[0] if held else None
 
 
@@ -163,8 +163,8 @@ def _files(folder: Folder, iteration: Path) -> list[Path]:
         raise ExportError(f"{where}: {iteration.name} is a distributed checkpoint; convert it to the format `torch`")
     if pipelined := [name for name in ranks if not re.fullmatch(rf"{_RANK}\d\d", name)]:
         raise ExportError(
-            f"{where}: {pipelined[0]} is of a pipeline-parallel training, which is not read; merge its stages with "
-            "Megatron-LM's own tools"
+            f"{where}: {pipelined[0]} is from pipeline-parallel training, which is not supported; merge its stages "
+            "with Megatron-LM's tools"
         )
     for number in range(max(1, len(ranks))):
         if f"{_RANK}{number:02d}" not in ranks:
@@ -173,7 +173,7 @@ def _files(folder: Folder, iteration: Path) -> list[Path]:
     for name in ranks:
         found = [iteration / name / file for file in _FILES if (iteration / name / file).is_file()]
         if not found:
-            raise ExportError(f"{where}: {name} holds no {_FILES[0]}")
+            raise ExportError(f"{where}: {name} has no {_FILES[0]}")
         files.append(found[0])
     return files
 
@@ -184,7 +184,7 @@ def _check(where: str, trained: Mapping[str, Any], ranks: int) -> None:
             raise ExportError(f"{where}: it was trained with {name} {trained[name]!r}; supported: {allowed[0]!r}")
     parallel = trained.get("tensor_model_parallel_size", trained.get("model_parallel_size", ranks))
     if parallel != ranks:
-        raise ExportError(f"{where}: it was trained on {parallel} tensor-parallel ranks, and {ranks} are there")
+        raise ExportError(f"{where}: it was trained on {parallel} tensor-parallel ranks, but {ranks} are present")
 
 
 def _shapes(where: str, stored: Mapping[str, Sequence[int]], ranks: int) -> dict[str, list[int]]:
@@ -194,7 +194,7 @@ def _shapes(where: str, stored: Mapping[str, Sequence[int]], ranks: int) -> dict
         own, axis = _name(where, name)
         parted = 0 if axis == _QKV else axis
         if own in shapes or not shape or (parted is not None and parted >= len(shape)):
-            raise ExportError(f"{where}: {name} of the shape {list(shape)} is no tensor of Megatron-LM's BERT")
+            raise ExportError(f"{where}: {name} with shape {list(shape)} is not a tensor of Megatron-LM's BERT")
         shapes[own] = [size * ranks if side == parted else size for side, size in enumerate(shape)]
     return shapes
 
@@ -202,7 +202,7 @@ def _shapes(where: str, stored: Mapping[str, Sequence[int]], ranks: int) -> dict
 def _check_heads(where: str, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], ranks: int) -> None:
     heads, width = config["num_attention_heads"], config["hidden_size"]
     if heads % ranks or width % heads:
-        raise ExportError(f"{where}: {heads} attention heads do not fit {ranks} ranks and a width of {width}")
+        raise ExportError(f"{where}: {heads} attention heads do not divide into {ranks} ranks and a width of {width}")
     for name, shape in shapes.items():
         if "*" in name and shape[0] != 3 * width:
             raise ExportError(f"{where}: {name} has {shape[0]} rows for queries, keys and values of {width} each")
@@ -220,7 +220,7 @@ def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Seq
     }
     for setting, (tensor, side) in _SIZES.items():
         if len(shapes.get(tensor, ())) <= side:
-            raise ExportError(f"{where}: it holds no {tensor}, as Transformers calls it: no BERT of Megatron-LM's")
+            raise ExportError(f"{where}: it has no {tensor} (Transformers' name), so it is not a Megatron-LM BERT")
         config[setting] = shapes[tensor][side]
     for setting, own in {"num_attention_heads": "num_attention_heads", "layernorm_epsilon": "layer_norm_eps"}.items():
         if isinstance(trained.get(setting), int | float):
@@ -231,8 +231,8 @@ def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Seq
     heads = config.get("num_attention_heads")
     if heads is None:
         raise ExportError(
-            f"{where}: its files hold no settings of the training (args); put a config.json there with what they leave "
-            'open, {"num_attention_heads": 16} for NVIDIA\'s of 345 million parameters'
+            f"{where}: its files have no training arguments (args); add a config.json with the missing settings, "
+            'such as {"num_attention_heads": 16} for NVIDIA\'s model of 345 million parameters'
         )
     for name in ("num_attention_heads", "hidden_size"):
         if not isinstance(config[name], int) or isinstance(config[name], bool) or config[name] < 1:
@@ -245,7 +245,7 @@ def _name(where: str, name: str) -> tuple[str, int | None]:
     for pattern, own, axis in _NAMES:
         if (match := pattern.fullmatch(name)) is not None:
             return match.expand(own), axis
-    raise ExportError(f"{where}: it holds {name[:200]}, which is no tensor of Megatron-LM's BERT")
+    raise ExportError(f"{where}: it has {name[:200]}, which is not a tensor of Megatron-LM's BERT")
 
 
 def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split: tuple[int, ...]) -> dict[str, Tensor]:

@@ -70,16 +70,16 @@ class Bundle:
         entry = self.entries[name]
         where = f"checkpoint {self.index.parent}: {self.index.name}"
         if entry.slices:
-            raise ExportError(f"{where} holds {name} in slices (a partitioned variable), which are not read")
+            raise ExportError(f"{where} has {name} as a partitioned variable, which is not supported")
         if entry.dtype not in _FLOATS:
-            kind = _OTHERS.get(entry.dtype, f"the type {entry.dtype} of TensorFlow")
-            raise ExportError(f"{where} holds {name} as {kind}; only weights in floating point are read")
+            kind = _OTHERS.get(entry.dtype, f"TensorFlow type {entry.dtype}")
+            raise ExportError(f"{where} has {name} as {kind}; only floating-point weights are supported")
         shape = tuple(dim.size for dim in entry.shape.dim)
         tensor = Tensor(_FLOATS[entry.dtype], shape, partial(self._read, name))
         if entry.shape.unknown_rank or min(shape, default=0) < 0 or tensor.size != entry.size:
             raise ExportError(f"{where} is damaged: {name} has {entry.size} bytes and the shape {list(shape)}")
         if not 0 <= entry.shard_id < len(self.files) or entry.offset < 0:
-            raise ExportError(f"{where} is damaged: {name} lies in none of its {len(self.files)} files")
+            raise ExportError(f"{where} is damaged: {name} is in none of its {len(self.files)} files")
         if entry.offset + entry.size > self.files[entry.shard_id].stat().st_size:
             raise ExportError(f"checkpoint {self.index.parent}: {self.files[entry.shard_id].name} ends before {name}")
         return tensor
@@ -91,8 +91,8 @@ class Bundle:
             content = stream.read(entry.size)
         if _masked_crc(content) != entry.crc32c:
             raise ExportError(
-                f"checkpoint {self.index.parent}: {self.files[entry.shard_id].name} is damaged: {name} does not have "
-                f"the checksum that {self.index.name} says"
+                f"checkpoint {self.index.parent}: {self.files[entry.shard_id].name} is damaged: the checksum of {name} "
+                f"differs from {self.index.name}"
             )
         shape = tuple(dim.size for dim in entry.shape.dim)
         return np.frombuffer(content, unsigned(_FLOATS[entry.dtype])).reshape(shape)
@@ -116,29 +116,29 @@ def read(index: Path) -> Bundle:
     prefix, count = index.name.removesuffix(INDEX), header.num_shards
     files = [index.with_name(f"{prefix}.data-{number:05d}-of-{count:05d}") for number in range(count)]
     if absent := [file.name for file in files if not file.is_file()]:
-        raise ExportError(f"checkpoint {index.parent}: {absent[0]} is missing, which {index.name} names")
+        raise ExportError(f"checkpoint {index.parent}: {index.name} names {absent[0]}, which is missing")
     return Bundle(index, files, entries)
 
 
 def _entries_of(index: Path) -> tuple[BundleHeader, dict[str, BundleEntry]]:
     if index.stat().st_size > _LARGEST_INDEX:
-        raise _DamagedError(f"has more than {_LARGEST_INDEX} bytes, which no index needs")
+        raise _DamagedError(f"has more than {_LARGEST_INDEX} bytes, the limit for an index")
     raw: dict[bytes, bytes] = {}
     last = b""
     for key, value in _table(index.read_bytes()):
         if raw and key <= last:
             raise _DamagedError("is damaged: its names are not in order")
         if len(raw) > _MAX_VARIABLES:
-            raise _DamagedError(f"names more than {_MAX_VARIABLES} variables, which no BERT has")
+            raise _DamagedError(f"names more than {_MAX_VARIABLES} variables, the limit")
         raw[key] = value
         last = key
     if b"" not in raw:
         raise _DamagedError("is damaged: it has no header")
     header = BundleHeader.FromString(raw.pop(b""))
     if header.endianness != 0:
-        raise _DamagedError("is of a machine with big-endian numbers, which are not read")
+        raise _DamagedError("is big-endian, which is not supported")
     if header.version.min_consumer > _VERSION:
-        raise _DamagedError(f"is of version {header.version.min_consumer} of its format; version {_VERSION} is read")
+        raise _DamagedError(f"has format version {header.version.min_consumer}; supported: {_VERSION}")
     if not 1 <= header.num_shards <= _MAX_FILES:
         raise _DamagedError(f"is damaged: it names {header.num_shards} data files")
     # Keys that begin with a zero byte are slices, which the entries of their variables name.
@@ -149,7 +149,7 @@ def _entries_of(index: Path) -> tuple[BundleHeader, dict[str, BundleEntry]]:
 def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER:]
     if len(footer) < _FOOTER or not footer.endswith(_MAGIC):
-        raise _DamagedError("is cut, or no index of a TensorFlow checkpoint")
+        raise _DamagedError("is truncated, or not the index of a TensorFlow checkpoint")
     # Before it is the handle of a block of properties, which TensorFlow leaves empty.
     _, at = _handle(footer, 0)
     end = 0
@@ -164,12 +164,12 @@ def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _block(content: bytes, offset: int, size: int) -> bytes:
     end = offset + size
     if end + _TRAILER > len(content) - _FOOTER:
-        raise _DamagedError("is damaged or cut: a block lies beyond its end")
+        raise _DamagedError("is damaged or truncated: a block lies beyond its end")
     kind, crc = struct.unpack_from("<BI", content, end)
     if _masked_crc(content[offset : end + 1]) != crc:
-        raise _DamagedError("is damaged: a block does not have the checksum behind it")
+        raise _DamagedError("is damaged: a block does not match its checksum")
     if kind != _UNCOMPRESSED:
-        raise _DamagedError("holds compressed blocks, which are not read; TensorFlow writes checkpoints without")
+        raise _DamagedError("has compressed blocks, which are not supported; TensorFlow does not write them")
     return content[offset:end]
 
 
@@ -204,7 +204,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:  # noqa: PLR2004  the bit that says that more follow
             return value, at + place + 1
-    raise _DamagedError("is damaged or cut: a number does not end")
+    raise _DamagedError("is damaged or truncated: a number does not end")
 
 
 def _masked_crc(content: bytes) -> int:

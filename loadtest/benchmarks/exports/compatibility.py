@@ -5,9 +5,10 @@ The text around the tables of docs/reference/compatibility.md is written by hand
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,20 +32,36 @@ if TYPE_CHECKING:
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _MIB = 1 << 20
 _WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
+_FASTER = ("int8", "int8-openvino")
+"""Artifacts whose speed is compared with that of fp32."""
 _FORMS = {
     "bert": "with relative positions",
     "jina_bert": "for code",
-    "nomic_bert": "in its first form",
+    "nomic_bert": "with `n_embd`",
     "ernie": "with task ids",
 }
 """How the families of `TOLD` differ from those with the same model_type."""
+
+
+@dataclass(slots=True)
+class _Settings:
+    """Settings that are read, and those with one supported value."""
+
+    read: list[str] = field(default_factory=list)
+    only: list[str] = field(default_factory=list)
+
+    def add(self, key: str, value: str) -> None:
+        if value:
+            self.only.append(f"{key}: {value}")
+        else:
+            self.read.append(key)
 
 
 class CompatibilityBenchmark(Benchmark):
     """A step is a family for `embed`, its other tasks in small size, or the sizes of popular models."""
 
     name = "compatibility"
-    purpose = "every family, task and artifact, exported from random weights: the tables of docs/reference/compatibility.md"
+    purpose = "every family, task and artifact, from random weights: tables of docs/reference/compatibility.md"
     rounds = 15
     models = ""
     own = (
@@ -93,15 +110,20 @@ def _kept(measured: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever JSON ho
 def tables(text: str, store: Store) -> str:
     """A page with the current tables between its marks; raises BenchError if a table has no place there."""
     timed = {name: store.steps[name]["texts_per_s"] for name in FAMILIES if "texts_per_s" in store.steps.get(name, {})}
+    models = popular_models.read()
+    judged = [(model, popular_models.verdicts()[model.name]) for model in models]
     figures = {
+        "heads": _heads(),
         "settings": _settings(),
         "files": _files(),
         "rates": timed,
-        "least": [_least(timed, form) for form in ("int8", "int8-openvino")],
-        "agreement": {
-            (name, form): [_agrees(store, name, task, form) for task in TASKS] for name in FAMILIES for form in FORMS
-        },
-        "models": [(model, popular_models.verdicts()[model.name]) for model in popular_models.read()],
+        "gains": {form: [_ratio(r["128"], form) for r in timed.values() if form in r["128"]] for form in _FASTER},
+        "least": [_least(timed, form) for form in _FASTER],
+        "agreement": {form: [_worst(store, task, form) for task in TASKS] for form in FORMS},
+        "exceptions": _exceptions(store),
+        "models": _by_answers((model, found) for model, found in judged if "refused" not in found),
+        "refused": {model.name: found["refused"] for model, found in judged if "refused" in found},
+        "at_hand": [model.name for model in models if model.files],
         "measured_with": {name: value for name, value in store.facts.items() if name not in {"sizes", "machine"}},
     }
     functions = {"names": _names, "ratio": _ratio, "mib": lambda size: size / _MIB}
@@ -110,38 +132,70 @@ def tables(text: str, store: Store) -> str:
     return filled(text, rendered(kind, kind.name, store=store, steps=store.steps, **figures, **functions, **known))
 
 
-def _settings() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
-    """Settings read from config.json, one row each, and the settings that change no answer."""
+def _heads() -> dict[str, str]:
+    """The families that Transformers has a class for, by task."""
+    families = {f"`{name}`": family for name, family in FAMILIES.items()}
+    return {
+        task: _among([name for name, family in families.items() if task not in family.tasks_without], families)
+        for task in TASKS
+    }
+
+
+def _settings() -> dict[str, Any]:
+    """Settings of config.json: those read, grouped by families, and those that change no answer."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
     others = (family for family in TOLD if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
-    rows: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
+    activations = []
     for name, family in forms.items():
-        activations = _names(family.activations or (*ACTIVATIONS, *ALIASES))
-        values = dict.fromkeys((*READ, *family.read()), "read") | _only({**FIXED, **family.fixed})
-        if values[family.activation] == "read":
-            values[family.activation] = activations
-        for key, value in values.items():
-            rows.setdefault((key, value), []).append(name)
+        values = dict.fromkeys((*READ, *family.read()), "") | _only({**FIXED, **family.fixed})
+        if not values[family.activation]:
+            values[family.activation] = " or ".join(map(json.dumps, family.activations))
+        if not values[family.activation]:
+            activations.append(family.activation)
+        for setting in values.items():
+            found.setdefault(setting, []).append(name)
+    rows: dict[str, _Settings] = {}
+    for (key, value), names in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
+        rows.setdefault(_among(names, forms), _Settings()).add(key, value)
     unused = {"every family": UNUSED, **{name: family.unused for name, family in forms.items() if family.unused}}
-    return [(f"`{key}`", value, _among(names, forms)) for (key, value), names in sorted(rows.items())], unused
+    return {
+        "rows": rows,
+        "activations": sorted({*activations}),
+        "functions": (*ACTIVATIONS, *ALIASES),
+        "unused": unused,
+    }
 
 
-def _files() -> tuple[list[tuple[str, str, str]], dict[str, frozenset[str]]]:
-    """Settings read from each file of Sentence Transformers, one row each, and the settings that change no answer."""
+def _files() -> dict[str, Any]:
+    """Settings read from each file of Sentence Transformers, and the settings that change no answer."""
     only = {key: values[0] for key, values in pooling.TRANSFORMER_FIXED.items()}
     transformer, own = "`sentence_*_config.json`", "`config.json` of"
     files: dict[str, dict[str, str]] = {
-        transformer: dict.fromkeys(pooling.TRANSFORMER_READ, "read") | _only(only),
-        "`modules.json`": dict.fromkeys(("type", "path"), "read"),
-        f"{own} Pooling": dict.fromkeys((*pooling.POOLING_READ, *pooling.OLD_FLAGS), "read"),
-        "`config_sentence_transformers.json`": dict.fromkeys(pooling.SETTINGS_READ, "read"),
+        transformer: dict.fromkeys(pooling.TRANSFORMER_READ, "") | _only(only),
+        "`modules.json`": dict.fromkeys(("type", "path"), ""),
+        f"{own} Pooling": dict.fromkeys((*pooling.POOLING_READ, *pooling.OLD_FLAGS), ""),
+        "`config_sentence_transformers.json`": dict.fromkeys(pooling.SETTINGS_READ, ""),
     }
     for kind, names in modules.READ.items():
-        files[f"{own} {kind}"] = dict.fromkeys(names, "read") | _only(modules.FIXED if kind != "Dropout" else {})
+        files[f"{own} {kind}"] = dict.fromkeys(names, "") | _only(modules.FIXED if kind != "Dropout" else {})
+    rows: dict[str, _Settings] = {}
+    for file, values in files.items():
+        for key, value in values.items():
+            rows.setdefault(file, _Settings()).add(key, value)
     unused = {transformer: pooling.TRANSFORMER_UNUSED, "`modules.json`": frozenset({"idx", "name", "kwargs"})}
     unused |= {f"{_names(names)} of {transformer}": keys for names, keys in pooling.ARGUMENTS_UNUSED.items()}
-    return [(file, f"`{key}`", value) for file, values in files.items() for key, value in values.items()], unused
+    return {"rows": rows, "unused": unused}
+
+
+def _by_answers(judged: Iterable[tuple[popular_models.Model, Mapping[str, str]]]) -> dict[str, list[str]]:
+    """Names of models by family and answers."""
+    found: dict[str, list[str]] = {}
+    for model, verdict in judged:
+        words = [verdict["family"], verdict["answers"], *([f"with `--task {model.task}`"] if model.task else [])]
+        found.setdefault(", ".join(words), []).append(model.name)
+    return found
 
 
 def _among(names: Sequence[str], every: Iterable[str]) -> str:
@@ -153,7 +207,7 @@ def _among(names: Sequence[str], every: Iterable[str]) -> str:
 
 
 def _only(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: f"only `{json.dumps(value)}`" for key, value in values.items()}
+    return {key: json.dumps(value) for key, value in values.items()}
 
 
 def _names(names: Iterable[str]) -> str:
@@ -170,16 +224,36 @@ def _ratio(by_form: dict[str, list[float]], form: str) -> float:
     return statistics.median(one / other for one, other in zip(by_form[form], by_form["fp32"], strict=True))
 
 
-def _agrees(store: Store, name: str, task: str, form: str) -> str:
-    """Agreement of a form with PyTorch; marked if its answers vary in batches or a limit is broken."""
+def _figures(store: Store, name: str, task: str, form: str) -> Mapping[str, Any] | None:
+    """What was found of a form, or its obstacle; None if it was not measured."""
     step = store.steps.get(f"{name} {task}".removesuffix(" embed"))
-    found = None if step is None else step.get("forms", step).get(form, step)
-    if found is None or "obstacle" in found:
-        return "-" if found is None else "none"
+    return None if step is None else step.get("forms", step).get(form, step)
+
+
+def _worst(store: Store, task: str, form: str) -> str:
+    """The worst agreement of a form with PyTorch over all families."""
+    measured = [one for name in FAMILIES if (one := _figures(store, name, task, form)) and "obstacle" not in one]
+    if not measured:
+        return "-"
     if form == "fp32":
-        figure = f"{found['max_abs_difference']:.0e}"
-    elif found["cosine_min"] is not None:
-        figure = f"{found['cosine_min']:.4f}"
-    else:
-        figure = f"{100 * found['agreement']:.0f}%"
-    return figure + ("" if found["invariant"] else " †") + (" ‡" if found["broken"] else "")
+        return f"{max(one['max_abs_difference'] for one in measured):.0e}"
+    if measured[0]["cosine_min"] is not None:
+        return f"{min(one['cosine_min'] for one in measured):.4f}"
+    return f"{100 * min(one['agreement'] for one in measured):.0f}%"
+
+
+def _exceptions(store: Store) -> list[str]:
+    """Artifacts that cannot be made, break a limit or depend on the batch, with their tasks."""
+    said: dict[str, list[str]] = {}
+    for name, form, task in itertools.product(FAMILIES, FORMS, TASKS):
+        artifact, found = f"`{name}` {_WORDS[form]}", _figures(store, name, task, form) or {}
+        if "obstacle" in found:
+            said.setdefault(f"{artifact} cannot be made ({found['obstacle']})", []).append(task)
+        if found.get("broken"):
+            said.setdefault(f"{artifact} breaks a limit of the export", []).append(task)
+        if not found.get("invariant", True):
+            said.setdefault(f"{artifact} is not batch-invariant, so texts run alone", []).append(task)
+    for name in FAMILIES:
+        if obstacle := store.steps.get(name, {}).get("t4", {}).get("obstacle"):
+            said[f"`{name}` has no engine for the T4 ({obstacle})"] = ["embed"]
+    return [f"{fact}: {_names(tasks)}" for fact, tasks in said.items()]

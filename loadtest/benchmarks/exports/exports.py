@@ -68,8 +68,14 @@ class ExportsBenchmark(Benchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         exports = store.named("export ")
         artifacts = [(name, artifact) for name, found in exports.items() for artifact in found["artifacts"]]
-        metrics = [(name, artifact, metric) for name, artifact in artifacts for metric in artifact["accuracy"]]
-        return {"exports": exports, "artifacts": artifacts, "metrics": metrics}
+        changes: dict[tuple[Any, ...], dict[str, float]] = {}
+        for name, artifact in artifacts:
+            for found in artifact["accuracy"]:
+                key = (name, found["metric"], found["examples"], found["reference"], found["pytorch"])
+                changes.setdefault(key, {})[artifact["file"]] = found["artifact"] - found["pytorch"]
+        files = list(dict.fromkeys(file for found in changes.values() for file in found))
+        every = [change for found in changes.values() for change in found.values()]
+        return {"exports": exports, "artifacts": artifacts, "changes": changes, "files": files, "every": every}
 
 
 def _export_random(size: str, folder: Path) -> dict[str, Any]:

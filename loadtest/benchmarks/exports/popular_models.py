@@ -64,7 +64,7 @@ def verdict(model: Model) -> dict[str, str]:
             checkpoint = open_checkpoint(Source(folder, model.name, "model"), None, lambda _: None, model.task)
         except ExportError as error:
             return {"refused": str(error).removeprefix(f"checkpoint {folder}: ")}
-    pooled = [*checkpoint.sentence.pooling, *(["normalised"] if checkpoint.sentence.normalize else [])]
+    pooled = [*checkpoint.sentence.pooling, *(["normalized"] if checkpoint.sentence.normalize else [])]
     answers = f"`{checkpoint.task}`"
     if checkpoint.task == "embed" and model.pooling:
         answers += f" ({', '.join(pooled)})"

@@ -34,6 +34,9 @@ _BARS = 2
 OTHERS = (Shape(20, 1), Shape(100, 1), Shape(300, 1))
 """Lengths without a partial run: the smooth cost of a layer predicts them."""
 
+_SHOWN = (8, 32, 128, 512)
+"""Lengths of a lone text in the page's table."""
+
 _PRECISIONS = ("fp32", "int8")
 
 
@@ -79,7 +82,12 @@ class SizingBenchmark(Benchmark):
             cell["ratio"] = cell["foretold_ms"] / cell["measured_ms"]
             cell["held"] = abs(cell["ratio"] - 1) <= _BARS * cell["error"]
         misses = [abs(cell["ratio"] - 1) for cell in cells]
-        made = rendered(type(self), self.name, cells=cells, misses=misses, bars=_BARS)
+        lanes: dict[tuple[str, str, str], dict[int, Any]] = {}
+        for cell in cells:
+            if cell["texts"] == 1:
+                lanes.setdefault((cell["encoder"], cell["precision"], cell["lane"]), {})[cell["tokens"]] = cell
+        context = {"cells": cells, "misses": misses, "bars": _BARS, "lanes": lanes, "lengths": _SHOWN}
+        made = rendered(type(self), self.name, **context)
         page = store.path.with_suffix(".md")
         return filled(page.read_text(encoding="utf-8"), made) if page.exists() else made
 

@@ -4,34 +4,67 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadtest.benchmarks.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MANY_CONNECTIONS
 from loadtest.benchmarks.hostile.measure import LEFT_MB, MAX_MB, Plan, trial
 from loadtest.benchmarks.hostile.polite import WIRES, Polite
 from loadtest.benchmarks.hostile.victim import Victim
-from loadtest.benchmarks.runner import Benchmark, Page
+from loadtest.benchmarks.runner import Benchmark
 from loadtest.benchmarks.server_process import BertServer, few_descriptors
-from loadtest.benchmarks.show import table
 from loadtest.benchmarks.store import Store
 from loadtest.generator.child import Child
-from loadtest.report.tables import MET
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from export.pages.tables import Table
     from loadtest.benchmarks.store import Step
 
 PER_S = 100.0
 """Requests per second of the polite client over each wire."""
 
-MAX_P99_MS, MAX_RATIO = 250.0, 3.0
 _BEFORE_S, _CONTROL_S, _SETTLE_S = 1.5, 2.0, 60.0
 
-Found = tuple[str, dict[str, Any]]
-"""An attack's name and the result of `trial`."""
+
+class Outcome(NamedTuple):
+    """The effect of an attack; latencies are those of the slower protocol.
+
+    Attributes:
+        before_ms: The polite client's p99 before the attack.
+        p99_ms: The same during the attack.
+        work_ms: CPU time that the server spends while a polite request waits, p99.
+        over_control: `p99_ms` relative to the control's; None without a control.
+        most_mb: Memory growth during the attack.
+        left_mb: Memory growth after it.
+    """
+
+    before_ms: float
+    p99_ms: float
+    work_ms: float
+    over_control: float | None
+    most_mb: float
+    left_mb: float
+
+    @classmethod
+    def of(cls, step: dict[str, Any]) -> Outcome:
+        """The outcome in a result of `trial`."""
+
+        def slower(when: str, figure: str = "p99_ms") -> float:
+            return max(float(step["polite"][when][wire][figure]) for wire in WIRES)
+
+        memory, during_ms = step["memory_mb"], slower("during")
+        over = during_ms / slower("control") if "control" in step["polite"] else None
+        grown = (memory[when] - memory["before"] for when in ("most", "after"))
+        return cls(slower("before"), during_ms, slower("during", "work_p99_ms"), over, *grown)
+
+    def meets(self, aims: Outcome) -> bool:
+        pairs = zip(self, aims, strict=True)
+        return all(found <= aim for found, aim in pairs if found is not None and aim is not None)
+
+
+AIMS = Outcome(math.inf, 250.0, math.inf, 3.0, MAX_MB, LEFT_MB)
+"""Maximum of each figure; besides, no request of the polite client fails."""
 
 
 class HostileBenchmark(Benchmark):
@@ -57,122 +90,21 @@ class HostileBenchmark(Benchmark):
                     victim, polite, attacker, name, Plan(_BEFORE_S, self.options.seconds, _CONTROL_S, _SETTLE_S)
                 )
 
-    def page(self, store: Store) -> Page:
-        method = (
-            f"Each attack runs for {store.facts['seconds']:g} s against a new server with the fake engine and default"
-            f" limits. It uses {CONNECTIONS} connections ({MANY_CONNECTIONS} for half-sent messages, 1,200 for idle"
-            f" ones) with at most {BYTES_PER_S / 1e6:g} MB/s each, and reopens closed ones. The polite client sends 100"
-            " requests/s over HTTP (`/embed`) and 100 over gRPC (`ModelInfer`), with one connection each. Latency"
-            " counts from the scheduled time. The control sends good cheap calls on 8 connections at the attack's bytes"
-            " per second, as far as the server accepts them. All share the same cores."
-        )
-        return Page("Hostile clients", _answer(store), method, [_latencies(store), _memory(store), *_former(store)])
+    def figures(self, store: Store) -> dict[str, Any]:
+        now = {name: Outcome.of(step) for name, step in store.steps.items()}
+        before = store.path.with_name(f"{store.path.stem}-before.json")
+        return {
+            "now": now,
+            "failed": sum(len(step["faults"]) for step in store.steps.values()),
+            "aims": AIMS,
+            "missed": [name for name, found in now.items() if store.steps[name]["faults"] or not found.meets(AIMS)],
+            "former": [Outcome.of(step) for step in Store.read(before).steps.values()] if before.exists() else [],
+            "former_name": before.name,
+            "connections": CONNECTIONS,
+            "many": MANY_CONNECTIONS,
+            "mb_per_s": BYTES_PER_S / 1e6,
+            "per_s": PER_S,
+        }
 
     def failed(self, store: Store) -> bool:
         return not store.steps or any(step["faults"] for step in store.steps.values())
-
-
-def _worst(figures: dict[str, dict[str, float]], name: str) -> float:
-    return max(figures[wire][name] for wire in WIRES)
-
-
-def _answer(store: Store) -> str:
-    steps = store.steps.values()
-    failed = sum(len(step["faults"]) for step in steps) or "No"
-    p99_ms = max(_worst(step["polite"]["during"], "p99_ms") for step in steps)
-    most, left = (max(_grown(step, when) for step in steps) for when in ("most", "after"))
-    return (
-        f"**How do {len(steps)} attacks affect a polite client, memory and descriptors?** {failed} polite request"
-        f" fails, and p99 stays within {math.ceil(p99_ms)} ms. Memory grows by at most {most:.0f} MB during an attack,"
-        f" and at most {left:.0f} MB remain."
-    )
-
-
-def _latencies(store: Store) -> Table:
-    def pair(when: str, name: str) -> Callable[[Found], str]:
-        def cell(row: Found) -> str:
-            figures = row[1]["polite"].get(when)
-            return " / ".join(f"{figures[wire][name]:.1f}" for wire in WIRES) if figures else "-"
-
-        return cell
-
-    def over_control(row: Found) -> float | None:
-        polite = row[1]["polite"]
-        during = _worst(polite["during"], "p99_ms")
-        return during / _worst(polite["control"], "p99_ms") if "control" in polite else None
-
-    def is_met(row: Found) -> bool:
-        during = _worst(row[1]["polite"]["during"], "p99_ms")
-        return during <= MAX_P99_MS and not row[1]["faults"] and (over_control(row) or 0.0) <= MAX_RATIO
-
-    note = (
-        "HTTP / gRPC in milliseconds. Asked: no failed request, and p99 during the attack at most"
-        f" {MAX_P99_MS:g} ms. For attacks on the event loop, p99 is at most {MAX_RATIO:g} times the control's (worse"
-        " wire of each)."
-    )
-    return table(
-        "The polite client",
-        note,
-        store.steps.items(),
-        ("attack", lambda row: row[0]),
-        ("MB/s", lambda row: f"{row[1]['attack']['bytes_per_s'] / 1e6:.2f}"),
-        *((f"{p} {when}", pair(when, f"{p}_ms")) for p in ("p50", "p99") for when in ("before", "during", "after")),
-        ("p99 control", pair("control", "p99_ms")),
-        ("during/control", lambda row: "-" if (ratio := over_control(row)) is None else f"{ratio:.2f}"),
-        ("failed", lambda row: len(row[1]["faults"])),
-        ("as asked", lambda row: MET[is_met(row)]),
-        words=1,
-    )
-
-
-def _grown(step: dict[str, Any], when: str) -> float:
-    return float(step["memory_mb"][when] - step["memory_mb"]["before"])
-
-
-def _memory(store: Store) -> Table:
-    note = (
-        "Figures of the server process. `after`: when resident memory is within 20 MB of the start and descriptors are"
-        f" back, at most a minute later. Asked: at most {MAX_MB:g} MB above the start during the attack, {LEFT_MB:g} MB"
-        " after it."
-    )
-    return table(
-        "Memory, descriptors, log",
-        note,
-        store.steps.items(),
-        ("attack", lambda row: row[0]),
-        ("connections made", lambda row: f"{row[1]['attack']['connections']:.0f}"),
-        ("MB before", lambda row: f"{row[1]['memory_mb']['before']:.0f}"),
-        ("most MB", lambda row: f"{_grown(row[1], 'most'):+.0f}"),
-        ("MB after", lambda row: f"{_grown(row[1], 'after'):+.0f}"),
-        ("descriptors before", lambda row: row[1]["descriptors"]["before"]),
-        ("most", lambda row: row[1]["descriptors"]["most"]),
-        ("after", lambda row: row[1]["descriptors"]["after"]),
-        ("seconds until back", lambda row: f"{row[1]['settled_s']:.1f}"),
-        ("log lines", lambda row: row[1]["log_lines"]),
-        ("as asked", lambda row: MET[_grown(row[1], "most") <= MAX_MB and _grown(row[1], "after") <= LEFT_MB]),
-        words=1,
-    )
-
-
-def _former(store: Store) -> list[Table]:
-    """The same attacks on the server before it had the bounds, if they were measured."""
-    path = store.path.with_name(f"{store.path.stem}-before.json")
-    if not path.exists():
-        return []
-    former = Store.read(path).steps
-    rows = [(name, former[name], found) for name, found in store.steps.items() if name in former]
-    note = (
-        "The same attacks before the server had these bounds, and now. `work`: CPU time that the server spends while a"
-        " polite request waits, p99 of the worse wire. Unlike latency, it does not depend on other load, so runs are"
-        f" comparable. Figures: `{path.name}`."
-    )
-    columns = (
-        ("attack", lambda row: row[0]),
-        ("work ms before", lambda row: f"{_worst(row[1]['polite']['during'], 'work_p99_ms'):.0f}"),
-        ("now", lambda row: f"{_worst(row[2]['polite']['during'], 'work_p99_ms'):.0f}"),
-        ("most MB before", lambda row: f"{_grown(row[1], 'most'):+.0f}"),
-        ("now", lambda row: f"{_grown(row[2], 'most'):+.0f}"),
-        ("MB left before", lambda row: f"{_grown(row[1], 'after'):+.0f}"),
-        ("now", lambda row: f"{_grown(row[2], 'after'):+.0f}"),
-    )
-    return [table("Before and now", note, rows, *columns, words=1)]

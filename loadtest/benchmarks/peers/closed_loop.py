@@ -31,14 +31,13 @@ from loadtest.generator.client import GRPC
 from loadtest.generator.workload import find_bundle, make_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loadtest.benchmarks.peers.who import Subject
     from loadtest.benchmarks.server_process import ServerProcess
     from loadtest.benchmarks.store import Step, Store
     from loadtest.generator.child import Child
     from loadtest.generator.workload import Text
-    from loadtest.report.sample import Spread
 
 _TEXTS, _COMPARED_TEXTS, _ASK_S = 200, 8, 120.0
 _MIN_COSINE = {"fp32": 0.9999, "INT8": 0.95}
@@ -149,8 +148,8 @@ class PeersBenchmark(who.PeerBenchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         samples, model = Samples.of(store), store.facts["model"]
         shown = [(subject, subject.key(ONE), subject.key(MANY)) for subject in subjects(model)]
-        judged = [(aim, [aim.judged(samples, model, tokens) for tokens in LENGTHS]) for aim in AIMS]
-        return {"samples": samples, "subjects": shown, "judged": judged, "lengths": LENGTHS}
+        judged = [(aim, [aim.judged(samples, model, protocol) for protocol in PROTOCOLS]) for aim in AIMS]
+        return {"samples": samples, "subjects": shown, "judged": judged, "protocols": PROTOCOLS, "lengths": LENGTHS}
 
     def plots(self, store: Store) -> dict[str, str]:
         return {"": _plot(Samples.of(store), store.facts["model"])}
@@ -185,73 +184,62 @@ class Aim(NamedTuple):
     """A target for our server relative to another.
 
     Attributes:
-        what: The comparison in words.
         figure: The compared figure, one of `_COMPARED`.
         ours: Our engine.
-        theirs: System, engine and protocol of the other.
-        protocol: Protocol of our server.
-        asked: Limits at 8, 32 and 128 tokens: a minimum for throughput, else a maximum.
+        theirs: System and engine of the other.
+        protocols: Protocols of our server, each with the other's.
+        asked: Limits at `LENGTHS`: a minimum for throughput, else a maximum.
     """
 
-    what: str
     figure: str
     ours: str
-    theirs: tuple[str, str, str]
-    protocol: str
+    theirs: tuple[str, str]
+    protocols: Mapping[str, str]
     asked: Sequence[float]
 
-    def judged(self, samples: Samples, model: str, tokens: int) -> str:
-        """Whether the target is met at that length."""
-        asked = dict(zip(LENGTHS, self.asked, strict=False)).get(tokens)
-        if asked is None:
-            return ""
-        more = self.figure == _PER_S
-        words = f"{'at least' if more else 'at most'} {asked:.2f}"
-        if tokens not in samples.rounds:
-            return f"{words}: not measured"
-        found = self._found(samples, model, tokens)
-        is_met = found.median >= asked if more else found.median <= asked
-        return f"{words}: {'yes' if is_met else 'NO'}, {found.text(2)}"
-
-    def _found(self, samples: Samples, model: str, tokens: int) -> Spread:
-        """Our figures and the other's, over the rounds of a length."""
-        ours, theirs = who.find(model, "bertserve", self.ours, self.protocol), who.find(model, *self.theirs)
+    def judged(self, samples: Samples, model: str, protocol: str) -> str:
+        """The figures at each length over one of our protocols, in bold if the target is missed."""
+        if protocol not in self.protocols:
+            return "-"
         count, field, is_ratio = _COMPARED[self.figure]
         compare = samples.ratio if is_ratio else samples.above
-        return compare(tokens, ours.key(count), theirs.key(count), field)
+        ours = who.find(model, "bertserve", self.ours, protocol).key(count)
+        theirs = who.find(model, *self.theirs, self.protocols[protocol]).key(count)
+        cells = []
+        for tokens, asked in zip(LENGTHS, self.asked, strict=False):
+            if tokens not in samples.rounds:
+                cells.append("not measured")
+                continue
+            found = compare(tokens, ours, theirs, field).median
+            is_met = found >= asked if self.figure == _PER_S else found <= asked
+            cells.append(f"{found:.2f}" if is_met else f"**{found:.2f}**")
+        return ", ".join(cells)
 
 
+PROTOCOLS = (HTTP, V2, GRPC_NAME)
 LENGTHS = (8, 32, 128)
-_P50, _PER_S, _OVER = "p50 at 1 connection, ratio", f"texts/s at {MANY}, ratio", "p50 at 1 connection, ms above"
+_P50, _PER_S, _OVER = "p50", "texts/s", "ms above p50"
 _COMPARED = {_P50: (ONE, "p50_ms", True), _PER_S: (MANY, "per_s", True), _OVER: (ONE, "p50_ms", False)}
-_TRITON_PROTOCOLS = ((HTTP, V2), (V2, V2), (GRPC_NAME, GRPC_NAME))
-"""Protocols of our server, and of Triton, which has only one over HTTP."""
-_SAME, _OWN = "same engine and file as Triton", "beside Triton with ORT's own INT8"
-_OVER_RAW = "ORT over the raw engine"
-_BESIDE_TRITON = (
-    (f"{_SAME}, ORT", _P50, ORT, ORT, (0.90, 0.90, 0.90)),
-    (f"{_SAME}, OpenVINO", _P50, OPENVINO, OPENVINO, (0.90, 0.90, 0.90)),
-    (f"{_SAME}, ORT", _PER_S, ORT, ORT, (1.15, 1.15, 1.10)),
-    (f"{_SAME}, OpenVINO", _PER_S, OPENVINO, OPENVINO, (1.15, 1.15, 1.10)),
-    (f"{_SAME} without its batcher, ORT", _PER_S, ORT, ORT, (1.15, 1.15, 1.10)),
-    (f"{_SAME} without its batcher, OpenVINO", _PER_S, OPENVINO, OPENVINO, (1.15, 1.15, 1.10)),
-    (f"ORT {_OWN}", _P50, ORT, DYNAMIC, (0.90, 0.95, 0.75)),
-    (f"ORT {_OWN}", _PER_S, ORT, DYNAMIC, (1.10, 1.15, 1.15)),
-    (f"OpenVINO {_OWN}", _P50, OPENVINO, DYNAMIC, (0.85, 0.90, 0.65)),
-    (f"OpenVINO {_OWN}", _PER_S, OPENVINO, DYNAMIC, (1.3, 1.5, 1.8)),
-    (f"best of both {_OWN}", _P50, BEST, DYNAMIC, (0.85, 0.85, 0.75)),
-    (f"best of both {_OWN}", _PER_S, BEST, DYNAMIC, (1.4, 1.5, 1.4)),
-)
+_HTTP_OF_TRITON = {HTTP: V2, V2: V2}
+"""Triton has only one protocol over HTTP."""
+_BOTH = {**_HTTP_OF_TRITON, GRPC_NAME: GRPC_NAME}
+_OF_RAW = {HTTP: "", GRPC_NAME: ""}
 AIMS = (
-    *(
-        Aim(what, figure, ours, (TRITON_PLAIN if "without" in what else TRITON, theirs, its), protocol, asked)
-        for what, figure, ours, theirs, asked in _BESIDE_TRITON
-        for protocol, its in (_TRITON_PROTOCOLS[:2] if "without" in what else _TRITON_PROTOCOLS)
-    ),
-    Aim("ORT beside infinity, PyTorch", _P50, ORT, ("infinity", TORCH, HTTP), HTTP, (0.20, 0.20, 0.25)),
-    Aim("ORT beside infinity, ONNX INT8", _P50, ORT, ("infinity", ORT, HTTP), HTTP, (0.20, 0.20, 0.25)),
-    Aim(_OVER_RAW, _OVER, ORT, RAW[:3], HTTP, (0.30,)),
-    Aim(_OVER_RAW, _OVER, ORT, RAW[:3], GRPC_NAME, (0.50,)),
-    Aim(_OVER_RAW, _PER_S, ORT, RAW[:3], HTTP, (0.65, 0.80, 0.88)),
-    Aim(_OVER_RAW, _PER_S, ORT, RAW[:3], GRPC_NAME, (0.65, 0.80, 0.88)),
+    Aim(_P50, ORT, (TRITON, ORT), _BOTH, (0.90, 0.90, 0.90)),
+    Aim(_P50, OPENVINO, (TRITON, OPENVINO), _BOTH, (0.90, 0.90, 0.90)),
+    Aim(_PER_S, ORT, (TRITON, ORT), _BOTH, (1.15, 1.15, 1.10)),
+    Aim(_PER_S, OPENVINO, (TRITON, OPENVINO), _BOTH, (1.15, 1.15, 1.10)),
+    Aim(_PER_S, ORT, (TRITON_PLAIN, ORT), _HTTP_OF_TRITON, (1.15, 1.15, 1.10)),
+    Aim(_PER_S, OPENVINO, (TRITON_PLAIN, OPENVINO), _HTTP_OF_TRITON, (1.15, 1.15, 1.10)),
+    Aim(_P50, ORT, (TRITON, DYNAMIC), _BOTH, (0.90, 0.95, 0.75)),
+    Aim(_P50, OPENVINO, (TRITON, DYNAMIC), _BOTH, (0.85, 0.90, 0.65)),
+    Aim(_P50, BEST, (TRITON, DYNAMIC), _BOTH, (0.85, 0.85, 0.75)),
+    Aim(_PER_S, ORT, (TRITON, DYNAMIC), _BOTH, (1.10, 1.15, 1.15)),
+    Aim(_PER_S, OPENVINO, (TRITON, DYNAMIC), _BOTH, (1.3, 1.5, 1.8)),
+    Aim(_PER_S, BEST, (TRITON, DYNAMIC), _BOTH, (1.4, 1.5, 1.4)),
+    Aim(_P50, ORT, ("infinity", TORCH), {HTTP: HTTP}, (0.20, 0.20, 0.25)),
+    Aim(_P50, ORT, ("infinity", ORT), {HTTP: HTTP}, (0.20, 0.20, 0.25)),
+    Aim(_OVER, ORT, RAW[:2], {HTTP: ""}, (0.30,)),
+    Aim(_OVER, ORT, RAW[:2], {GRPC_NAME: ""}, (0.50,)),
+    Aim(_PER_S, ORT, RAW[:2], _OF_RAW, (0.65, 0.80, 0.88)),
 )

@@ -168,21 +168,18 @@ class OpenLoopBenchmark(PeerBenchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         blocks = _blocks(store)
         pairs = [pair for group in GROUPS.values() for pair in product(group, group)]
-        tables = {
-            engine: [
-                (share, entrant.name, list(found.values()))
-                for share in SHARES
-                for entrant in group
-                if (found := blocks.get((entrant.name, share)))
-            ]
-            for engine, group in GROUPS.items()
-        }
+        rows = [
+            (entrant.name, *(list(blocks.get((entrant.name, share), {}).values()) for share in JUDGED_SHARES))
+            for group in GROUPS.values()
+            for entrant in group
+        ]
         verdict = [
             (one.name, other.name, [aim.ratios(blocks, one, other) for aim in AIMS])
             for one, other in pairs
             if blocks and one.is_ours and other.server == "triton"
         ]
-        return {"capacities": _capacities(store), "tables": tables, "aims": AIMS, "verdict": verdict, "lost": _lost}
+        shown = {"rows": rows, "shares": JUDGED_SHARES, "lost": _lost}
+        return {"capacities": _capacities(store), "aims": AIMS, "verdict": verdict, **shown}
 
     def plots(self, store: Store) -> dict[str, str]:
         blocks = _blocks(store)

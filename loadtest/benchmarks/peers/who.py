@@ -34,7 +34,7 @@ ENGINES = {"ort-cpu": ORT, "cpu": BEST, "openvino": OPENVINO}
 
 DYNAMIC, DYNAMIC_BATCHED = "ORT dynamic INT8", "ORT dynamic INT8, batched"
 """ONNX Runtime with the file of its own tool, the alternative to our export. `DYNAMIC` runs one text at a time, because
-its answers depend on the batch (docs/design/int8.md); `DYNAMIC_BATCHED` batches all the same, as Triton does by default."""
+its answers depend on the batch (docs/design/int8.md); `DYNAMIC_BATCHED` batches all the same, as Triton does."""
 
 TRITON, TRITON_PLAIN = "Triton", "Triton, no batcher"
 """`TRITON_PLAIN` is an untuned Triton: a single-threaded instance per core, one text at a time."""

@@ -50,7 +50,7 @@ class RollingBenchmark(Benchmark):
             "from SIGTERM to the end, s": [one["ended"] - one["signalled"] for one in run["restarts"]],
             "from the end until it takes requests again, s": [one["back"] - one["ended"] for one in run["restarts"]],
         }
-        return {"run": run, "spans": spans}
+        return {"run": run, "spans": spans, "zeros": [name for name, count in run["proxy"].items() if not count]}
 
     def plots(self, store: Store) -> dict[str, str]:
         run = store.steps[_STEP]

@@ -157,7 +157,7 @@ def check_lines(
             if problem := _problem(text, endpoint, seen, number, refuses_unknown=refuses_unknown):
                 problems.append(problem)
     if not count and not problems:
-        problems.append(Problem("empty_file", "The input file has no line."))
+        problems.append(Problem("empty_file", "The input file is empty."))
     return count, problems
 
 
@@ -167,7 +167,7 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
         fields = _line_decoder.decode(text)
         text.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Problem("invalid_json_line", "The line is not a JSON object in UTF-8.", None, number)
+        return Problem("invalid_json_line", "The line is not a UTF-8 JSON object.", None, number)
     try:
         ignored = _LEVEL.passed_over(fields)
     except InvalidRequest as error:
@@ -185,11 +185,16 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
         (
             not (ignored and refuses_unknown),
             "unknown_parameter",
-            f"A line has {', '.join(_FIELDS)}, and nothing else.",
+            f"Unknown field. Allowed fields: {', '.join(_FIELDS)}.",
             None,
         ),
-        (0 < len(custom_id) <= _LONGEST_ID, "invalid_custom_id", f"It must have 1 to {_LONGEST_ID} characters.", 0),
-        (digest not in seen, "duplicate_custom_id", "Another line before has the same `custom_id`.", 0),
+        (
+            0 < len(custom_id) <= _LONGEST_ID,
+            "invalid_custom_id",
+            f"`custom_id` must have 1 to {_LONGEST_ID} characters.",
+            0,
+        ),
+        (digest not in seen, "duplicate_custom_id", "An earlier line has the same `custom_id`.", 0),
         (method == _METHOD, "invalid_method", f"`method` must be {_METHOD}.", 1),
         (url == endpoint, "invalid_url", f"`url` must be the batch's endpoint, {endpoint}.", 2),
         (is_object, "invalid_type", "`body` must be a JSON object.", 3),

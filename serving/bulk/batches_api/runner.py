@@ -196,7 +196,7 @@ class BatchesApiRunner:
                     for job in await self._due():
                         tasks[asyncio.create_task(self._work_off(job))] = job.id
                 except (StorageFull, OSError, sqlite3.Error):
-                    log.exception("files and batches could not be looked through; it is tried again")
+                    log.exception("cannot scan files and batches; retrying")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _HOUSEKEEPING_S)
             if tasks:
@@ -225,7 +225,7 @@ class BatchesApiRunner:
         if error is None:
             self._forget(job_id)
             return
-        log.error("a batch could not be worked on; it is taken up again", extra=fields(batch=job_id), exc_info=error)
+        log.error("cannot process a batch; retrying", extra=fields(batch=job_id), exc_info=error)
         asyncio.get_running_loop().call_later(_LONGEST_RETRY_S, self._forget, job_id)
 
     def _forget(self, job_id: str) -> None:
@@ -273,7 +273,7 @@ class BatchesApiRunner:
         opened = await self._room(lambda: jobs.in_thread(Results, *paths, running.job))
         with contextlib.closing(opened) as results:
             if not results.complete:
-                log.error("results of a batch are gone; all of it is computed again", extra=fields(batch=job.id))
+                log.error("results of a batch are missing; recomputing the whole batch", extra=fields(batch=job.id))
                 await jobs.in_thread(results.clear)
                 await self._update(running, position=0, completed=0, failed=0, output_bytes=0, error_bytes=0)
             with contextlib.closing(await self._open_lines(running)) as lines:
@@ -352,7 +352,7 @@ class BatchesApiRunner:
             log.error("a line of a batch failed", extra=fields(request_id=line.id), exc_info=error)
             error = InternalError()
         elif isinstance(error, EngineFault) and error.news:
-            log.error("a line of a batch ended two engine processes", extra=fields(request_id=line.id))
+            log.error("a line of a batch crashed two engine processes", extra=fields(request_id=line.id))
         return Result(line, self._endpoint.refusal(line.id, error.without_traceback()))
 
     @contextlib.asynccontextmanager
@@ -399,7 +399,7 @@ class BatchesApiRunner:
     async def _settle(self, running: _Running, results: Results, ready: Sequence[Result]) -> None:
         """Writes results and records them in the database; waits while there is no room."""
         while self._jobs.store.full and self._given_up(running.job) is None:
-            self._tell_of_missing_room("all files together have as many bytes as they may")
+            self._tell_of_missing_room("the files have reached their total size limit (--batch-disk-mb)")
             await self._pause(_LONGEST_RETRY_S)
         good = sum(result.good for result in ready)
         output_bytes, error_bytes = await self._room(lambda: self._jobs.in_thread(results.append, ready))
@@ -435,7 +435,7 @@ class BatchesApiRunner:
 
     def _tell_of_missing_room(self, why: str) -> None:
         if not self._room_missing:
-            log.warning("batches wait for room: %s", why)
+            log.warning("batches are paused, no disk space: %s", why)
         self._room_missing = True
 
     async def _pause(self, seconds: float) -> None:

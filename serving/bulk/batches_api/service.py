@@ -117,7 +117,7 @@ class Upload:
             StorageFull: There is no room for it.
         """
         if self._size + len(data) > self._jobs.limit_bytes:
-            raise BodyTooLarge(f"a file may have {self._jobs.limit_bytes} bytes (--batch-file-mb)")
+            raise BodyTooLarge(f"the file is larger than {self._jobs.limit_bytes} bytes (--batch-file-mb)")
         with room_on_disk():
             self._jobs.take_arriving(len(data))
             self._size += len(data)

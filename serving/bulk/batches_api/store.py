@@ -153,7 +153,7 @@ class BatchesApiStore:
             if path.parent == self._incoming or path.name not in listed:
                 path.unlink()
         if lost:
-            log.warning("%d files of batches are gone from %s; they are not listed any more", len(lost), self._files)
+            log.warning("%d batch files are missing from %s and no longer listed", len(lost), self._files)
             self._database.executemany("DELETE FROM files WHERE id = ?", lost)
 
     # Files.
@@ -192,7 +192,7 @@ class BatchesApiStore:
             "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?", (file_id, owner, self._now())
         ).fetchone()
         if row is None:
-            raise ObjectNotFound("there is no such file; it may have been deleted, or have expired")
+            raise ObjectNotFound("file not found: it may have been deleted or have expired")
         return _file_decoder.decode(row[0])
 
     def list_files(
@@ -210,7 +210,7 @@ class BatchesApiStore:
         self.file(owner, file_id)
         with self._transaction():
             if job := self._reader_of(file_id):
-                raise Conflict(f"{job} still reads the file; cancel it first, or wait for its end")
+                raise Conflict(f"{job} is still reading the file; cancel it, or wait until it ends")
             self._unlink(file_id)
             self._database.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
@@ -236,10 +236,7 @@ class BatchesApiStore:
                     (job.owner,),
                 )
                 if not forgotten.rowcount:
-                    raise Overloaded(
-                        f"there are {count} unfinished batches, as many as there may be (--batch-max-jobs);"
-                        " try again later"
-                    )
+                    raise Overloaded(f"{count} batches are unfinished, the maximum (--batch-max-jobs); try again later")
             self._database.execute(
                 "INSERT INTO jobs (id, owner, state, input_file_id, bytes, record) VALUES (?, ?, ?, ?, 0, ?)",
                 (job.id, job.owner, job.state, job.input_file_id, msgspec.json.encode(job)),
@@ -250,7 +247,7 @@ class BatchesApiStore:
         """Raises `ObjectNotFound` if there is none, or it is another's."""
         job = self._job(job_id)
         if job is None or job.owner != owner:
-            raise ObjectNotFound("there is no such batch")
+            raise ObjectNotFound("batch not found")
         return job
 
     def list_jobs(self, owner: str, *, after: str | None, limit: int) -> tuple[list[BatchesApiJob], bool]:
@@ -262,7 +259,7 @@ class BatchesApiStore:
         """Raises `Conflict` if it has ended."""
         job = self.job(owner, job_id)
         if job.ended:
-            raise Conflict(f"the batch is {job.state}, and cannot be cancelled any more")
+            raise Conflict(f"the batch is {job.state} and can no longer be canceled")
         if job.state is JobState.CANCELLING:
             return job
         return self.update(job_id, state=JobState.CANCELLING, cancelling_at=self._now())
@@ -330,15 +327,14 @@ class BatchesApiStore:
         self._check_files()
         if self.used_bytes + more_bytes > self._limits.bytes:
             raise StorageFull(
-                f"all files together may have {self._limits.bytes} bytes (--batch-disk-mb), of which {self.used_bytes}"
-                " are taken; delete files that are not needed"
+                f"the files may use {self._limits.bytes} bytes (--batch-disk-mb), and {self.used_bytes} are in use;"
+                " delete files you no longer need"
             )
 
     def _check_files(self) -> None:
         if self.files >= self._limits.files:
             raise StorageFull(
-                f"{self.files} files are kept, as many as there may be (--batch-max-files); delete some that are not"
-                " needed"
+                f"{self.files} files are stored, the maximum (--batch-max-files); delete files you no longer need"
             )
 
     def _now(self) -> int:
@@ -392,7 +388,7 @@ class BatchesApiStore:
 
     def _found(self, job_id: str) -> BatchesApiJob:
         if (job := self._job(job_id)) is None:
-            raise ObjectNotFound("there is no such batch")
+            raise ObjectNotFound("batch not found")
         return job
 
     def _reader_of(self, file_id: str) -> str | None:
@@ -408,7 +404,7 @@ class BatchesApiStore:
         if after is not None:
             row = self._database.execute(f"SELECT seq FROM {table} WHERE {where} AND id = ?", (*values, after))  # noqa: S608  ours
             if (at := row.fetchone()) is None:
-                raise ObjectNotFound("`after` names nothing that is listed here")
+                raise ObjectNotFound("`after` is not the ID of a listed item")
             where, values = f"{where} AND seq {'>' if ascending else '<'} ?", [*values, at[0]]
         rows = self._database.execute(
             f"SELECT record FROM {table} WHERE {where} ORDER BY seq {'ASC' if ascending else 'DESC'} LIMIT ?",  # noqa: S608  ours
@@ -421,7 +417,7 @@ class BatchesApiStore:
 
 
 def disk_full() -> StorageFull:
-    return StorageFull("the server's disk has no room for it; delete files that are not needed")
+    return StorageFull("the server's disk is full; delete files you no longer need")
 
 
 @contextlib.contextmanager
@@ -468,7 +464,7 @@ def _check_format(folder: Path, version: int) -> None:
     if version != _VERSION:
         raise StartupError(
             f"--batch-dir {folder}: written by another version of the server (format {version}, this one reads"
-            f" {_VERSION}); name another folder"
+            f" {_VERSION}); use another folder"
         )
 
 
@@ -478,5 +474,5 @@ def _locked(folder: Path) -> int:
         return lock(folder / "lock", os.O_RDWR | os.O_CREAT)
     except BlockingIOError:
         raise StartupError(
-            f"--batch-dir {folder}: another server uses this folder; name one for each server, or stop the other"
+            f"--batch-dir {folder}: another server uses this folder; give each server its own, or stop the other"
         ) from None

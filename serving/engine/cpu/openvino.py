@@ -131,9 +131,7 @@ def recall(model: ModelSpec, threads: Sequence[int], kernels: KernelFiles) -> li
     try:
         content = read_artifact(Path(kernels.read), kernels.sha256)
         if not content.startswith(_fingerprint(model)):
-            log.info(
-                "the cached kernels of %s are of another artifact, processor or library: compiling anew", model.name
-            )
+            log.info("the cached kernels of %s are for another artifact, processor or library: recompiling", model.name)
             return []
         # One tensor, which all graphs hold and read their weights from; from bytes, each would make a copy.
         blob = ov.Tensor(np.frombuffer(content, np.uint8, offset=_FINGERPRINT_BYTES))
@@ -151,7 +149,7 @@ def keep(model: ModelSpec, lane: OpenVinoModel, path: str) -> None:
     try:
         write_kernels(path, _fingerprint(model) + lane.compiled())
     except (OSError, RuntimeError) as error:
-        log.warning("the kernels of %s were not kept: %s", model.name, error)
+        log.warning("cannot cache the kernels of %s: %s", model.name, error)
 
 
 def _fingerprint(model: ModelSpec) -> bytes:
@@ -240,7 +238,7 @@ class OpenVinoModel:
         request.infer(tensors, share_inputs=True, share_outputs=True)
         written = request.get_output_tensor(self._witness).data
         if len(written) != rows or written.flat[0] == _UNWRITTEN:
-            raise RuntimeError("it gave up without an error")
+            raise RuntimeError("inference stopped without an error")
         return request
 
     def compiled(self) -> bytes:

@@ -84,7 +84,7 @@ class Device:
         except CudaError as error:
             if error.out_of_memory:
                 free, total = self.driver.memory()
-                log.warning("no room for %d MiB on the GPU: %d MiB of %d are free", size >> 20, free >> 20, total >> 20)
+                log.warning("out of GPU memory: %d MiB needed, %d MiB of %d free", size >> 20, free >> 20, total >> 20)
             raise
 
     def scratch(self, size: int) -> int:
@@ -117,7 +117,7 @@ class Device:
             try:
                 self.driver.destroy_graph(self.driver.end_capture(self.stream))
             except CudaError as error:  # the capture failed: there is no graph to destroy
-                log.info("a graph was not captured: %s", error)
+                log.info("CUDA graph capture failed: %s", error)
             raise
         return self.driver.end_capture(self.stream)
 

@@ -67,7 +67,7 @@ class Driver:
         try:
             self._call("cuInit", 0)
         except RuntimeError as error:  # the bindings raise it if the driver's library is missing
-            raise CudaError("cuInit", NO_DRIVER, f"no NVIDIA driver is in use here ({error})") from None
+            raise CudaError("cuInit", NO_DRIVER, f"no NVIDIA driver found ({error})") from None
 
     # Driver and GPUs.
 
@@ -172,13 +172,11 @@ class Driver:
 def explained(error: CudaError) -> str:
     """Describes a failure to use a GPU, and what to do."""
     if error.code in {NO_DRIVER, OLD_DRIVER}:
-        return f"{error.name}; run this where the GPU is, in a container that is given it"
+        return f"{error.name}; run this on the machine with the GPU, in a container with access to it"
     if error.code == NO_DEVICE:
-        return "the NVIDIA driver shows no GPU (CUDA error 100); is the container given one?"
+        return "the NVIDIA driver finds no GPU (CUDA error 100); give the container access to one"
     if error.out_of_memory:
-        return (
-            f"the GPU's memory is full ({error}); serve fewer or smaller models on it, or set --max-batch-tokens lower"
-        )
+        return f"the GPU's memory is full ({error}); serve fewer or smaller models on it, or lower --max-batch-tokens"
     return str(error)
 
 

@@ -75,12 +75,12 @@ class Machine(msgspec.Struct, frozen=True):
         """Yields the reasons why a library, called `name`, cannot run on a GPU of this machine."""
         library = self.libraries.get(runtime)
         if library is None or library.problem:
-            yield library.problem if library else f"{name} was not looked for"
+            yield library.problem if library else f"{name} was not checked"
             return
         if library.cuda > self.cuda[0]:
             newest = "{}.{}".format(*self.cuda)
             yield (
-                f"the NVIDIA driver is too old: it runs CUDA up to {newest}, {name} {library.version} needs"
+                f"the NVIDIA driver is too old: it supports CUDA up to {newest}, {name} {library.version} needs"
                 f" {library.cuda}.0; install a newer driver, or {name} for CUDA {self.cuda[0]}"
             )
         least = _MIN_CAPABILITY.get(library.cuda, (0, 0))
@@ -102,11 +102,11 @@ def look(limit_s: float = LIMIT_S) -> Machine:
         # Not `subprocess.run`, which waits for the end: SIGKILL does not stop a process that hangs in the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_S)
-        return Machine(problem=f"the NVIDIA driver does not answer within {limit_s:g} s", broken=True)
+        return Machine(problem=f"the NVIDIA driver did not respond within {limit_s:g} s", broken=True)
     try:
         return msgspec.json.decode(answer, type=Machine)
     except msgspec.DecodeError:
-        return Machine(problem=f"looking for GPUs ended with status {process.returncode}", broken=True)
+        return Machine(problem=f"GPU discovery exited with status {process.returncode}", broken=True)
 
 
 def examine() -> Machine:
@@ -120,7 +120,7 @@ def examine() -> Machine:
     except cuda_driver.CudaError as error:
         return Machine(problem=cuda_driver.explained(error), broken=error.code not in cuda_driver.NOTHING_HERE)
     if not gpus:
-        return Machine(cuda=cuda, problem="the NVIDIA driver shows no GPU; is the container given one?")
+        return Machine(cuda=cuda, problem="the NVIDIA driver finds no GPU; give the container access to one")
     return Machine(
         tuple(gpus),
         cuda,

@@ -49,7 +49,7 @@ GRAPH_BYTES = 1 << 30
 
 _MIB = 1 << 20
 
-_FULL = re.compile(r"out ?of ?memory|failed to allocate memory|memory does not suffice", re.IGNORECASE)
+_FULL = re.compile(r"out ?of ?memory|failed to allocate memory|not enough memory", re.IGNORECASE)
 """Out-of-memory messages of libraries; the driver itself has a code for it."""
 
 
@@ -299,7 +299,7 @@ class GpuModel(PaddedModel):
 
 def not_split(spec: ModelSpec) -> BackendModel:
     """Raises BundleError: the default loader, which rejects models that are split by layers."""
-    raise BundleError(f"{spec.path} is one part of a model")
+    raise BundleError(f"{spec.path} is one part of a split model, which this engine cannot run")
 
 
 class BackendModel(Protocol):

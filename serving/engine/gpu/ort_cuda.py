@@ -102,7 +102,7 @@ def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.Infer
     except LOAD_ERRORS as error:
         raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
     if (providers := session.get_providers())[0] != PROVIDER:
-        raise BundleError(f"{spec.path}: ONNX Runtime runs it on {providers[0]} and not on the GPU; its log says why")
+        raise BundleError(f"{spec.path}: ONNX Runtime runs it on {providers[0]} instead of the GPU; see its log")
     return session
 
 

@@ -175,7 +175,7 @@ class _Opened:
             if engine.get_tensor_mode(name) != mode:
                 continue
             if (dtype := types.get(engine.get_tensor_dtype(name))) is None:
-                raise BundleError(f"{self.spec.path}: the engine's tensor {name} has a type that is not served")
+                raise BundleError(f"{self.spec.path}: the engine's tensor {name} has an unsupported data type")
             found.append((name, dtype, tuple(engine.get_tensor_shape(name))))
         order = {output.name: at for at, output in enumerate(self.spec.outputs)}
         return sorted(found, key=lambda tensor: order.get(tensor[0], -1))
@@ -202,7 +202,7 @@ class _Opened:
         try:
             write_kernels(self._kernels.write, bytes(self._cache.serialize()))
         except OSError as error:
-            log.warning("the kernels of %s were not kept: %s", self.spec.name, error)
+            log.warning("cannot cache the kernels of %s: %s", self.spec.name, error)
 
     def _check_fits(self, build: EngineBuild) -> None:
         """Refuses an engine for another GPU or version before the library does, whose message is less clear."""
@@ -210,14 +210,14 @@ class _Opened:
         gpu = self._device.gpu
         if gpu.compute_capability != build.compute_capability:
             raise BundleError(
-                f"{path}: the engine is for compute capability {build.compute_capability}, this {gpu.name} has"
+                f"{path}: the engine is for compute capability {build.compute_capability}, but this {gpu.name} has"
                 f" {gpu.compute_capability}; build one here with `{command('export --tensorrt native')}`"
             )
         version = str(self._library.module.__version__)
         if version.split(".")[:_VERSION_PARTS] != build.version.split(".")[:_VERSION_PARTS]:
             raise BundleError(
-                f"{path}: the engine was built by TensorRT {build.version}, here is {version}; install that version,"
-                " or export again"
+                f"{path}: the engine was built with TensorRT {build.version}, but {version} is installed; install"
+                " that version, or export again"
             )
 
     def _context(self, profile: int) -> Native:
@@ -252,7 +252,7 @@ class _Opened:
             log.warning("the cached kernels of %s cannot be read: %s", self.spec.name, error)
             return
         if not cache.deserialize(kernels):
-            log.info("the cached kernels of %s are of another driver or GPU: compiling anew", self.spec.name)
+            log.info("the cached kernels of %s are for another driver or GPU: recompiling", self.spec.name)
 
 
 class _TrtProgram:
@@ -347,7 +347,7 @@ def _extent(spec: ModelSpec, name: str, size: tuple[int, ...]) -> _Extent:
 
 def _build(spec: ModelSpec) -> EngineBuild:
     if spec.build is None:
-        raise BundleError(f"{spec.path}: is no TensorRT engine")
+        raise BundleError(f"{spec.path}: not a TensorRT engine")
     return spec.build
 
 

@@ -21,22 +21,22 @@ PACKAGES: dict[Flavour, str] = {"rtx": "tensorrt-rtx-cu13", "enterprise": "tenso
 """Package names for pip."""
 
 NO_DRIVER = (
-    "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is, in a container that is given it"
+    "no NVIDIA driver found (CUDA error 35); run this on the machine with the GPU, in a container with access to it"
 )
 
 _LONGEST_MESSAGE = 300
 
 _REASONS = (
     (r"cuda ?error:? ?(35|100)\b|error: 35\b|driver version is insufficient", NO_DRIVER),
-    (r"FP32 GEMM", "the graph multiplies in FP32, which TensorRT does not do on this GPU; give it the fp16 graph"),
-    (r"Plugin not found", "the graph holds operators fused for ONNX Runtime; give it the graph before the fusions"),
+    (r"FP32 GEMM", "TensorRT does not support FP32 products on this GPU; use the fp16 graph"),
+    (r"Plugin not found", "the graph contains operators fused for ONNX Runtime; use the unfused graph"),
     (
         r"OutOfMemory|out of memory|bad_alloc",
-        "the memory does not suffice; free some, or build for shorter texts",
+        "not enough memory; free some, or build for shorter inputs",
     ),
     (
         r"version tag|not compatible|incompatible|magic tag|different (version|device)|serialization error",
-        "the file is no engine for this GPU and this version of TensorRT; build it again here",
+        "the engine does not fit this GPU or version of TensorRT; rebuild it here",
     ),
 )
 

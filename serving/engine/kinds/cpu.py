@@ -30,16 +30,13 @@ class Cpu(EngineKind):
     extra = "openvino"
     targets = ("cpu",)
     second = "openvino"
-    second_needs = (
-        "proven artifacts of the precision that is served for both libraries; export again where OpenVINO is installed,"
-        " as `bertserve export` makes INT8 for both there"
-    )
+    second_needs = "proven artifacts of the same precision for both libraries; install OpenVINO and export again"
     compiles = True
 
     def obstacle(self, targets: Collection[str], *, asked: bool) -> str:
         if self.installed and not asked and host.saturates() and self.second in targets:
-            reason = "OpenVINO would multiply INT8 in fp32, and ONNX Runtime is faster"
-            return f"the engine cpu gains nothing here: this processor has no VNNI, so {reason}"
+            reason = "OpenVINO would compute INT8 in fp32, and ONNX Runtime is faster"
+            return f"the engine cpu has no advantage here: this processor has no VNNI, so {reason}"
         return super().obstacle(targets, asked=asked)
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:

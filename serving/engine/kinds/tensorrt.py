@@ -51,8 +51,8 @@ def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterab
     # The build number does not matter.
     if library is not None and library.version.split(".")[:3] != build.version.split(".")[:3]:
         yield (
-            f"{file} was built by TensorRT {build.version}, here is {library.version}; install that version, or"
-            f" build one here with `{command('build')}`"
+            f"{file} was built with TensorRT {build.version}, but {library.version} is installed; install that"
+            f" version, or build an engine here with `{command('build')}`"
         )
 
 

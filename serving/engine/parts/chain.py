@@ -57,7 +57,7 @@ def check(model: ModelSpec, parts: Sequence[Interface]) -> None:
         for name, kind in part.inputs:
             if known.get(name) != kind:
                 where = f"{model.path}: part {number} of {len(parts)}"
-                raise BundleError(f"{where} takes {name} as {kind}, which no part before it answers")
+                raise BundleError(f"{where} reads {name} as {kind}, which no earlier part outputs")
         known |= {name.removesuffix(PARTIAL): kind for name, kind, _ in part.outputs}
     outputs = [(name, ort.TYPES.get(kind), shape) for name, kind, shape in parts[-1].outputs]
     check_interface(model, [(name, "int32") for name in model.inputs], outputs)

@@ -156,7 +156,7 @@ class Lane:
             send(outbox, step)
             step = receive(self._answers, Step)
         except (OSError, EOFError):
-            end("a part has closed its socket")
+            end("a part closed its socket")
         if step.fault:
             raise EngineFault(step.fault)
         return step

@@ -101,7 +101,7 @@ def loaded(name: str, control: socket.socket) -> list[chain.Interface]:
     try:
         answer = receive(control, Loaded)
     except EOFError:
-        end(f"{name} ended while it was loading")
+        end(f"{name} exited while loading")
     if answer.refused:
         raise BundleError(answer.refused)
     return answer.interfaces
@@ -119,4 +119,4 @@ def _watch(name: str, process: subprocess.Popen[bytes]) -> None:
     # A process whose sockets were closed ends with status 0: this process has released its model, or another part ended
     # before it.
     if status := process.wait():
-        end(f"{name} ended with status {status}")
+        end(f"{name} exited with status {status}")

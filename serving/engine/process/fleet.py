@@ -85,7 +85,7 @@ class RemoteFleet:
                 hang_s=hang_s,
                 start_limit_s=start_limit_s,
             )
-            lost = partial(member.engine_failed, "what starts its engine has failed; the log has the details")
+            lost = partial(member.engine_failed, "starting its engine failed; see the log")
             self._tasks.append(start(member.keep(supervisor), lost))
 
     @classmethod
@@ -146,7 +146,7 @@ class RemoteFleet:
             working = [member for member in self._members if member.engine is not None]
             member = min(working, key=lambda member: member.batches, default=member)
         if member.engine is None:
-            done(EngineLost("the engine has just ended; try again", retry_after_s=1, begun=False))
+            done(EngineLost("the engine process has just exited; try again", retry_after_s=1, begun=False))
             return
         member.batches += 1
 
@@ -174,20 +174,20 @@ class RemoteFleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def member_up(self, member: _Member, engine: EngineLife) -> None:
-        log.info("GPU %d works, %d of %d do", member.gpu, self.devices, len(self._members))
+        log.info("GPU %d is up: %d of %d are up", member.gpu, self.devices, len(self._members))
         if not self._first.done():
             costs = [[*points, *map(_narrow, points)] for points in engine.ready.costs]
             self.ready = msgspec.structs.replace(engine.ready, lanes=list(self.lanes), costs=costs)
             self._first.set_result(None)
 
     def member_down(self, member: _Member) -> None:
-        log.warning("GPU %d has no engine, %d of %d work", member.gpu, self.devices, len(self._members))
+        log.warning("GPU %d is down: %d of %d are up", member.gpu, self.devices, len(self._members))
         if not self.devices and not self._gone.is_set():
             self._gone.set()
             self.on_end()
 
     def member_failed(self, member: _Member, *, passing: bool) -> None:
-        log.error("GPU %d is given up: %s", member.gpu, member.reason)
+        log.error("gave up on GPU %d: %s", member.gpu, member.reason)
         self._first_reason = self._first_reason or member.reason
         self._passing &= passing
         if all(member.reason for member in self._members) and not self._first.done():

@@ -43,7 +43,7 @@ _SPIN_AHEAD_S, _SPIN_S = 0.0003, 0.001
 """How long before the expected result of a single text the event loop stops sleeping, and for how long at most, in
 seconds. To wake it, and the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/decisions.md."""
 
-_ENDED_LOADING = "the engine process ended while it was loading"
+_ENDED_LOADING = "the engine process exited while loading"
 
 
 class EngineLife(Engine, Protocol):
@@ -233,7 +233,7 @@ class RemoteEngine:
     def submit(self, lane: int, batch: Batch, done: Done) -> None:
         """Sends a batch to a lane; `done` is called from the event loop, also if the engine dies."""
         if self._gone.is_set():
-            done(EngineLost("the engine has just ended; try again", retry_after_s=1, begun=False))
+            done(EngineLost("the engine process has just exited; try again", retry_after_s=1, begun=False))
         else:
             self._lanes[lane].submit(batch, done)
 
@@ -285,7 +285,7 @@ class RemoteEngine:
             try:
                 await asyncio.to_thread(self._process.wait, _KILL_S)
             except subprocess.TimeoutExpired:
-                log.error("the engine process %d does not end: the kernel holds it", self.pid)  # noqa: TRY400
+                log.error("cannot kill the engine process %d: it is blocked in the kernel", self.pid)  # noqa: TRY400
 
 
 class _Control(asyncio.Protocol):
@@ -392,7 +392,7 @@ class _Lane(asyncio.Protocol):
         _, batch, _ = self._pending[0]
         size = f"{len(batch.texts)} x {batch.padded_length} tokens of the model {names[batch.model]}"
         waited_s = self._loop.time() - self._since
-        return f"no answer for {waited_s:.1f} s to a batch of {size}; it lacked a CPU for {self._starved():.1f} s"
+        return f"no answer for {waited_s:.1f} s to a batch of {size}; it waited {self._starved():.1f} s for a CPU"
 
     def data_received(self, data: bytes) -> None:
         for kind, number, payload in self._frames.feed(data):
@@ -403,7 +403,7 @@ class _Lane(asyncio.Protocol):
         self._ended()
         begun = True  # only for the first: the lane runs one batch at a time
         while self._pending:
-            lost = "the engine ended while it worked on this request; try again"
+            lost = "the engine process exited while processing this request; try again"
             self._finish(EngineLost(lost, retry_after_s=1, begun=begun))
             begun = False
 

@@ -140,13 +140,13 @@ class Supervisor:
                     if error.errno not in _LACKS:
                         raise
                     self._lacks = f"its process cannot be started: {error.strerror}"
-                    log.warning("%s; it is tried again", self._lacks)
+                    log.warning("%s; retrying", self._lacks)
                 await asyncio.sleep(_PAUSE_S)
 
     def _read_no_kernels(self) -> None:
         """Makes the next engine compile anew, since cached kernels of this node may have crashed the library."""
         if any(files.read for files in self.load.kernels):
-            log.warning("the next engine process compiles kernels anew instead of reading those of the cache")
+            log.warning("the next engine process recompiles kernels instead of reading the cache")
             kernels = [msgspec.structs.replace(files, read="", sha256="") for files in self.load.kernels]
             self.load = msgspec.structs.replace(self.load, kernels=kernels)
 
@@ -184,7 +184,7 @@ class Supervisor:
             raise
         finally:
             self.engine = None
-        log.error("the engine process %d ended with status %d", engine.pid, status)
+        log.error("the engine process %d exited with status %d", engine.pid, status)
 
     def _too_many_crashes(self) -> bool:
         now = time.monotonic()

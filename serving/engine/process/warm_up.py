@@ -59,7 +59,7 @@ def warm_up(
         started = time.perf_counter()
         before = list(measured[index]) if index < len(measured) else []
         points = _Model(backend, models, ModelIndex(index), max_batch_tokens).measured(measure=not before)
-        how = f"{len(before)} costs known from before" if before else f"{len(points)} costs measured"
+        how = f"{len(before)} costs from the cache" if before else f"{len(points)} costs measured"
         log.info("warm-up of %s: %.2f s, %s", model.name, time.perf_counter() - started, how)
         costs.append(before or points)
     return costs
@@ -127,7 +127,7 @@ def side_by_side(name: str, runners: Sequence[Runner], batch: Batch, runs: int) 
             for _ in range(runs):
                 output = runner.run(batch)
                 if not all(output.finite):
-                    faults.append(EngineFault(f"the answer to {batch.padded_length} tokens is not finite"))
+                    faults.append(EngineFault(f"the output for {batch.padded_length} tokens contains NaN or infinity"))
                     break
                 own.append(output.compute_us)
                 seconds = time.perf_counter() - started

@@ -71,7 +71,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
         refused = Refused(str(error))
         if _lacked_memory(error):
             log.error("%s", error)  # noqa: TRY400  the message is enough
-            refused = Refused("there was not enough memory for it", passing=True)
+            refused = Refused("out of memory", passing=True)
         answer = pack(Kind.REFUSED, msgspec.json.encode(refused))
         _until_the_end(lambda: control.send(answer))
         writer.flush()

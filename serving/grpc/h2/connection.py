@@ -70,7 +70,7 @@ _SKIPPED_NUMBERS = 64
 """Number of remembered ranges of stream numbers that the peer skipped. These streams were never opened, so they are not
 closed either."""
 
-_TOO_MUCH = "too_many_pings or other work that brings nothing"
+_TOO_MUCH = "too_many_pings or other frames without effect"
 
 _SMALL_DATA_BYTES = 512
 """A larger DATA frame gives back more credit than it costs. A smaller one is work, unless it is the last."""
@@ -275,7 +275,7 @@ class H2Connection:
         """Whether the preface is complete. If so, the server's first frames are in the output buffer."""
         if not data.startswith(frames.PREFACE[: len(data)]):
             self.finished = True
-            self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "another protocol"))
+            self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 connection preface"))
             return False
         if len(data) < len(frames.PREFACE):
             self._rest = data
@@ -322,7 +322,7 @@ class H2Connection:
         if not self.greeted and kind != frames.SETTINGS:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame inside a header block")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a foreign frame inside a header block")
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
@@ -362,11 +362,11 @@ class H2Connection:
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block += payload
         self._block_cost += len(payload) + CONTINUATION_BYTES
         if self._block_cost > self._limits.decoded_header_bytes + CONTINUATION_BYTES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far above the limit")
         if flags & END_HEADERS:
             block, self._block = bytes(self._block), None
             self._on_block(self._block_flags, number, block)
@@ -399,7 +399,7 @@ class H2Connection:
         if stream is None and number not in self._late:
             closed = number & 1 and not any(number in skipped for skipped in self._skipped)
             code = ErrorCode.STREAM_CLOSED if closed else ErrorCode.PROTOCOL_ERROR
-            raise ConnectionFault(code, "a stream's number that is not a new one of the client's")
+            raise ConnectionFault(code, "not a new client stream ID")
         well_formed = self._headers.trailers(block)
         self._count_decoded()
         if stream is None:
@@ -421,7 +421,7 @@ class H2Connection:
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         """Checks the frame, which has no effect since RFC 9113 (section 5.3.2)."""
         if not number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         # A stream that was never opened cannot be reset.
         if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self._last:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
@@ -437,10 +437,10 @@ class H2Connection:
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")
             return
         count = len(payload) // frames.SETTING_BYTES
         if count > self._limits.settings:
@@ -457,11 +457,11 @@ class H2Connection:
         self.greeted = True
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != frames.PING_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes")
         if not flags & frames.ACK:
@@ -473,9 +473,9 @@ class H2Connection:
     def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
         """Checks the frame. The peer closes the connection once its requests are answered."""
         if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < frames.GOAWAY_BYTES:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a GOAWAY that is cut off")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a truncated GOAWAY")
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         size = frames.read_number(payload) & LARGEST
@@ -510,7 +510,7 @@ class H2Connection:
 
     def _check_opened(self, number: int) -> None:
         if not number or number > self._last or not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
         """Raises a fault if a body is longer than announced, or ends too early (section 8.1.1)."""

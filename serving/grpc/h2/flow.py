@@ -188,7 +188,7 @@ class SendingWindow:
         """Grows the connection's window, and drains."""
         self.size += size
         if not size or self.size > LARGEST:
-            raise ConnectionFault(_window_code(size), "a WINDOW_UPDATE out of range")
+            raise ConnectionFault(_window_code(size), "WINDOW_UPDATE out of range")
         return self.drain()
 
     def grow_stream(self, stream: Stream, size: int) -> list[Stream]:
@@ -205,7 +205,7 @@ class SendingWindow:
         for stream in streams:
             stream.window += change
             if stream.window > LARGEST:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE opens a window too far")
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a stream's window")
             self._enqueue(stream)
         return self.drain()
 
@@ -253,7 +253,7 @@ class ReceivingWindow:
             ConnectionFault: The peer has sent more than the window.
         """
         if self.size < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window")
         self._out.append(window_update(0, _CONNECTION_WINDOW - self.size))
         self.size = _CONNECTION_WINDOW
 

@@ -115,7 +115,7 @@ def settings(values: dict[Setting, int]) -> bytes:
 def read_settings(payload: bytes) -> dict[int, int]:
     """The values of SETTINGS. The last value of a repeated setting counts, but all must be allowed."""
     if len(payload) % _SETTING.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken size")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an invalid size")
     values = {}
     for setting, value in _SETTING.iter_unpack(payload):
         if setting in _ALLOWED and value not in _ALLOWED[setting][0]:
@@ -138,7 +138,7 @@ def goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
 
 def read_number(payload: bytes) -> int:
     if len(payload) != _NUMBER.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of a broken size")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of an invalid size")
     return int.from_bytes(payload, "big")
 
 

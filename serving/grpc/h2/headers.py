@@ -38,7 +38,7 @@ def decode_huffman(data: bytes) -> bytes:
         pieces.append(_EMITTED[at])
         at = _NEXT[at]
     if at not in _COMPLETE:
-        raise HPACKDecodingError("a string that is not in Huffman's code")
+        raise HPACKDecodingError("an invalid Huffman code")
     return b"".join(pieces)
 
 
@@ -190,7 +190,7 @@ class HeaderDecoder:
                 resizes += 1
                 table.maxsize, at = _integer(block, at, 0x1F)
                 if count or resizes > _MAX_TABLE_RESIZES or table.maxsize > DEFAULT_TABLE_BYTES:
-                    raise HPACKDecodingError("a change of the table's size that is not allowed")
+                    raise HPACKDecodingError("a disallowed change of the table size")
                 table_changed = True
                 continue
             else:
@@ -210,7 +210,7 @@ class HeaderDecoder:
                     table_changed = True
             size += FIELD_OVERHEAD + len(name) + len(value)
             if size > limits.decoded_header_bytes or count > limits.decoded_header_fields:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far beyond the limit")
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers far above the limit")
             if size <= most_bytes and count <= most_fields:
                 fields.append((name, value))
         self.work += _FIELD_WORK * count
@@ -222,7 +222,7 @@ class HeaderDecoder:
         size, at = _integer(block, at, 0x7F)
         end = at + size
         if end > len(block):
-            raise HPACKDecodingError("a string beyond its block")
+            raise HPACKDecodingError("a string past the end of its block")
         value = block[at:end]
         if not huffman or size > room:
             return value, end

@@ -127,7 +127,7 @@ class InferenceService:
         """The answer, and the parameters that were ignored."""
         arrival = time.perf_counter()
         if len(request.outputs) > _MAX_TENSORS:
-            raise InvalidRequest(f"{len(request.outputs)} outputs in one request; no model has so many")
+            raise InvalidRequest(f"the request has {len(request.outputs)} outputs, more than any model")
         parameters = _values(request.parameters)
         ignored = _passed_over(request, parameters)
         names = [choice.name for choice in request.outputs]
@@ -171,9 +171,9 @@ def _tensors(request: pb.ModelInferRequest, max_inputs: int) -> list[Tensor]:
     """The input tensors, from `raw_input_contents` or from the `contents` of each."""
     raw = request.raw_input_contents
     if len(request.inputs) > _MAX_TENSORS:
-        raise InvalidRequest(f"{len(request.inputs)} input tensors in one request; no model takes so many")
+        raise InvalidRequest(f"the request has {len(request.inputs)} input tensors, more than any model takes")
     if raw and len(raw) != len(request.inputs):
-        raise InvalidRequest(f"{len(raw)} raw_input_contents for {len(request.inputs)} inputs")
+        raise InvalidRequest(f"the request has {len(raw)} raw_input_contents for {len(request.inputs)} inputs")
     tensors = []
     for index, tensor in enumerate(request.inputs):
         if raw:

@@ -56,7 +56,7 @@ class ReflectionService:
                 reply.all_extension_numbers_response.base_type_name = found.full_name
         if reply.WhichOneof("message_response") is None:
             reply.error_response.error_code = STATUS["NOT_FOUND"]
-            reply.error_response.error_message = "nothing of that name is described here"
+            reply.error_response.error_message = "unknown file, symbol or extension"
         return reply
 
     def _file_of(self, symbol: str) -> FileDescriptor:
@@ -102,13 +102,13 @@ class OrcaService:
         asked = request.report_interval
         interval_s = asked.seconds + asked.nanos / 1e9
         if interval_s < 0:
-            raise InvalidRequest("`report_interval` is below zero")
+            raise InvalidRequest("`report_interval` is negative")
         interval_s = max(_MIN_S, interval_s or _USUAL_S)
         while not self._closed.is_set():
             yield self._reports.report().message()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), interval_s)
-        raise NotReady("the server ends")
+        raise NotReady("the server is shutting down")
 
 
 SERVICE = "grpc.health.v1.Health"
@@ -141,7 +141,7 @@ class HealthService:
 
     async def check(self, request: pb.HealthCheckRequest, _: object) -> pb.HealthCheckResponse:
         if request.service not in self._services:
-            raise ServiceNotFound("no service of that name is offered here")
+            raise ServiceNotFound("unknown service")
         return pb.HealthCheckResponse(status=self._status)
 
     async def watch(self, request: pb.HealthCheckRequest, _: object) -> AsyncIterator[pb.HealthCheckResponse]:
@@ -155,7 +155,7 @@ class HealthService:
                 sent = status
                 yield pb.HealthCheckResponse(status=status)
             if self._closed:
-                raise NotReady("the server ends")
+                raise NotReady("the server is shutting down")
             await changed.wait()
 
     def _wake(self) -> None:

@@ -186,7 +186,7 @@ def _model(call: Call) -> str | None:
 def _cut(request: Any) -> Truncate:  # noqa: ANN401  any message with the two fields
     direction = request.truncation_direction
     if direction not in _DIRECTIONS:
-        raise InvalidRequest(f"`truncation_direction` is {direction}; 0 cuts the right end, 1 the left one")
+        raise InvalidRequest(f"`truncation_direction` is {direction}; send 0 to cut the right end, 1 the left end")
     return "left" if request.truncate and direction == pb.TRUNCATION_DIRECTION_LEFT else request.truncate
 
 

@@ -61,25 +61,25 @@ _DOCUMENTS = msgspec.json.Decoder(_Documents)
 
 @router.hot("/v2/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TYPED, of_task("embed")))
 async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Embed texts, in Cohere's shape."""
+    """Embed texts (Cohere API v2)."""
     return await _embed(context, http, "2")
 
 
 @router.hot("/v1/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TEXTS, of_task("embed")))
 async def embed_v1(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Embed texts, in the shape of Cohere's first version."""
+    """Embed texts (Cohere API v1)."""
     return await _embed(context, http, "1")
 
 
 @router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Order documents, in Cohere's shape."""
+    """Rerank documents (Cohere API v2)."""
     return await rank(context, http, "2")
 
 
 @router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
 async def rerank_v1(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Order documents, in the shape of Cohere's first version, and Jina's and vLLM's."""
+    """Rerank documents (Cohere API v1, Jina, vLLM)."""
     return await rank(context, http, "1")
 
 
@@ -126,16 +126,14 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
 
 def _texts(message: CohereEmbedRequest) -> list[str]:
     if message.images is not None or message.input_type == "image":
-        raise InvalidRequest(
-            "`images` and the `input_type` image are not taken: the models here embed text, in `texts`"
-        )
+        raise InvalidRequest("`images` and the `input_type` image are not supported; send `texts`")
     if (message.texts is None) == (message.inputs is None):
         raise InvalidRequest("send either `texts` or `inputs`")
     texts = []
     for index, value in enumerate(message.inputs or ()):
         parts = [part.text for part in value.content if not isinstance(part, ImagePart)]
         if len(parts) < len(value.content):
-            raise InvalidRequest(f"input {index} has an `image_url`; the models here embed text")
+            raise InvalidRequest(f"input {index} has an `image_url`, which is not supported; send text")
         if not parts:
             raise EmptyInput(f"the `content` of input {index} is empty; send a part of the type text")
         texts.append("\n".join(parts))
@@ -147,7 +145,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
-        raise InvalidRequest(f"`{field}` is {most}; at least 1 is given")
+        raise InvalidRequest(f"`{field}` is {most}; the minimum is 1")
     model = _model(context, http, message.model, "rerank")
     fields = [_TEXT] if message.rank_fields is None else message.rank_fields
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
@@ -198,7 +196,7 @@ def _document(document: str | dict[str, str]) -> dict[str, str]:
 
 def _windows(most: int | None) -> Windows | None:
     if most is not None and most < 1:
-        raise InvalidRequest(f"`max_chunks_per_doc` is {most}; at least 1 is read")
+        raise InvalidRequest(f"`max_chunks_per_doc` is {most}; the minimum is 1")
     return None if most is None or most == 1 else Windows(most=most)
 
 
@@ -211,7 +209,7 @@ async def _shortened(
         InvalidRequest: `tokens` is below 1, or a longer text must not be cut.
     """
     if tokens < 1:
-        raise InvalidRequest(f"`{field}` is {tokens}; at least 1 is taken")
+        raise InvalidRequest(f"`{field}` is {tokens}; the minimum is 1")
     if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_openai_batch_size:
         return list(texts), 0  # the model takes less, or so many texts are refused
 

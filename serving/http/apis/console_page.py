@@ -75,7 +75,7 @@ _add(
     _PAGE,
     "/",
     Docs(takes_headers=["If-None-Match"], gives_headers=["ETag"]),
-    "The console: a page to try the models and to see what the server does.",
+    "Console: try the models and watch the server.",
 )
 for _name in ASSETS:
-    _add(_name, f"/console/{_name}", None, "A file of the console.")
+    _add(_name, f"/console/{_name}", None, "Console asset.")

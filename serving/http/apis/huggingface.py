@@ -149,7 +149,7 @@ _CLASSIFY, _FEATURES, _VERTEX = JsonDecoder(ClassifyRequest), JsonDecoder(Featur
 
 @router.infer("/classify", "classify", ClassifyRequest, list[list[LabelScore]], TASKS["classify"].example)
 async def classify(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Classify texts; for each its classes, best first."""
+    """Classify texts, best class first."""
     return await _classify(context, http, empty=True)
 
 
@@ -162,7 +162,7 @@ async def _classify(context: AppContext, http: HttpRequest, *, empty: bool) -> H
         check_not_empty(inputs)
     if parameters.candidate_labels is not None:
         if parameters.windows is not None:
-            raise InvalidRequest("`candidate_labels` are not scored in windows: leave out `long`")
+            raise InvalidRequest("`candidate_labels` cannot be combined with `long`; leave one out")
         return await _classify_by(context, http, inputs, parameters, alone=not isinstance(message.inputs, list))
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
     outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
@@ -181,7 +181,7 @@ async def _classify_by(
     if count > most:
         raise InvalidRequest(
             f"{len(inputs)} texts with {len(labels)} `candidate_labels` each are {count} inputs;"
-            f" at most {most} are taken{setting_of(most)}"
+            f" the maximum is {most}{setting_of(most)}"
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
     outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
@@ -264,11 +264,11 @@ def _instances(context: AppContext) -> object:
 _run_docs = Docs(dict[str, Any], Any, _example, _only_model)
 
 
-@router.hot("/", _run_docs, summary="Answer as the only model's task does.")
-@router.hot("/invocations", _run_docs, summary="Answer as the only model's task does, for SageMaker.")
+@router.hot("/", _run_docs, summary="Run the only model's task.")
+@router.hot("/invocations", _run_docs, summary="Run the only model's task (SageMaker).")
 @router.hot("/models/{model}", Docs(dict[str, Any], Any, _example, all_models))
 async def run(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Answer as a model's task does."""
+    """Run a model's task."""
     model = context.repository.find(http.parameters.get("model"))
     http.parameters = {"model": model.name}
     return await _RUN[model.manifest.task](context, http)
@@ -276,7 +276,7 @@ async def run(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
 async def vertex(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Answer several requests as the only model's task does, for Vertex AI."""
+    """Run the only model's task on several requests (Vertex AI)."""
     message = await http.json(_VERTEX, context.large_body_lock)
     model = context.repository.find(None)
     context.tei.check_count(len(message.instances), "instances")

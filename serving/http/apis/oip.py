@@ -53,7 +53,7 @@ _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 _LENGTH_HEADER = b"inference-header-content-length"
 _LENGTH_DIGITS = 18
 _BAD_REQUEST = 400
-_NOT_READY = b'{"error":"the model is not ready, or no model of that name and version is served"}'
+_NOT_READY = b'{"error":"the model is not ready, or its name or version is unknown"}'
 
 _INFER, _INDEX, _CONTROL = JsonDecoder(InferMessage), JsonDecoder(IndexRequest), JsonDecoder(ControlRequest)
 
@@ -84,7 +84,7 @@ _infer_docs = Docs(
     InferReply,
     _example,
     v2_names,
-    statuses={501: "The request asks for shared memory or for `classification` of outputs, which are left out here."},
+    statuses={501: "Shared memory and `classification` of outputs are not supported."},
     takes_headers=["Inference-Header-Content-Length"],
     gives_headers=["Inference-Header-Content-Length", "Content-Encoding"],
     binary=True,
@@ -92,7 +92,7 @@ _infer_docs = Docs(
 
 
 @router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
-@router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer with a version.")
+@router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer, with a version.")
 async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     message, tensors = await _read(context, http)
     _pass_over(http, message)
@@ -110,29 +110,31 @@ async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.get("/v2", Docs(gives=ServerMetadata))
 async def server(context: AppContext, _: HttpRequest) -> HttpReply:
-    """What this server is."""
+    """Get server metadata."""
     return json_reply(context.v2.server_metadata())
 
 
 @router.get(
-    "/v2/health/live", Docs(gives=Liveness, statuses={_BAD_REQUEST: "The server should be restarted."}), public=True
+    "/v2/health/live", Docs(gives=Liveness, statuses={_BAD_REQUEST: "The server is not live; restart it."}), public=True
 )
 async def live(context: AppContext, _: HttpRequest) -> HttpReply:
-    """Whether the server runs."""
+    """Check whether the server is live."""
     return json_reply(Liveness(context.lifecycle.live), 200 if context.lifecycle.live else _BAD_REQUEST)
 
 
 @router.get(
-    "/v2/health/ready", Docs(gives=Readiness, statuses={_BAD_REQUEST: "New requests should go elsewhere."}), public=True
+    "/v2/health/ready",
+    Docs(gives=Readiness, statuses={_BAD_REQUEST: "The server is not ready; send requests to another replica."}),
+    public=True,
 )
 async def ready(context: AppContext, _: HttpRequest) -> HttpReply:
-    """Whether it is ready."""
+    """Check whether the server is ready."""
     return json_reply(Readiness(context.lifecycle.ready), 200 if context.lifecycle.ready else _BAD_REQUEST)
 
 
 @router.get("/v2/models/stats", Docs(gives=StatisticsReply))
 async def all_statistics(context: AppContext, _: HttpRequest) -> HttpReply:
-    """What each model did."""
+    """Get statistics of all models."""
     return json_reply(context.v2.statistics(None))
 
 
@@ -149,16 +151,16 @@ def _of_model(
     return add
 
 
-@_of_model("", "What a model takes and gives", ModelMetadata)
+@_of_model("", "Get a model's metadata", ModelMetadata)
 async def metadata(context: AppContext, http: HttpRequest) -> HttpReply:
     return json_reply(context.v2.view(*_named(http)).metadata())
 
 
 @_of_model(
     "/ready",
-    "Whether a model is ready",
+    "Check whether a model is ready",
     ModelReadiness,
-    {_BAD_REQUEST: "The model is not ready, or there is none of that name and version."},
+    {_BAD_REQUEST: "The model is not ready, or its name or version is unknown."},
 )
 async def model_ready(context: AppContext, http: HttpRequest) -> HttpReply:
     if context.v2.model_ready(*_named(http)):
@@ -166,19 +168,19 @@ async def model_ready(context: AppContext, http: HttpRequest) -> HttpReply:
     return HttpReply(_NOT_READY, _BAD_REQUEST)
 
 
-@_of_model("/config", "A model as Triton describes it", ModelConfig)
+@_of_model("/config", "Get a model's Triton configuration", ModelConfig)
 async def config(context: AppContext, http: HttpRequest) -> HttpReply:
     return json_reply(context.v2.config(*_named(http)))
 
 
-@_of_model("/stats", "What a model has answered", StatisticsReply)
+@_of_model("/stats", "Get a model's statistics", StatisticsReply)
 async def statistics(context: AppContext, http: HttpRequest) -> HttpReply:
     return json_reply(context.v2.statistics(*_named(http)))
 
 
 @router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
 async def index(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The models of the repository."""
+    """List the models of the repository."""
     message = await _INDEX.decode_in_turn(http.body, context.large_body_lock, http) if http.body else IndexRequest()
     return json_reply(context.v2.index(ready=message.ready))
 
@@ -192,7 +194,7 @@ _control_docs = Docs(
     dict[str, int],
     {},
     _controlled,
-    statuses={400: "The version must not or cannot be served.", 403: "The setting `model_control` is off."},
+    statuses={400: "The version cannot be served.", 403: "Model control is off (--model-control)."},
     body_optional=True,
     reply={},
 )
@@ -290,14 +292,16 @@ def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:
                 if tensor.data is not None:
                     raise InvalidRequest("an input has both `data` and `binary_data_size`")
                 if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - at:
-                    raise InvalidRequest(f"`binary_data_size` must be a part of the {len(tail)} bytes behind the JSON")
+                    raise InvalidRequest(
+                        f"`binary_data_size` must be 0 to {len(tail) - at}, the bytes left after the JSON"
+                    )
                 blob = tail[at : at + size]
                 at += size
         if blob is None and tensor.data is None:
             raise InvalidRequest("an input has neither `data` nor `binary_data_size`")
         tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, blob))
     if at != len(tail):
-        raise InvalidRequest(f"{len(tail) - at} bytes behind the JSON belong to no input")
+        raise InvalidRequest(f"{len(tail) - at} bytes after the JSON belong to no input")
     return tensors
 
 

@@ -57,7 +57,7 @@ def _example(context: AppContext) -> dict[str, str]:
 
 @router.get("/v1/models", Docs(gives=ModelList))
 async def models(context: AppContext, _: HttpRequest) -> HttpReply:
-    """The models of this server."""
+    """List the models."""
     repository = context.repository
     served = [_card(model) for model in repository.models if repository.serves(model.name)]
     return json_reply(ModelList("list", served))
@@ -65,7 +65,7 @@ async def models(context: AppContext, _: HttpRequest) -> HttpReply:
 
 @router.get("/v1/models/{model}", Docs(gives=ModelCard, models=all_models))
 async def model(context: AppContext, http: HttpRequest) -> HttpReply:
-    """One of them."""
+    """Get a model."""
     return json_reply(_card(context.repository.find(http.parameters["model"])))
 
 
@@ -73,9 +73,9 @@ _embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_mod
 
 
 @router.hot("/v1/embeddings", _embeddings_docs)
-@router.hot("/embeddings", _embeddings_docs, summary="Embed texts, for clients whose address of the API has no /v1.")
+@router.hot("/embeddings", _embeddings_docs, summary="Embed texts (OpenAI API, base URL without /v1).")
 async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Embed texts, in OpenAI's shape."""
+    """Embed texts (OpenAI API)."""
     message = await http.json(EMBEDDINGS, context.large_body_lock)
     name, inputs = await inputs_of(context, message)
     outcome = await embed_inputs(context, http, message, name, inputs)
@@ -144,10 +144,10 @@ def _own_ids(context: AppContext, model: ServedModel, ids: list[int]) -> list[in
         return tokenizer.framed(ids)
     if ids and not tokenizer.is_framed(ids):
         raise ForeignTokenIds(
-            "`input` holds token ids that do not stand between the special tokens of this model; they may be of"
-            " another tokenizer. Send strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False));"
-            " the server reads OpenAI's ids with --accept-token-ids cl100k_base, and takes the model's own without"
-            " special tokens with --accept-bare-ids"
+            "`input` has token IDs without this model's special tokens; they may come from another tokenizer. Send"
+            " strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)). To accept OpenAI's token IDs,"
+            " start the server with --accept-token-ids cl100k_base; for the model's own IDs without special tokens,"
+            " with --accept-bare-ids"
         )
     return ids
 

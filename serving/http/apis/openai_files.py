@@ -43,9 +43,9 @@ _MAX_FILES, _MAX_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
 _PURPOSE, _ANCHOR, _SECONDS = "purpose", "expires_after[anchor]", "expires_after[seconds]"
 _UPLOADED = Level((_PURPOSE, _ANCHOR, _SECONDS), required=[_PURPOSE])
 _MAX_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
-_GONE = {404: "There is no such file or batch of this key."}
-_FULL = {507: "The disk is full, or the files are as many or as large as they may be."}
-_BUSY = {409: "A batch still reads the file."}
+_GONE = {404: "This API key has no such file or batch."}
+_FULL = {507: "The disk is full, or a limit on the number or size of files is reached."}
+_BUSY = {409: "A batch is still reading the file."}
 _ENDED = {409: "The batch has ended."}
 
 _BATCH = JsonDecoder(BatchRequest)
@@ -106,12 +106,12 @@ def _page(example: Mapping[str, Any]) -> dict[str, Any]:
 
 @router.upload("/v1/files", Docs(gives=FileObject, form=_FORM, reply=_FILE_EXAMPLE, statuses=_FULL, offered=_offered))
 async def create_file(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Upload a file of requests, a line of JSON each, for a batch."""
+    """Upload a JSONL file of requests for a batch."""
     jobs = _jobs(context)
     if context.keys is None and _is_foreign_page(context, http):
-        raise Forbidden("pages of other origins may not upload files here; --cors-origins lets them")
+        raise Forbidden("this origin may not upload files; allow it with --cors-origins")
     if b"content-encoding" in http.headers:
-        raise UnsupportedMediaType("a file is uploaded as it is, without a Content-Encoding")
+        raise UnsupportedMediaType("Content-Encoding is not supported for uploads; send the file uncompressed")
     if http.stream is None:
         raise MalformedRequest("the request has no body")
     async with Upload(jobs) as upload:
@@ -124,7 +124,7 @@ async def create_file(context: AppContext, http: HttpRequest) -> HttpReply:
         if (ignored := _UPLOADED.passed_over(form.fields)) is not None:
             if http.refuses_unknown:
                 raise InvalidRequest(
-                    f"{ignored.count} fields of the form are unknown; those read are file, {', '.join(_UPLOADED.known)}"
+                    f"the form has {ignored.count} unknown fields; allowed: file, {', '.join(_UPLOADED.known)}"
                 )
             http.pass_over(ignored)
         keep_s = _kept_s(form.fields)
@@ -138,16 +138,16 @@ async def create_file(context: AppContext, http: HttpRequest) -> HttpReply:
         reply=_page(_FILE_EXAMPLE),
         statuses=_GONE,
         takes_query={
-            "purpose": "Files of this purpose: `batch` or `batch_output`.",
-            "limit": f"1 to {_MAX_FILES}, which is the default.",
-            "order": "By the time of creation: `asc`, or `desc`, the default.",
-            "after": "Id of a file: those behind it.",
+            "purpose": "Purpose of the files: `batch` or `batch_output`.",
+            "limit": f"Maximum files to return: 1 to {_MAX_FILES} (default: {_MAX_FILES}).",
+            "order": "Order by creation time: `asc` or `desc` (default: `desc`).",
+            "after": "ID of a file: return the files after it.",
         },
         offered=_offered,
     ),
 )
 async def list_files(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The files of this key."""
+    """List the files of this API key."""
     jobs, query = _jobs(context), _query(http)
     limit = _limit(query, _MAX_FILES, _MAX_FILES)
     order, owner = query.get("order", "desc"), _owner(context, http)
@@ -164,14 +164,14 @@ async def list_files(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.get("/v1/files/{file_id}", Docs(gives=FileObject, reply=_FILE_EXAMPLE, statuses=_GONE, offered=_offered))
 async def retrieve_file(context: AppContext, http: HttpRequest) -> HttpReply:
-    """A file's size, name and times."""
+    """Get a file's metadata."""
     owner, file_id = _owner(context, http), http.parameters["file_id"]
     return json_reply(file_object(await _jobs(context).run(lambda store: store.file(owner, file_id))))
 
 
 @router.get("/v1/files/{file_id}/content", Docs(gives_file=True, statuses=_GONE, offered=_offered))
 async def file_content(context: AppContext, http: HttpRequest) -> HttpReply:
-    """A file's content."""
+    """Download a file."""
     jobs, owner, file_id = _jobs(context), _owner(context, http), http.parameters["file_id"]
     file = await jobs.run(lambda store: store.file(owner, file_id))
     # A browser must not show a client's upload as a page of this server.
@@ -207,12 +207,12 @@ async def delete_file(context: AppContext, http: HttpRequest) -> HttpReply:
             "completion_window": "24h",
         },
         reply=_BATCH_EXAMPLE,
-        statuses=_GONE | {429: "As many batches are unfinished as there may be.", 507: "The disk is full."},
+        statuses=_GONE | {429: "Too many batches are unfinished (--batch-max-jobs).", 507: "The disk is full."},
         offered=_offered,
     ),
 )
 async def create_batch(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Have the requests of a file answered."""
+    """Create a batch from a file of requests."""
     jobs = _jobs(context)
     message = await http.json(_BATCH, context.large_body_lock)
     pairs = message.metadata or {}
@@ -220,7 +220,8 @@ async def create_batch(context: AppContext, http: HttpRequest) -> HttpReply:
         len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE for key, value in pairs.items()
     ):
         raise InvalidRequest(
-            f"`metadata` has at most {_MAX_PAIRS} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters"
+            f"`metadata` may have {_MAX_PAIRS} pairs, with keys of up to {_LONGEST_KEY} characters and values of up to"
+            f" {_LONGEST_VALUE}"
         )
     now = int(time.time())
     job = BatchesApiJob(
@@ -244,14 +245,14 @@ async def create_batch(context: AppContext, http: HttpRequest) -> HttpReply:
         reply=_page(_BATCH_EXAMPLE),
         statuses=_GONE,
         takes_query={
-            "limit": f"1 to {_MAX_BATCHES}; {_USUAL_BATCHES} by default.",
-            "after": "Id of a batch: those before it.",
+            "limit": f"Maximum batches to return: 1 to {_MAX_BATCHES} (default: {_USUAL_BATCHES}).",
+            "after": "ID of a batch: return the batches created before it.",
         },
         offered=_offered,
     ),
 )
 async def list_batches(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The batches of this key, the latest first."""
+    """List the batches of this API key, newest first."""
     query, owner = _query(http), _owner(context, http)
     limit = _limit(query, _USUAL_BATCHES, _MAX_BATCHES)
     found, more = await _jobs(context).run(lambda store: store.list_jobs(owner, after=query.get("after"), limit=limit))
@@ -261,7 +262,7 @@ async def list_batches(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.get("/v1/batches/{batch_id}", Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE, offered=_offered))
 async def retrieve_batch(context: AppContext, http: HttpRequest) -> HttpReply:
-    """How far a batch is."""
+    """Get a batch and its progress."""
     owner, batch_id = _owner(context, http), http.parameters["batch_id"]
     return json_reply(batch_object(await _jobs(context).run(lambda store: store.job(owner, batch_id))))
 
@@ -271,13 +272,13 @@ async def retrieve_batch(context: AppContext, http: HttpRequest) -> HttpReply:
     Docs(gives=BatchObject, reply=_BATCH_EXAMPLE, statuses=_GONE | _ENDED, offered=_offered),
 )
 async def cancel_batch(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Cancel a batch; what is computed stays."""
+    """Cancel a batch and keep its results so far."""
     return json_reply(batch_object(await _jobs(context).cancel(_owner(context, http), http.parameters["batch_id"])))
 
 
 def _jobs(context: AppContext) -> BatchesApiService:
     if context.jobs is None:
-        raise Forbidden("files and batches are off on this server; its operator switches them on with --batch-dir")
+        raise Forbidden("files and batches are off; start the server with --batch-dir")
     return context.jobs
 
 
@@ -298,14 +299,16 @@ def _owner(context: AppContext, http: HttpRequest) -> str:
 def _kept_s(form: Mapping[str, str]) -> int | None:
     """The retention time that a form sets, in seconds. Raises `InvalidRequest` if a field is wrong."""
     if form.get(_PURPOSE) != INPUT_PURPOSE:
-        raise InvalidRequest(f"the field `{_PURPOSE}` must be `{INPUT_PURPOSE}`; files are kept for batches alone")
+        raise InvalidRequest(f"the field `{_PURPOSE}` must be `{INPUT_PURPOSE}`")
     if _ANCHOR not in form and _SECONDS not in form:
         return None
     seconds = form.get(_SECONDS, "")
     if form.get(_ANCHOR) != "created_at" or not (
         seconds.isascii() and seconds.isdigit() and MIN_KEEP_S <= int(seconds[:10]) <= MAX_KEEP_S
     ):
-        raise InvalidRequest(f"`expires_after` has the `anchor` created_at and {MIN_KEEP_S} to {MAX_KEEP_S} `seconds`")
+        raise InvalidRequest(
+            f"`expires_after` must have the `anchor` created_at and {MIN_KEEP_S} to {MAX_KEEP_S} `seconds`"
+        )
     return int(seconds)
 
 

@@ -47,8 +47,7 @@ class OpenAiIds:
             raise StartupError(f"--accept-token-ids {path}: {error.strerror}") from error
         except (ValueError, binascii.Error) as error:
             raise StartupError(
-                f"--accept-token-ids {path}: not a file of tiktoken's, which has a line of base64 and a number for each"
-                " token"
+                f"--accept-token-ids {path}: not a tiktoken file, which has base64 and a number on each line"
             ) from error
 
     def texts(self, rows: Sequence[str | list[int]]) -> list[str]:
@@ -62,10 +61,8 @@ class OpenAiIds:
 
     def _text(self, index: int, ids: Sequence[int]) -> str:
         if len(ids) > _MAX_IDS:
-            raise InvalidRequest(f"input {index} has {len(ids)} token ids; at most {_MAX_IDS} are read")
+            raise InvalidRequest(f"input {index} has {len(ids)} token ids; the maximum is {_MAX_IDS}")
         try:
             return b"".join([self._table[token] for token in ids]).decode("utf-8", "replace")
         except KeyError:
-            raise ForeignTokenIds(
-                f"input {index} holds a token id that cl100k_base does not have; send strings"
-            ) from None
+            raise ForeignTokenIds(f"input {index} has a token ID outside cl100k_base; send strings") from None

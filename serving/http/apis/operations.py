@@ -27,15 +27,19 @@ class StateReply(msgspec.Struct):
     state: str
 
 
-@router.get("/livez", Docs(gives=StateReply, statuses={503: "The server should be restarted."}), public=True)
+@router.get("/livez", Docs(gives=StateReply, statuses={503: "The server is not live; restart it."}), public=True)
 async def livez(context: AppContext, _: HttpRequest) -> HttpReply:
-    """200 unless the server should be restarted."""
+    """Liveness probe: 200 while the server is live."""
     return _state(context, good=context.lifecycle.live)
 
 
-@router.get("/readyz", Docs(gives=StateReply, statuses={503: "New requests should go elsewhere."}), public=True)
+@router.get(
+    "/readyz",
+    Docs(gives=StateReply, statuses={503: "The server is not ready; send requests to another replica."}),
+    public=True,
+)
 async def readyz(context: AppContext, _: HttpRequest) -> HttpReply:
-    """200 while new requests should come here."""
+    """Readiness probe: 200 while the server accepts requests."""
     return _state(context, good=context.lifecycle.ready)
 
 
@@ -47,7 +51,7 @@ async def metrics(context: AppContext, _: HttpRequest) -> HttpReply:
 
 @router.get("/status", Docs(gives=dict[str, Any], takes_headers=["Prefer"], gives_headers=["Preference-Applied"]))
 async def status(context: AppContext, http: HttpRequest) -> HttpReply:
-    """State, the last minute, queue, admission, costs and the models."""
+    """Get the server's state: last minute, queue, admission, costs and models."""
     if http.header(b"prefer") == _MINIMAL:
         return HttpReply(orjson.dumps(context.status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
     return HttpReply(orjson.dumps(context.status()))

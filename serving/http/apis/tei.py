@@ -97,7 +97,7 @@ async def _run_task(
     {"inputs": ["What is a T4?", "A graphics card."]},
 )
 async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Embed texts; one vector an input."""
+    """Embed texts, one vector per input."""
     return await embed_texts(context, http, await http.json(_EMBED, context.large_body_lock))
 
 
@@ -128,8 +128,8 @@ async def _embed_chunks(
         if not message.late_chunking:
             raise
         raise WrongTask(
-            f"{error.message}; late chunking needs the vectors of tokens: `bertserve export MODEL --task embed_tokens`"
-            " makes a model that has them, and /models/NAME/embed asks it"
+            f"{error.message}; late chunking needs token embeddings: export a model with `bertserve export"
+            " MODEL --task embed_tokens` and send requests to /models/NAME/embed"
         ) from None
     rows = [[msgspec.structs.asdict(chunk) for chunk in chunks] for chunks in outcome.answer]
     body = await asyncio.to_thread(orjson.dumps, rows, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -138,13 +138,13 @@ async def _embed_chunks(
 
 @router.infer("/embed_all", "embed_tokens", EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"})
 async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Embed the tokens of texts; one vector a token, those of special tokens included."""
+    """Embed the tokens of texts, one vector per token, special tokens included."""
     message = await http.json(_EMBED_ALL, context.large_body_lock)
     inputs = text_inputs(message.inputs)
     try:
         outcome = await _run_task(context, http, inputs, EmbedTokensOptions(), message)
     except WrongTask as error:
-        raise WrongTask(f"{error.message}; `bertserve export MODEL --task embed_tokens` makes such a model") from None
+        raise WrongTask(f"{error.message}; export one with `bertserve export MODEL --task embed_tokens`") from None
     if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
         body = await asyncio.to_thread(_ragged, outcome.answer)
     else:
@@ -154,7 +154,7 @@ async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.named("POST", "/embed_sparse")
 async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
-    """No model here gives sparse vectors."""
+    """Sparse vectors are not supported."""
     await http.json(_EMBED_ALL, context.large_body_lock)
     context.repository.find(http.parameters.get("model"), task="embed")
     raise WrongTask(NO_SPARSE)
@@ -162,7 +162,7 @@ async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
 async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Classify texts or pairs; each input's classes, best first."""
+    """Classify texts or pairs, best class first."""
     message = await http.json(_PREDICT, context.large_body_lock)
     inputs = _predict_inputs(message.inputs)
     outcome = await _run_task(
@@ -177,7 +177,7 @@ async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.infer("/rerank", "rerank", (RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED)
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Order texts by how well they answer a query; `documents` as Jina's and vLLM's rerankers do."""
+    """Rerank texts by relevance to a query, or `documents` in the format of Jina and vLLM."""
     if cohere.brings_documents(http.body):
         return await cohere.rank(context, http, "1", repeat=True)
     message = await http.json(_RERANK, context.large_body_lock)
@@ -195,7 +195,7 @@ async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.infer("/similarity", "embed", SimilarityRequest, list[float], _COMPARED)
 async def similarity(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The cosines of sentences with one."""
+    """Compare sentences with a source sentence by cosine similarity."""
     return await compare(context, http, await http.json(_SIMILARITY, context.large_body_lock))
 
 
@@ -213,7 +213,7 @@ async def compare(context: AppContext, http: HttpRequest, message: SimilarityReq
 
 @router.named("POST", "/tokenize", Docs(TokenizeRequest, TokenizeReply, {"inputs": "What is a T4?"}, all_models))
 async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The tokens of texts."""
+    """Tokenize texts."""
     message = await http.json(_TOKENIZE, context.large_body_lock)
     return HttpReply(
         await context.tei.tokenize(
@@ -229,7 +229,7 @@ async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
 async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
-    """The texts of token ids."""
+    """Decode token IDs into texts."""
     message = await http.json(_DECODE, context.large_body_lock)
     rows, bare = _rows(message.ids), message.skip_special_tokens
     return HttpReply(await context.tei.decode(http.parameters.get("model"), rows, msgspec.json.encode, bare=bare))
@@ -237,7 +237,7 @@ async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
 
 @router.named("GET", "/info", Docs(gives=Info, models=all_models))
 async def info(context: AppContext, http: HttpRequest) -> HttpReply:
-    """A model and the server's limits."""
+    """Get a model's metadata and the server's limits."""
     return json_reply(context.tei.info(http.parameters.get("model")))
 
 
@@ -247,7 +247,7 @@ _UNHEALTHY = {503: "The server is not ready for requests."}
 @router.get("/health", Docs(statuses=_UNHEALTHY), public=True)
 @router.get("/ping", Docs(statuses=_UNHEALTHY), public=True)
 async def health(context: AppContext, _: HttpRequest) -> HttpReply:
-    """200 while new requests should come here."""
+    """Readiness probe: 200 while the server accepts requests."""
     if context.lifecycle.ready:
         return HttpReply(b"", content_type=b"text/plain")
     return json_reply(TeiError("unhealthy", "Unhealthy"), 503)
@@ -272,7 +272,7 @@ def text_inputs(inputs: str | list[str | list[int] | int]) -> list[str | list[in
     if kinds == {int}:
         return [cast("list[int]", inputs)]
     if int in kinds:
-        raise InvalidRequest("`inputs` mixes numbers and texts; token ids of several inputs are lists of their own")
+        raise InvalidRequest("`inputs` mixes numbers and texts; send the token IDs of each input as a list")
     return cast("list[str | list[int]]", inputs)
 
 
@@ -288,7 +288,7 @@ def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
     if not texts:
         return [text_or_pair(value) for value in inputs if not isinstance(value, str)]
     if len(texts) != len(inputs):
-        raise InvalidRequest("`inputs` mixes texts and lists; a list of inputs holds a list for each")
+        raise InvalidRequest("`inputs` mixes texts and lists; send each input as a list")
     return [text_or_pair(texts)]
 
 
@@ -320,5 +320,5 @@ def _rows(ids: list[int | list[int]]) -> list[list[int]]:
     """The ids of each text; a single text's ids need no outer list."""
     kinds = set(map(type, ids))
     if len(kinds) > 1:
-        raise InvalidRequest("`ids` mixes numbers and lists")
+        raise InvalidRequest("`ids` mixes numbers and lists; send one or the other")
     return [cast("list[int]", ids)] if kinds == {int} else cast("list[list[int]]", ids)

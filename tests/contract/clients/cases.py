@@ -53,10 +53,10 @@ MANY = 33
 BUILD = Path(__file__).parents[3] / "build"
 
 VERSIONS = {
-    "ab": "2.3, of Debian's apache2-utils",
-    "elasticsearch": "elastic/elasticsearch at 3d73c0a, 4979002 and f41bfb9",
-    "java.net.http": "Debian's OpenJDK 17",
-    "weaviate": "weaviate/weaviate at 12366b4 and 0ad6035",
+    "ab": "2.3 (Debian's apache2-utils)",
+    "elasticsearch": "at 3d73c0a, 4979002 and f41bfb9",
+    "java.net.http": "(Debian's OpenJDK 17)",
+    "weaviate": "at 12366b4 and 0ad6035",
 }
 """Of what is no package of Python. Databases that ask by themselves are not run: what is sent is the body that the
 source of this version makes, and what comes is read as that source reads it."""
@@ -176,7 +176,7 @@ def langchain_openai(server: Server) -> Any:
 @case(
     "langchain-openai",
     '`OpenAIEmbeddings(base_url="URL/v1", ...).embed_documents([...])`',
-    words="`input` holds token ids that do not stand between the special tokens of this model",
+    words="`input` has token IDs without this model's special tokens",
     cure="`check_embedding_ctx_length=False`",
 )
 def langchain_openai_tokens(server: Server) -> Any:
@@ -219,8 +219,8 @@ def langchain_huggingface(server: Server) -> Any:
 @case(
     "langchain-huggingface",
     "the same with 33 texts",
-    words="33 inputs in one request; at most 32 are taken",
-    cure="start the server with `--max-client-batch-size`",
+    words="the request has 33 inputs; the maximum is 32",
+    cure="raise `--max-client-batch-size`",
 )
 def langchain_huggingface_many(server: Server) -> Any:
     return _endpoint(server).embed_documents(TEXTS[:1] * MANY)
@@ -344,7 +344,7 @@ def haystack_tei(server: Server) -> Any:
     return _embedded(_haystack_tei("HuggingFaceAPIDocumentEmbedder", f"{server.url}/models/minilm", progress_bar=False))
 
 
-@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise", "vector")
+@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, the same parameters", "vector")
 def haystack_tei_text(server: Server) -> Any:
     embedder = _haystack_tei("HuggingFaceAPITextEmbedder", f"{server.url}/models/minilm")
     return embedder.run(TEXTS[0])["embedding"]
@@ -375,7 +375,7 @@ def haystack_grpc(server: Server) -> Any:
     return _embedded(embedder)
 
 
-@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(...).run(...)`, likewise over gRPC", "vector")
+@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(..., use_grpc=True).run(...)`", "vector")
 def haystack_grpc_text(server: Server) -> Any:
     embedder = _haystack_tei("HuggingFaceAPITextEmbedder", server.grpc, use_grpc=True)
     return embedder.run(TEXTS[0])["embedding"]
@@ -401,20 +401,20 @@ def _spans(found: Any, *keys: str) -> Any:
     return [{key: one[key] for key in keys} for one in found]
 
 
-@case("huggingface-hub", '`InferenceClient(base_url="URL").feature_extraction([...])`, of an only model', "vectors")
+@case("huggingface-hub", '`InferenceClient(base_url="URL").feature_extraction([...])`, one model served', "vectors")
 def hub_features(server: Server) -> Any:
     return _inference(server.alone).feature_extraction(TEXTS).tolist()
 
 
-@case("huggingface-hub", "`sentence_similarity(sentence, [...])`, likewise", "cosines")
+@case("huggingface-hub", "the same, `.sentence_similarity(sentence, [...])`", "cosines")
 def hub_similarity(server: Server) -> Any:
     return _inference(server.alone).sentence_similarity(TEXTS[0], TEXTS[1:])
 
 
 @case(
     "huggingface-hub",
-    '`InferenceClient(base_url="URL").feature_extraction([...])`, of one of several models',
-    words="models are served",
+    '`InferenceClient(base_url="URL").feature_extraction([...])`, several models served',
+    words="models are available",
     cure='`base_url="URL/models/NAME"`',
 )
 def hub_several(server: Server) -> Any:
@@ -426,7 +426,7 @@ def hub_classes(server: Server) -> Any:
     return _spans(_inference(f"{server.url}/models/classify").text_classification(SENTENCE), "label", "score")
 
 
-@case("huggingface-hub", "`token_classification(...)`, likewise", "entities")
+@case("huggingface-hub", "the same, `.token_classification(...)`", "entities")
 def hub_entities(server: Server) -> Any:
     found = _inference(f"{server.url}/models/tag").token_classification(SENTENCE)
     return _spans(found, "entity_group", "start", "end", "score")
@@ -434,7 +434,7 @@ def hub_entities(server: Server) -> Any:
 
 @case(
     "huggingface-hub",
-    f'`token_classification(long_text, aggregation_strategy="simple", stride={STRIDE})`, likewise',
+    f'the same, `.token_classification(long_text, aggregation_strategy="simple", stride={STRIDE})`',
     "entities of a long text",
 )
 def hub_entities_of_windows(server: Server) -> Any:
@@ -443,18 +443,18 @@ def hub_entities_of_windows(server: Server) -> Any:
     return _spans(found, "entity_group", "start", "end", "score")
 
 
-@case("huggingface-hub", "`question_answering(question=..., context=...)`, likewise", "answers")
+@case("huggingface-hub", "the same, `.question_answering(question=..., context=...)`", "answers")
 def hub_answer(server: Server) -> Any:
     found = _inference(f"{server.url}/models/answer").question_answering(question=QUESTION, context=CONTEXT)
     return _spans([found], "answer", "start", "end", "score")
 
 
-@case("huggingface-hub", "`fill_mask(...)`, likewise", "masked words")
+@case("huggingface-hub", "the same, `.fill_mask(...)`", "masked words")
 def hub_masked(server: Server) -> Any:
     return _spans(_inference(f"{server.url}/models/fill_mask").fill_mask(MASKED), "token", "token_str", "score")
 
 
-@case("huggingface-hub", "`zero_shot_classification(text, [...])`, likewise", "labels")
+@case("huggingface-hub", "the same, `.zero_shot_classification(text, [...])`", "labels")
 def hub_labels(server: Server) -> Any:
     return _spans(_inference(f"{server.url}/models/nli").zero_shot_classification(SENTENCE, LABELS), "label", "score")
 
@@ -502,9 +502,9 @@ def litellm_infinity_rerank(server: Server) -> Any:
 
 @case(
     "litellm",
-    '`rerank(model="infinity/rerank", ...)`, which asks for the documents back',
+    '`rerank(model="infinity/rerank", ...)`, which requests the documents',
     words="results.0.document.text",
-    cure="`return_documents=False`: infinity repeats a document as a string, Cohere, Jina and vLLM as an object",
+    cure="`return_documents=False`",
 )
 def litellm_infinity_documents(server: Server) -> Any:
     return _litellm_rerank(model="infinity/rerank", api_base=f"{server.url}/v1", api_key=KEY)
@@ -609,14 +609,14 @@ def chroma_openai(server: Server) -> Any:
     return _chroma(OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{server.url}/v1"))
 
 
-@case("chromadb", '`HuggingFaceEmbeddingServer(url="URL/embed")`, likewise', "nearest")
+@case("chromadb", '`HuggingFaceEmbeddingServer(url="URL/embed")`, the same', "nearest")
 def chroma_tei(server: Server) -> Any:
     from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
 
     return _chroma(HuggingFaceEmbeddingServer(url=f"{server.url}/embed"))
 
 
-@case("chromadb", "`CohereEmbeddingFunction(...)`, likewise, with the variable `CO_API_URL=URL`", "nearest")
+@case("chromadb", "`CohereEmbeddingFunction(...)`, the same, with `CO_API_URL=URL` in the environment", "nearest")
 def chroma_cohere(server: Server) -> Any:
     os.environ["CO_API_URL"] = server.url  # which Cohere's client reads when it is imported
     from chromadb.utils.embedding_functions import CohereEmbeddingFunction
@@ -628,7 +628,7 @@ def chroma_cohere(server: Server) -> Any:
     "chromadb",
     '`HuggingFaceEmbeddingServer(url="URL/embed")`, `add` of 33 documents',
     words="could not convert string to float: 'error'",
-    cure="add fewer at a time, or start the server with `--max-client-batch-size`",
+    cure="add fewer at a time, or raise `--max-client-batch-size`",
 )
 def chroma_tei_many(server: Server) -> Any:
     from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
@@ -636,7 +636,7 @@ def chroma_tei_many(server: Server) -> Any:
     return _chroma(HuggingFaceEmbeddingServer(url=f"{server.url}/embed"), MANY // len(TEXTS))
 
 
-@case("qdrant-client", "`upsert` and `query_points` of vectors that OpenAI's client gets", "nearest")
+@case("qdrant-client", "`upsert` and `query_points` of vectors from OpenAI's client", "nearest")
 def qdrant(server: Server) -> Any:
     from openai import OpenAI
     from qdrant_client import QdrantClient
@@ -685,7 +685,7 @@ def kserve_rest(server: Server) -> Any:
     return _kserve(server.url, "", binary_data=False)
 
 
-@case("kserve", "the same with the texts as binary data, as `set_data_from_numpy` makes them", "vectors")
+@case("kserve", "the same with binary data from `set_data_from_numpy`", "vectors")
 def kserve_rest_binary(server: Server) -> Any:
     return _kserve(server.url, "", binary_data=True)
 
@@ -705,13 +705,13 @@ def _posted(url: str, body: dict[str, Any]) -> Any:
         return json.load(reply)
 
 
-@case("elasticsearch", 'the service `hugging_face` with `"url": "URL/embed"`', "vectors")
+@case("elasticsearch", 'service `hugging_face` with `"url": "URL/embed"`', "vectors")
 def elasticsearch_huggingface(server: Server) -> Any:
     # x-pack/plugin/inference: HuggingFaceEmbeddingsRequestEntity, HuggingFaceEmbeddingsResponseEntity
     return _posted(f"{server.alone}/embed", {"inputs": TEXTS})
 
 
-@case("elasticsearch", 'the service `openai` with `"url": "URL/v1/embeddings"`', "vectors")
+@case("elasticsearch", 'service `openai` with `"url": "URL/v1/embeddings"`', "vectors")
 def elasticsearch_openai(server: Server) -> Any:
     # x-pack/plugin/inference: OpenAiEmbeddingsRequestEntity, OpenAiEmbeddingsResponseEntity
     reply = _posted(f"{server.url}/v1/embeddings", {"input": TEXTS, "model": "minilm", "user": "elastic"})
@@ -730,7 +730,7 @@ def _elasticsearch_ranks(server: Server, **settings: Any) -> Any:
     return sorted(([one["index"], one["score"]] for one in found), key=lambda one: -one[1])
 
 
-@case("elasticsearch", 'the service `hugging_face` for rerank with `"url": "URL/rerank"`', "ranks")
+@case("elasticsearch", 'service `hugging_face` for rerank with `"url": "URL/rerank"`', "ranks")
 def elasticsearch_rerank(server: Server) -> Any:
     return _elasticsearch_ranks(server)
 
@@ -740,7 +740,7 @@ def elasticsearch_rerank_best(server: Server) -> Any:
     return _elasticsearch_ranks(server, return_text=True, top_n=2)
 
 
-@case("weaviate", 'the module `text2vec-huggingface` with `"endpointURL": "URL/embed"` and its `options`', "vectors")
+@case("weaviate", 'module `text2vec-huggingface` with `"endpointURL": "URL/embed"` and its `options`', "vectors")
 def weaviate_huggingface(server: Server) -> Any:
     # modules/text2vec-huggingface/clients/huggingface.go
     options = {"wait_for_model": True, "use_gpu": True, "use_cache": True}
@@ -749,9 +749,9 @@ def weaviate_huggingface(server: Server) -> Any:
 
 @case(
     "weaviate",
-    'the module `text2vec-transformers` with `"inferenceUrl": "URL"`',
+    'module `text2vec-transformers` with `"inferenceUrl": "URL"`',
     words="404",
-    cure="`text2vec-huggingface`, as above: the other module asks `/vectors` of a container of Weaviate's own",
+    cure="`text2vec-huggingface`, as above",
 )
 def weaviate_transformers(server: Server) -> Any:
     # usecases/modulecomponents/clients/transformers/transformers.go

@@ -5,39 +5,45 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.contract.clients.cases import CASES, VERSIONS, Case
 from tests.contract.clients.proxies import PROXIES
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _HEAD = """# Existing clients
 
-Made by `make docs` from the cases of `tests/contract/existing_clients_test.py`, which drives every line: the client as
-its package has it, configured as the line shows and no further, against a running server. What comes is compared with
-what the model's own library gives of the same checkpoint: vectors have a cosine of at least 0.9999 with those of
-Sentence Transformers; labels, spans, words and orders are those of Transformers, scores within 0.0001 (answers' 0.001).
+These clients work unmodified, configured only as shown. `tests/contract/existing_clients_test.py` runs each line and
+compares the result with the model's own library. Vectors have a cosine of at least 0.9999 with those of Sentence
+Transformers. Labels, spans, words and orders equal those of Transformers, with scores within 0.0001 (answers: 0.001).
 
-`URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`, and `...` stands for a key (any, unless the server has
-some), a query, texts, or the name of a model (any, where one model has the task). Where a client cannot, its line has
-the words that it shows, and what to write instead. Elasticsearch and Weaviate are not run: what is sent is what the
-source of that version makes. TEI's gRPC stubs are driven by `tests/contract/tei_test.py`,
-Triton's clients by `tests/contract/triton_clients_test.py`.
+- `URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`.
+- `...` is an API key (any, unless the server has keys), a query, texts, or a model name (any, if one model has the
+  task).
+- If a call fails, its line has the error and the fix.
+- Elasticsearch and Weaviate are not run: the test sends what their source at these commits sends.
+- `tests/contract/tei_test.py` runs TEI's gRPC stubs, `tests/contract/triton_clients_test.py` Triton's clients.
 
-| client | version | what its user writes | what comes |
-|---|---|---|---|
+`make docs` writes this page.
+
+| client | call | result |
+|---|---|---|
 """
 
 _PROXIES = """
 ## Behind proxies
 
-`tests/contract/proxies_test.py` sends requests through each, by HTTP and gRPC, while the server closes connections all
-the time (`--max-connection-age-s`): none is lost. HAProxy has a configuration of its own, `deploy/haproxy/haproxy.cfg`.
+`tests/contract/proxies_test.py` sends HTTP and gRPC requests through each proxy while the server keeps closing
+connections (`--max-connection-age-s`). No request is lost. HAProxy has its own file, `deploy/haproxy/haproxy.cfg`.
 
-Envoy sends a request again that a replica could not be reached for, or that it refused with `X-Computed: none` before
-anything was computed. Not every 503 is such a refusal: `buffers_full` says that there is too much already. HAProxy's
-`retry-on 503` cannot tell the two apart, so its configuration retries failed connections alone.
+Envoy retries requests that reached no replica, and those rejected with `X-Computed: none` before anything was computed.
+Not every 503 is such a rejection: `buffers_full` means overload. HAProxy's `retry-on 503` cannot distinguish them, so
+its configuration retries failed connections only.
 
-| proxy | version | what its user writes |
-|---|---|---|
+| proxy | configuration |
+|---|---|
 """
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -47,16 +53,23 @@ def page() -> str:
     versions = VERSIONS | dict(
         re.findall(r"^([\w-]+)==(\S+)$", _REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
     )
-    cases = (f"| {case.client} | {versions[case.client]} | {case.call} | {_outcome(case)} |\n" for case in CASES)
+    first = {case.client: case for case in reversed(CASES)}
+    cases = (
+        f"| {_name(case, versions) if case is first[case.client] else ''} | {case.call} | {_outcome(case)} |\n"
+        for case in CASES
+    )
     proxies = (
-        f"| {proxy.name} | {proxy.version} | {', '.join(f'`{line}`' for line in proxy.written)} |\n"
-        for proxy in PROXIES
+        f"| {proxy.name} {proxy.version} | {', '.join(f'`{line}`' for line in proxy.written)} |\n" for proxy in PROXIES
     )
     return "".join([_HEAD, *cases, _PROXIES, *proxies])
 
 
+def _name(case: Case, versions: Mapping[str, str]) -> str:
+    return f"{case.client} {versions[case.client]}"
+
+
 def _outcome(case: Case) -> str:
-    return case.gives or f'shows "{case.words}"; instead: {case.cure}'
+    return case.gives or f'Error "{case.words}". Fix: {case.cure}'
 
 
 if __name__ == "__main__":

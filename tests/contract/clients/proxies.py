@@ -132,7 +132,7 @@ def _envoy(_: Path, ports: Ports) -> str:
 
 
 PROXIES = (
-    Proxy("nginx", "Debian's 1.22", NGINX_LINES, "nginx/usr/sbin/nginx", ("-e", "stderr"), _nginx),
+    Proxy("nginx", "1.22 (Debian)", NGINX_LINES, "nginx/usr/sbin/nginx", ("-e", "stderr"), _nginx),
     Proxy(
         "Envoy",
         "1.40.0",

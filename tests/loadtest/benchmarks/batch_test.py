@@ -30,8 +30,8 @@ def test_the_verdict(tmp_path: Path, share: float, growth: float, kept: list[str
     page = store.path.with_suffix(".md").read_text()
     verdict = page.splitlines()[2]
     assert f"computes {share:.3f}" in verdict
-    assert "and 0.900" in verdict
+    assert "to its end it computes 0.900" in verdict
     assert f"grows to {growth:.2f} times" in verdict
     assert [word.split(")")[0] for word in verdict.split(": ")[1:]] == kept
-    assert "| 512 | 100.0 (80.0 to 120.0) |" in page
+    assert "1 (50.0), 512 (100.0). " in page
     assert store.path.with_suffix(".svg").exists()

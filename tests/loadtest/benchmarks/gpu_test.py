@@ -23,13 +23,13 @@ def test_without_a_card_it_says_what_it_would_run_and_why_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And leaves the page alone that may hold another machine's figures."""
-    monkeypatch.setattr(discovery, "look", lambda: Machine(problem="no NVIDIA driver is in use here"))
+    monkeypatch.setattr(discovery, "look", lambda: Machine(problem="no NVIDIA driver found"))
     words = ["gpu", "--out", str(tmp_path / "gpu.json"), "--costs", str(tmp_path / "costs.json")]
     assert main(BENCHMARKS, words) == 1
     said = capsys.readouterr().err
     assert "make bench-gpu would run, within eight minutes" in said
     assert "BERT-base and BERT-large" in said
-    assert said.rstrip().endswith("It cannot: no NVIDIA driver is in use here.")
+    assert said.rstrip().endswith("It cannot: no NVIDIA driver found.")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -120,7 +120,7 @@ def test_a_log_is_read(tmp_path: Path) -> None:
             "request_id": "rolling-http-00-00000001",
             "reason": "overloaded",
         },
-        {"level": "error", "logger": "bertserve", "message": "an exception that nobody caught"},
+        {"level": "error", "logger": "bertserve", "message": "unhandled exception"},
     ]
     replica.log.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines) + "no JSON\n")
     assert replica.answered() == Counter({"rolling-http-00-00000000": 2})
@@ -181,4 +181,4 @@ def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert "must be positive" in capsys.readouterr().err
     out = str(tmp_path / "rolling.json")
     assert main(BENCHMARKS, ["rolling", "--models", "/nonexistent", "--rate", "1", "--out", out]) == 1
-    assert "holds no model" in capsys.readouterr().err
+    assert "has no models" in capsys.readouterr().err

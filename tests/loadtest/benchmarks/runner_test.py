@@ -62,7 +62,7 @@ def test_a_child_that_ends_is_an_error(child: str) -> None:
     """A process that dies in the middle of a measurement does not hang the run, nor does the next question."""
     with Child(child) as asked:
         for _ in range(2):
-            with pytest.raises(BenchError, match="ended by itself"):
+            with pytest.raises(BenchError, match="exited unexpectedly"):
                 asked.ask("die")
 
 
@@ -75,7 +75,7 @@ def test_a_child_that_hangs_is_an_error(child: str) -> None:
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     """What the server said last stands in the error."""
     server = BertServer(tmp_path, "auto", 1)
-    with pytest.raises(BenchError, match=r"(?s)did not become ready.*holds no model.*exit code"), server:
+    with pytest.raises(BenchError, match=r"(?s)did not become ready.*contains no model.*exit code"), server:
         pass
 
 
@@ -108,7 +108,7 @@ def test_a_run_without_a_model_ends_in_a_sentence(
 ) -> None:
     """Exit code 1 and what to do about it, not a traceback."""
     assert main(BENCHMARKS, [name, "--models", str(tmp_path), "--out", str(tmp_path / "figures.json")]) == 1
-    assert "make one with `bertserve export`" in capsys.readouterr().err
+    assert "export one with `bertserve export`" in capsys.readouterr().err
 
 
 def test_every_benchmark_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,5 +199,5 @@ def test_the_t4_tables_are_simulated_by_the_command() -> None:
 
 def test_a_simulation_that_fails_says_why() -> None:
     """The command's own sentence comes back."""
-    with pytest.raises(BenchError, match="no table of costs"):
+    with pytest.raises(BenchError, match="not a cost table"):
         simulator.replay({"models": 3}, [(0.0, 8)], 1.0, {"receive": 1.0})

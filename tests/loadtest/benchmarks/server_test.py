@@ -77,7 +77,7 @@ def test_the_targets_are_the_specification_s() -> None:
     judged = targets(samples(), USAGE)
     assert [target.met for target in judged] == [True] * 6
     assert judged[0].result == "0.40 ms"
-    assert judged[2].result == "90%"
+    assert judged[2].result == "90% of raw"
     assert judged[4].result == "300 MB (100 + 200)"
 
 
@@ -91,7 +91,7 @@ def test_a_missed_target_is_seen() -> None:
     assert [target.what.split(",")[0] for target in missed] == [
         "HTTP",
         "gRPC",
-        "Resident memory of server and engine after the load",
+        "Resident memory after the load",
         "Start to READY",
     ]
 

@@ -102,4 +102,4 @@ def test_an_encoder_too_large_to_run_here_is_refused(capsys: pytest.CaptureFixtu
     """Before anything is exported, with what it would need."""
     words = "encoder-481b --lengths 8 --rate 1 --slo p99=50ms --on here --precision fp32"
     assert main(words.split()) == 2
-    assert "partial runs need about 346 GB of memory, and this machine has " in capsys.readouterr().err
+    assert "partial runs need about 346 GB of memory, but this machine has " in capsys.readouterr().err

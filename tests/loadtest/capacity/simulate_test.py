@@ -69,7 +69,7 @@ def test_what_is_not_published_says_that_it_is_interpolated() -> None:
     assert "over lengths" not in "\n".join(table.provenance([32, 128, 384]))
     told = "\n".join(table.provenance([16, 64, 128, 500]))
     assert "INTERPOLATED over lengths: 16, 64, 500 tokens" in told
-    assert "below 32 as 32, linear between neighbours, above 384 in proportion" in told
+    assert "below 32: as 32, linear between neighbors, above 384: proportional" in told
 
 
 def test_a_table_is_read_from_status(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_table_is_read_from_status(tmp_path: Path) -> None:
     assert [p.us for p in table.warm_up] == [600.0, 900.0, 1000.0]
     assert table.variations == {"wide": (0.1, 0.5)}
     path.write_text(json.dumps({"engine": engine, "models": [model, {**model, "name": "other"}]}))
-    with pytest.raises(BenchError, match=r"--model \(minilm, other\)"):
+    with pytest.raises(BenchError, match=r"--model: minilm, other"):
         find_table(str(path))
     assert find_table(str(path), "other").title == "other int8"
 
@@ -208,7 +208,7 @@ def test_capacity_is_found_and_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
     assert run(capsys, *words, "--rate", str(found))[0] == 0
     assert run(capsys, *words, "--rate", str(found * 1.3))[0] == 1
     assert "https://github.com/NVIDIA/TensorRT" in out.read_text()
-    assert "A simulation, not a measurement" in out.read_text()
+    assert "This is a simulation, not a measurement" in out.read_text()
     for kind in ("svg", "json"):
         run(capsys, *words, "--rate", "100", "--out", str(tmp_path / f"curve.{kind}"))
     assert (tmp_path / "curve.svg").read_text().startswith("<svg")
@@ -247,16 +247,16 @@ def test_the_baseline_makes_short_texts_wait(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--cost", "t4", "--tokens", "8", "--rate", "1"), "tables that come with the program: a100-bert-base-fp16"),
+        (("--cost", "t4", "--tokens", "8", "--rate", "1"), "built-in tables: a100-bert-base-fp16"),
         (("--cost", "t4-bert-base-fp16", "--rate", "1"), "--tokens is missing"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "8"), "--rate is missing"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "0", "--rate", "1"), "must look like 128, 8:70,32:30 or 10-250"),
-        (("--cost", "t4-bert-base-fp16", "--tokens", "8:0", "--rate", "1"), "no length has any weight"),
+        (("--cost", "t4-bert-base-fp16", "--tokens", "8:0", "--rate", "1"), "at least one weight must be above 0"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "8", "--rate", "-1"), "--rate must be above 0"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "8", "--find-capacity"), "--find-capacity needs --slo-p99-ms"),
-        (("--cost", "README.md", "--tokens", "8", "--rate", "1"), "no table of costs"),
+        (("--cost", "README.md", "--tokens", "8", "--rate", "1"), "not a cost table"),
         (("--cost", "t4-bert-base-fp16", "--replay", "README.md"), "must be a list of [seconds, tokens]"),
-        (("--cost", "t4-bert-base-fp16", "--replay", "x", "--rate", "1"), "--replay brings times and lengths"),
+        (("--cost", "t4-bert-base-fp16", "--replay", "x", "--rate", "1"), "--replay sets times and lengths"),
         (
             ("--cost", "t4-bert-base-fp16", "--tokens", "8", "--rate", "9", "--duration", "1", "--out", "x.png"),
             "--out x.png: must end in .html or .svg or .json",

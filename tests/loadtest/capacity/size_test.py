@@ -177,7 +177,7 @@ def test_a_page_shows_how_the_answer_changes(
     html, svg = tmp_path / "page.html", tmp_path / "picture.svg"
     assert run(capsys, *words, "--precision", "int8", "--out", str(html))[0] == 0
     page = html.read_text()
-    for title in ("Cost over the rate", "Cost over the objective", "Cost over the lengths", "Latency of one replica"):
+    for title in ("Cost by rate", "Cost by objective", "Cost by text length", "Latency of one replica"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("t4 int8") >= 4
     assert "://" not in page.replace("https://github.com/NVIDIA/", "")
@@ -223,8 +223,8 @@ def test_an_objective_below_a_lone_text_is_refused_with_the_reason(capsys: pytes
     """No number of replicas helps, and the exit code says that none holds."""
     code, out, _ = run(capsys, "bert-large", "--lengths", "384", "--rate", "9", "--slo", "p99=5ms", "--on", "t4")
     assert code == 1
-    assert "t4 fp16: no number holds: unloaded, the p99 is" in out
-    assert "no candidate holds the objective at any number" in out
+    assert "t4 fp16: no number of devices meets the SLO: the unloaded p99 is" in out
+    assert "no candidate meets the SLO at any count" in out
 
 
 CARD = {"title": "Mine", "kind": "gpu", "memory_gb": 8, "bandwidth_gb_s": 100, "tera_per_s": {"fp16": 20}}
@@ -232,19 +232,19 @@ MINE = "bert-base --candidates FILE --on mine"
 CANNOT: list[tuple[str, str] | tuple[str, str, object]] = [
     ("nothing-here", "nothing-here/config.json|nothing-here: No such file"),
     ("bert-base --rate 0", "--rate must be above 0"),
-    ("bert-base --slo errors=1%", "takes one percentile and its limit, as p99=50ms"),
-    ("bert-base --slo p99=5", "a latency takes a limit in us, ms or s"),
-    ("bert-base --lengths long", "must look like 128, 8:70,32:30 or 10-250, or the path of a file"),
+    ("bert-base --slo errors=1%", "must be one percentile and its limit, such as p99=50ms"),
+    ("bert-base --slo p99=5", "the limit must be in us, ms or s"),
+    ("bert-base --lengths long", "must look like 128, 8:70,32:30 or 10-250, or be the path of a file"),
     ("bert-base --lengths http://127.0.0.1:9", "refused"),
-    ("bert-base --on t5", "--on t5: no such candidate; there are t4, l4"),
-    ("bert-base --price t5=1", "--price t5: no such candidate"),
+    ("bert-base --on t5", "--on: unknown candidate 't5'. Available: t4, l4"),
+    ("bert-base --price t5=1", "--price: unknown candidate 't5'"),
     ("bert-base --price t4", "must look like t4=0.35"),
     ("bert-base --candidates none.json", "--candidates none.json: No such file"),
-    ("bert-base --precision fp32 --on t4", "no candidate computes in it"),
+    ("bert-base --precision fp32 --on t4", "no candidate supports it"),
     # A configuration must be whole, and of a kind of model that is known.
     ("FILE", "hidden_size must be a positive integer, not 'wide'", {**KNOWN["bert-base"], "hidden_size": "wide"}),
     ("FILE", "model_type 'gpt2' is not known; supported: bert,", {"model_type": "gpt2"}),
-    ("FILE", "must hold an object", []),
+    ("FILE", "must be an object", []),
     # A table of one's own.
     (MINE, "mine.memory_gb must be above 0", {"mine": {**CARD, "memory_gb": 0}}),
     (MINE, "mine.cores is missing", {"mine": {**CARD, "kind": "cpu"}}),
@@ -304,7 +304,7 @@ def test_lengths_of_a_file_of_texts(tmp_path: Path) -> None:
     found = read_lengths(str(file), 512)
     assert found.mix == {6: 1.0, 512: 1.0}
     assert "estimated from words" in found.fact
-    assert "50.0% are cut to 512 tokens" in found.fact
+    assert "50.0% are truncated to 512 tokens" in found.fact
 
 
 def test_lengths_of_a_running_server(fake_server: Server) -> None:
@@ -315,7 +315,7 @@ def test_lengths_of_a_running_server(fake_server: Server) -> None:
     assert set(range(1, 9)) <= set(found.mix)
     assert all(found.mix[tokens] == found.mix[1] > 0 for tokens in range(1, 9))
     assert sum(found.mix[tokens] for tokens in range(49, 65)) >= 1
-    assert "evenly spread within buckets" in found.fact
+    assert "assumed uniform within each bucket" in found.fact
 
 
 def test_lengths_of_a_server_beyond_its_buckets() -> None:
@@ -332,9 +332,9 @@ def test_lengths_of_a_server_beyond_its_buckets() -> None:
     [
         (
             'bertserve_text_tokens_bucket{le="2.0"} 0.0\nbertserve_text_tokens_bucket{le="+Inf"} 0.0\n',
-            "not computed a text",
+            "not processed any texts",
         ),
-        ("up 1\n", "give the URL of the metrics port"),
+        ("up 1\n", "use the URL of the metrics port"),
     ],
 )
 def test_a_server_without_lengths_is_refused(shown: str, error: str) -> None:

@@ -63,34 +63,34 @@ def test_an_answer_is_taken(protocol: str, task: str, inputs: int, body: Any) ->
 @pytest.mark.parametrize(
     ("protocol", "task", "inputs", "body", "fault"),
     [
-        ("http", "embed", 1, b"", "not what embed answers"),
+        ("http", "embed", 1, b"", "not an answer of the task embed"),
         ("http", "embed", 1, b"[[0.5,NaN]]", "a number that is not finite"),
-        ("http", "embed", 1, [[0.5, None]], "not what embed answers"),
-        ("http", "embed", 1, [["0.5"]], "not what embed answers"),
-        ("http", "embed", 1, [[]], "not what embed answers"),
-        ("http", "embed", 1, [0.5], "not what embed answers"),
-        ("http", "embed", 1, {"embedding": [0.5]}, "not what embed answers"),
-        ("http", "embed", 1, [[0.5], [0.5]], "2 for 1 inputs"),
-        ("http", "embed_tokens", 1, [[0.5, 1]], "not what embed_tokens answers"),
-        ("http", "classify", 1, [[]], "not what classify answers"),
-        ("http", "classify", 1, [[{"label": 1, "score": 0.5}]], "not what classify answers"),
-        ("http", "rerank", 3, RANKED, "2 for 3 inputs"),
+        ("http", "embed", 1, [[0.5, None]], "not an answer of the task embed"),
+        ("http", "embed", 1, [["0.5"]], "not an answer of the task embed"),
+        ("http", "embed", 1, [[]], "not an answer of the task embed"),
+        ("http", "embed", 1, [0.5], "not an answer of the task embed"),
+        ("http", "embed", 1, {"embedding": [0.5]}, "not an answer of the task embed"),
+        ("http", "embed", 1, [[0.5], [0.5]], "2 answers for 1 inputs"),
+        ("http", "embed_tokens", 1, [[0.5, 1]], "not an answer of the task embed_tokens"),
+        ("http", "classify", 1, [[]], "not an answer of the task classify"),
+        ("http", "classify", 1, [[{"label": 1, "score": 0.5}]], "not an answer of the task classify"),
+        ("http", "rerank", 3, RANKED, "2 answers for 3 inputs"),
         ("http", "rerank", 2, [RANKED[0], RANKED[0]], "an index that is missing or given twice"),
-        ("http", "answer", 1, [SPAN], "not what answer answers"),
+        ("http", "answer", 1, [SPAN], "not an answer of the task answer"),
         ("http", "answer", 1, {**SPAN, "end": 2}, "an end before its start"),
         ("http", "answer", 1, {**SPAN, "end": 8}, "an answer that is not as long as its place"),
-        ("http", "tag", 1, [{**ENTITY, "score": True}], "not what tag answers"),
-        ("http", "tag", 1, {"entities": []}, "not what tag answers"),
-        ("http", "fill_mask", 1, [], "not what fill_mask answers"),
+        ("http", "tag", 1, [{**ENTITY, "score": True}], "not an answer of the task tag"),
+        ("http", "tag", 1, {"entities": []}, "not an answer of the task tag"),
+        ("http", "fill_mask", 1, [], "not an answer of the task fill_mask"),
         ("openai", "embed", 1, {"data": [{**EMBEDDED, "index": 1}]}, "an index that is missing or given twice"),
-        ("cohere-v1", "rerank", 1, {"results": [{"index": 0, "score": 0.5}]}, "not what rerank answers"),
-        ("v2", "embed", 1, {"outputs": []}, "not what embed answers"),
-        ("grpc", "embed", 1, b"\x32\x80", "not what embed answers"),
+        ("cohere-v1", "rerank", 1, {"results": [{"index": 0, "score": 0.5}]}, "not an answer of the task rerank"),
+        ("v2", "embed", 1, {"outputs": []}, "not an answer of the task embed"),
+        ("grpc", "embed", 1, b"\x32\x80", "not an answer of the task embed"),
     ],
 )
 def test_what_is_no_answer_is_named(protocol: str, task: str, inputs: int, body: Any, fault: str) -> None:
     """Status 200 alone is no answer."""
-    assert Answers(protocol, task).fault(reply(body), inputs) == f"a wrong answer: {fault}"
+    assert Answers(protocol, task).fault(reply(body), inputs) == f"wrong answer: {fault}"
 
 
 def test_answers_of_one_model_are_of_one_width() -> None:
@@ -98,7 +98,7 @@ def test_answers_of_one_model_are_of_one_width() -> None:
     answers = Answers("http", "embed")
     assert answers.fault(reply([[0.5, 1]]), 1) == ""
     for _ in range(2):
-        assert answers.fault(reply([[0.5, 1, 2]]), 1) == "a wrong answer: 2 and 3 numbers in answers of one model"
+        assert answers.fault(reply([[0.5, 1, 2]]), 1) == "wrong answer: vectors of 2 and 3 dimensions from one model"
 
 
 def test_tensors_are_read() -> None:
@@ -107,14 +107,12 @@ def test_tensors_are_read() -> None:
     label = ("label", "BYTES", [1], b"\x04\0\0\0glad")
     assert scored.fault(infer_reply(("scores", "FP32", [1, 2], floats(0.5, 0.5)), label), 1) == ""
     short = infer_reply(("scores", "FP32", [1, 2], floats(0.5)), label)
-    assert scored.fault(short, 1) == "a wrong answer: not what classify answers"
+    assert scored.fault(short, 1) == "wrong answer: not an answer of the task classify"
     cut = infer_reply(("scores", "FP32", [1, 2], floats(0.5, 0.5)), ("label", "BYTES", [1], b"\x05\0\0\0glad"))
-    assert scored.fault(cut, 1) == "a wrong answer: not what classify answers"
+    assert scored.fault(cut, 1) == "wrong answer: not an answer of the task classify"
     infinite = infer_reply(("score", "FP32", [1], floats(float("inf"))))
-    assert Answers("grpc", "rerank").fault(infinite, 1) == "a wrong answer: a number that is not finite"
+    assert Answers("grpc", "rerank").fault(infinite, 1) == "wrong answer: a number that is not finite"
     tokens = infer_reply(
         ("embeddings", "FP32", [1, 2, 2], floats(1, 2, 0, 0)), ("tokens", "INT64", [1], struct.pack("<q", 3))
     )
-    assert (
-        Answers("grpc", "embed_tokens").fault(tokens, 1) == "a wrong answer: another number of tokens than of vectors"
-    )
+    assert Answers("grpc", "embed_tokens").fault(tokens, 1) == "wrong answer: another number of tokens than of vectors"

@@ -52,7 +52,7 @@ def test_the_method_is_the_one_that_the_server_offers() -> None:
 @pytest.mark.parametrize("wrong", [b"", reply(VECTOR[:3]), reply(VECTOR * 2), reply(VECTOR)[:-1]])
 def test_a_wrong_reply_is_an_error(wrong: bytes) -> None:
     """Another number of components, or no vector at all, is not taken for a reply."""
-    with pytest.raises(BenchError, match="wrong reply over gRPC"):
+    with pytest.raises(BenchError, match="wrong gRPC reply"):
         ReplyCheck(HIDDEN).check_message(wrong)
 
 
@@ -61,7 +61,7 @@ def test_every_reply_has_the_first_one_s_size() -> None:
     check = ReplyCheck(HIDDEN)
     check.check_message(reply(VECTOR))
     assert check.vector(reply(VECTOR)) == VECTOR
-    with pytest.raises(BenchError, match="wrong reply"):
+    with pytest.raises(BenchError, match="wrong gRPC reply"):
         check.check_message(b"\x0a\x00" + reply(VECTOR))
 
 
@@ -91,7 +91,7 @@ def refuse(context: Any) -> bytes:
 
 @pytest.mark.parametrize("connections", [1, 6])
 @pytest.mark.parametrize(
-    ("fail", "sentence"), [(refuse, "too much"), (lambda _: reply(VECTOR[:3]), "wrong reply over gRPC")]
+    ("fail", "sentence"), [(refuse, "too much"), (lambda _: reply(VECTOR[:3]), "wrong gRPC reply")]
 )
 def test_a_failing_call_stops_the_measurement(connections: int, fail: Callable[[Any], bytes], sentence: str) -> None:
     """An error or a wrong reply in the middle of a run is reported, with what the server said."""

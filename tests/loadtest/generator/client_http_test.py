@@ -152,7 +152,7 @@ def test_the_vector_of_a_reply_is_read(serve: Callable[[Sequence[bytes]], int]) 
     ("pieces", "sentence"),
     [
         ([reply("500 Internal Server Error", b'{"error":"broken"}')], "500 internal server error|500 Internal"),
-        ([reply()[:60], b""], "closed a connection in the middle"),
+        ([reply()[:60], b""], "closed the connection before its reply"),
     ],
 )
 def test_a_failing_server_stops_the_measurement(

@@ -99,12 +99,12 @@ def test_padding_and_continued_headers_are_read() -> None:
     [
         (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([("grpc-status", "8")])), "RESOURCE_EXHAUSTED"),
         (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([("grpc-status", "77")])), "grpc-status 77"),
-        (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([(":status", "502")])), "no reply of gRPC (502)"),
+        (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([(":status", "502")])), "not a gRPC reply (502)"),
         (wire.reset(1, 7), "reset with code 7"),
         (frame(wire.GOAWAY, 0, 0, struct.pack(">II", 0, 0)), "refused: the server goes away"),
         (
             frame(DATA, 0, 1, b"\1" + prefixed(b"x")[1:]) + frame(HEADERS, END_HEADERS | END_STREAM, 1, TAIL),
-            "not one plain message",
+            "not one uncompressed message",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_connection_that_ends_in_anger_is_an_error() -> None:
     """GOAWAY with a code stops everything on the connection, in the server's words."""
     with pytest.raises(BenchError, match="code 11 too many pings"):
         connection().feed(frame(wire.GOAWAY, 0, 0, struct.pack(">II", 0, 11) + b"too many pings"))
-    with pytest.raises(BenchError, match="closed a connection"):
+    with pytest.raises(BenchError, match="closed the gRPC connection"):
         connection().feed(b"")
 
 

@@ -46,11 +46,11 @@ def test_a_target_is_read_as_it_is_written(url: str, protocol: str | None, found
             (url, None, Tls(), f"--target {url}")
             for url in ("ftp://host", "http://", "http://host:99999", "http://a/b")
         ),
-        ("nowhere.invalid:1", None, None, r"cannot find nowhere\.invalid"),
+        ("nowhere.invalid:1", None, None, r"cannot resolve nowhere\.invalid"),
         # A port of the other protocol, or files for TLS without TLS.
-        ("https://host:1", "grpc", Tls(ca="ca.pem"), "name it as grpcs://host:port"),
-        ("grpcs://host:1", "v2", Tls(ca="ca.pem"), "name it as https://host:port"),
-        ("http://host:1", "http", Tls(ca="ca.pem"), "name it as https://host:1"),
+        ("https://host:1", "grpc", Tls(ca="ca.pem"), "use grpcs://host:port"),
+        ("grpcs://host:1", "v2", Tls(ca="ca.pem"), "use https://host:port"),
+        ("http://host:1", "http", Tls(ca="ca.pem"), "use https://host:1"),
     ],
 )
 def test_what_is_no_target_is_named(url: str, protocol: str | None, tls: Tls | None, sentence: str) -> None:
@@ -97,7 +97,7 @@ def test_a_chosen_model_stands_in_the_path() -> None:
 def test_a_protocol_refuses_the_tasks_that_it_lacks(protocol: str) -> None:
     """A request that cannot be made is refused with the protocols that have the task."""
     for task in set(TASKS) - set(ROUTES[protocol]):
-        with pytest.raises(BenchError, match=f"{protocol} does not have the task {task}; http, .*grpc do"):
+        with pytest.raises(BenchError, match=f"{protocol} does not support the task {task}; use http, .*grpc"):
             messages(Target(protocol, "host", 1, "mine"), task, ["a text"])
 
 

@@ -87,7 +87,7 @@ def test_the_precision_can_be_chosen(tmp_path: Path) -> None:
     write_manifest(tmp_path / "alpha" / "1", ("fp32",))
     assert find_bundle(tmp_path, "fp32").precision == "fp32"
     assert find_bundle(tmp_path).precision == "fp32"
-    with pytest.raises(BenchError, match="no artifact of the precision int8"):
+    with pytest.raises(BenchError, match="no int8 artifact"):
         find_bundle(tmp_path, "int8")
 
 
@@ -104,5 +104,5 @@ def test_different_texts_are_different() -> None:
     assert len(set(texts)) == 5000
     assert {len(text.split()) for text in texts} == set(range(4, 25))
     assert texts == different_texts(4, 24, 5000)
-    with pytest.raises(BenchError, match="different texts of 4 to 5 words"):
+    with pytest.raises(BenchError, match="distinct texts of 4 to 5 words"):
         different_texts(4, 5, 50_000)

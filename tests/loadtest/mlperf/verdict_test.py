@@ -130,7 +130,7 @@ def test_an_accuracy_log_must_be_whole(tmp_path: Path) -> None:
         (["--scenario", "offline", "--mode", "accuracy"], "--reference is missing"),
         (["--scenario", "offline", "--seconds", "0"], "--seconds must be above 0, not 0"),
         (["--scenario", "offline", "--target", "https://127.0.0.1:1"], "LoadGen asks without TLS"),
-        (["--scenario", "offline", "--target", "grpc://127.0.0.1:1"], "HTTP has a port of its own"),
+        (["--scenario", "offline", "--target", "grpc://127.0.0.1:1"], "HTTP has its own port"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
