@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import sys
@@ -30,6 +31,8 @@ pytest_plugins = ["tests.support.by_change", "tests.support.resume", "tests.supp
 os.environ["OMP_NUM_THREADS"] = "1"
 
 _MANY_MODULES = 50
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
+"""Of glibc."""
 
 # From here on, as pytest imports the other conftests before it collects where it is given their folders.
 COLLECTING = contextlib.ExitStack()
@@ -147,13 +150,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[object]:
-    """Lets the garbage collector skip what a test imported, such as what PyTorch loads for its first export."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
+    """Lets the garbage collector skip what a test imported, such as what PyTorch loads for its first export.
+
+    Between files the allocator returns free memory to the system, as exports leave hundreds of MB in each process.
+    """
     before = len(sys.modules)
     done = yield
     if len(sys.modules) > before + _MANY_MODULES:
         with lasting_objects():
             pass
+    if nextitem is None or nextitem.path != item.path:
+        _TRIM(0)
     return done
 
 

@@ -339,7 +339,7 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
     if keyed:
         when[_NO_KEY] = "The API key is missing or invalid."
     if named:
-        when[404] = f"Unknown model{' or version' if '{version}' in route.path else ''}."
+        when[404] = f"The model{' or version' if '{version}' in route.path else ''} does not exist."
     elif takes and family in {OpenAiError, CohereError}:
         when[404] = "Several models serve the task, and `model` names none of them."
     if takes and family not in {V2Error, OpenAiError}:

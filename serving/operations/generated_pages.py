@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from serving.errors import reasons
-from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of, variable_of
+from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of
 from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _SETTINGS_HEAD = """# Settings of `bertserve serve`
 
 Generated from `serving/settings.py` by `make docs`. The command line overrides the environment, which overrides the
-TOML file of `--config`, which overrides the default. Keys in the file are the options without leading dashes and with
-`_` for `-`. Unknown names and bad values are listed together before any port opens, with exit code 2.
-`bertserve serve --help` shows the common options, `--help-all` all of them.
+TOML file of `--config`, which overrides the default. `--max-queue-tokens` is `max_queue_tokens` in the file and
+`BERTSERVE_MAX_QUEUE_TOKENS` in the environment. Unknown names and bad values are listed together before any port opens,
+with exit code 2. `bertserve serve --help` shows the common options, `--help-all` all of them.
 
 On Kubernetes set `enableServiceLinks: false`: a Service named `bertserve-http` would otherwise put
 `BERTSERVE_HTTP_PORT=tcp://...` into the environment. Such values are recognized as addresses and ignored.
@@ -32,11 +32,11 @@ On Kubernetes set `enableServiceLinks: false`: a Service named `bertserve-http` 
 
 _METRICS_HEAD = """# Metrics
 
-Made from `serving/telemetry/catalogue.py` by `make docs`. `/metrics` on the ports of HTTP and of the probes answers
-Prometheus's text format. A counter only grows while the process lives; a histogram has `_bucket`, `_sum` and
-`_count`. Times of stages resolve 0.1 ms from 50 us to 3 ms, then a quarter, up to 60 s. Every request is counted
-once, with the times that its client sees in `Server-Timing`. [alerts.md](alerts.md) says what to do when one of them
-is wrong, [monitoring](../guides/observability.md) how they are scraped.
+Generated from `serving/telemetry/catalogue.py` by `make docs`. `/metrics` on the HTTP port and on the metrics port
+returns Prometheus's text format. A counter only grows while the process lives. A histogram has `_bucket`, `_sum` and
+`_count`. Names end in their unit; `_us` is microseconds. Stage times resolve 0.1 ms from 50 us to 3 ms, then a
+quarter, up to 60 s. Every request is counted once, with the times that its client sees in `Server-Timing`.
+[Alerts](alerts.md) says what to do when a metric is wrong, [monitoring](../guides/observability.md) how to scrape.
 """
 
 _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
@@ -59,7 +59,6 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
 )
 
 _CODE = " " * 4
-_UNITS = {"seconds": "seconds", "bytes": "bytes", "tokens": "tokens", "texts": "texts", "us": "microseconds"}
 
 
 def settings_page() -> str:
@@ -68,7 +67,7 @@ def settings_page() -> str:
 
 def _group(group: type[BaseModel]) -> str:
     lines = [_setting(name, field) for name, field in group.model_fields.items() if not is_for_tests(name)]
-    head = "| option | environment | default | allowed | what it does |\n|---|---|---|---|---|\n"
+    head = "| option | default | allowed | what it does |\n|---|---|---|---|\n"
     return f"\n## {group.__name__}\n\n{group.__doc__}\n\n{head}" + "".join(lines)
 
 
@@ -77,31 +76,22 @@ def _setting(name: str, field: FieldInfo) -> str:
     words = ("true", "false") if kind is bool else get_args(kind)
     allowed = ", ".join(f"`{word}`" for word in words) or bounds_of(field)
     text = " ".join((field.description or "").split())
-    return f"| `{flag_of(name)}` | `{variable_of(name)}` | {default and f'`{default}`'} | {allowed} | {text} |\n"
+    return f"| `{flag_of(name)}` | {default and f'`{default}`'} | {allowed} | {text} |\n"
 
 
 def metrics_page() -> str:
     return _METRICS_HEAD + "".join(_section(*section) for section in _METRICS_SECTIONS)
 
 
-def unit(name: str) -> str:
-    """The unit that a metric's name ends in, if it has one.
-
-    >>> unit("bertserve_batch_actual_seconds_total"), unit("bertserve_state")
-    ('seconds', '')
-    """
-    return _UNITS.get(name.removesuffix("_total").rpartition("_")[2], "")
-
-
 def _section(title: str, text: str, metrics: Sequence[Metric]) -> str:
     reason_names = textwrap.fill(", ".join(reasons()), 120, initial_indent=_CODE, subsequent_indent=_CODE)
-    head = "| metric | type | unit | labels | what it says |\n|---|---|---|---|---|\n"
+    head = "| metric | type | labels | what it says |\n|---|---|---|---|\n"
     return f"\n## {title}\n\n{text.format(reasons=reason_names)}\n\n{head}" + "".join(map(_metric, metrics))
 
 
 def _metric(metric: Metric) -> str:
     labels = "; ".join(f"`{name}`: {values}" for name, values in metric.labels.items())
-    return f"| `{metric.name}` | {metric.kind} | {unit(metric.name)} | {labels} | {metric.text} |\n"
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} |\n"
 
 
 def main() -> None:

@@ -313,7 +313,7 @@ def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, 
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (700_000, most))
         batch = started(client, file.id)
         server.wait_logged("batches are paused, no disk space", 30.0)
-        with pytest.raises(openai.InternalServerError, match="no room"):
+        with pytest.raises(openai.InternalServerError, match="disk is full"):
             client.files.create(file=("large", b"x" * 800_000), purpose="batch")
         assert kept(tmp_path) == {file.id, *results_under_way(tmp_path)}
         assert 0 < completed(client, batch.id) < total

@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a negative id": ("embed.tokens", {"input_ids": -IDS}, "outside"),
     "an id beyond the vocabulary": ("embed.tokens", {"input_ids": IDS * 1000}, "outside"),
     "an id beyond 32 bits": ("embed.tokens", {"input_ids": IDS * 2**40}, "INT32"),
-    "too many tokens": ("embed.tokens", {"input_ids": np.ones((1, MAX_LENGTH + 1), int)}, "token ids"),
+    "too many tokens": ("embed.tokens", {"input_ids": np.ones((1, MAX_LENGTH + 1), int)}, "token IDs"),
     "one dimension": ("embed.tokens", {"input_ids": IDS[0]}, "shape"),
     "text under the name for tokens": ("embed.tokens", {"text": ["a"]}, "takes 'input_ids'"),
     "tokens where text is pointed into": ("tag", {"input_ids": IDS}, "must be one text"),
@@ -427,7 +427,7 @@ def test_repository_index(client: TritonClient) -> None:
 def test_models_are_not_unloaded_by_default(client: TritonClient) -> None:
     """Loading and unloading is forbidden unless it is switched on."""
     for method in ("load_model", "unload_model"):
-        with pytest.raises(InferenceServerException, match="model_control") as refused:
+        with pytest.raises(InferenceServerException, match="--model-control") as refused:
             client.call(method, "embed")
         assert refused.value.status() in {"403", "StatusCode.PERMISSION_DENIED"}
     assert client.call("is_model_ready", "embed")

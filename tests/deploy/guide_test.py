@@ -16,8 +16,6 @@ from cryptography import x509
 
 from export.cli import export as export_cli
 from export.cli import inspect
-from loadtest.benchmarks import runner
-from loadtest.benchmarks.__main__ import BENCHMARKS
 from loadtest.capacity import simulate_cli, size_cli
 from serving.lifecycle import longest_end_s
 from serving.security.tls import check_pair
@@ -75,10 +73,6 @@ def test_commands_are_understood() -> None:
         size_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
-    for words in commands("python", "-m", "loadtest.benchmarks"):
-        runner.parser(BENCHMARKS).parse_args(words)
-    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line}
-    assert {word for (word,) in commands("make")} <= targets
 
 
 def test_images_are_built_of_files_that_exist() -> None:
@@ -107,9 +101,10 @@ def test_a_server_in_docker_in_three_lines() -> None:
 
 
 def test_every_overlay_and_component_is_told_of() -> None:
-    """In the tables, but for what only other components use; and what is applied exists."""
-    tables = set(re.findall(r"^\| `([a-z0-9-]+)` \|", GUIDE, re.MULTILINE))
-    assert tables == {*OVERLAYS, *COMPONENTS} - {"https-egress"}
+    """In the lists, but for what only other components use; and what is applied exists."""
+    items = re.findall(r"^- ((?:`[a-z0-9-]+`(?:, )?)+): ", GUIDE, re.MULTILINE)
+    listed = {name for item in items for name in re.findall(r"[a-z0-9-]+", item)}
+    assert listed == {*OVERLAYS, *COMPONENTS} - {"https-egress"}
     for path, *_ in commands("kubectl", "apply", "-k"):
         assert path == "my-cluster" or (ROOT / path / "kustomization.yaml").is_file()
     for rule, path, *_ in commands("sed"):
@@ -139,7 +134,7 @@ def test_the_example_renders(tmp_path: Path) -> None:
     for container in pod["containers"]:
         assert container["image"] == f"{wanted['newName']}:{wanted['newTag']}"
     (settings,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("bertserve-sett")]
-    assert settings["BERTSERVE_MAX_BATCH_TOKENS"] == "4096"
+    assert settings["BERTSERVE_DEFAULT_TIMEOUT_MS"] == "500"
     assert {"BERTSERVE_HOST", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
 
 
@@ -150,6 +145,9 @@ def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
     found = rendered(example, tmp_path)
     (deployment,) = of_kind(found, "Deployment")
     assert deployment["spec"]["replicas"] == example["replicas"][0]["count"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    (settings,) = [each["data"] for each in of_kind(found, "ConfigMap")]
+    assert settings["BERTSERVE_ENGINE"] == "tensorrt"
     (pod,) = pods(found)
     (init,) = pod["initContainers"]
     assert init["args"][:2] == ["verify", "/models/sentiment"]
@@ -234,13 +232,15 @@ def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
 def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
     """All together: each adds what it says, and takes nothing away."""
     (example,) = [example for example in patches() if "bertserve-fetch" not in str(example)]
-    parts = ("fetched-models-t4", "../../monitoring")
+    parts = ("fetched-models-t4", "keda", "../../monitoring")
     found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=example)
     plain = combined(tmp_path / "without", "t4", *parts, resources=("models-claim",))
     egress, before = (of_kind(each, "NetworkPolicy")[0]["spec"]["egress"] for each in (found, plain))
     assert egress[:-1] == before
     addresses = {entry["ipBlock"]["cidr"].removesuffix("/32") for entry in egress[-1]["to"]}
     assert addresses == {"169.254.169.252", "169.254.169.254", "169.254.170.23"}
+    (scaled,) = of_kind(found, "ScaledObject")
+    assert scaled["spec"]["minReplicaCount"] == 2
     (claim,), (account,) = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ServiceAccount")
     assert claim["spec"]["storageClassName"] == "efs-sc"
     assert set(account["metadata"]["annotations"]) == {"eks.amazonaws.com/role-arn"}

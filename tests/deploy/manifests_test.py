@@ -486,6 +486,9 @@ def test_a_rollout_takes_no_capacity_away() -> None:
 def test_the_t4_overlay_asks_for_the_card() -> None:
     """On nodes that have one, tolerating their taint, with a cache that the verification and the server share."""
     (pod,) = pods(manifests("t4"))
+    spec = named(manifests("t4"), "Deployment", "bertserve")["spec"]
+    probe = pod["containers"][0]["startupProbe"]
+    assert spec["progressDeadlineSeconds"] >= 2 * probe["periodSeconds"] * probe["failureThreshold"]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "Tesla-T4"}
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
     assert [container["resources"]["limits"]["nvidia.com/gpu"] for container in containers(pod)] == [1, 1]

@@ -260,7 +260,7 @@ def test_an_onnx_runtime_without_cuda_says_what_to_install(
         pytest.param(
             {"compute_capability": "8.9"},
             {},
-            "is for compute capability 8.9, this Simulated T4 has 7.5; build one here",
+            "is for compute capability 8.9, but this Simulated T4 has 7.5; build one here",
             id="card",
         ),
         pytest.param(

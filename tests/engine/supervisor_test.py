@@ -246,7 +246,7 @@ async def test_an_engine_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) 
         assert isinstance(await soon(submit(engine, [HANG, 1])), EngineLost)
         assert await soon(engine.wait()) == -signal.SIGKILL
     assert re.search(
-        r"it hangs: no answer for \d\.\d s to a batch of 1 x 2 tokens of the model \S+; it lacked", caplog.text
+        r"it hangs: no answer for \d\.\d s to a batch of 1 x 2 tokens of the model \S+; it waited", caplog.text
     )
 
 

@@ -107,7 +107,7 @@ def with_tokenizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Voca
             with_tokenizer(lambda made: made["post_processor"]["pair"][3]["Sequence"].update(type_id=0)),
             "model_input_names",
         ),
-        (EMBED | LEFT, lambda _: {"truncation_side": "right"}, r"cut to \d+ tokens.*Look at truncation_side"),
+        (EMBED | LEFT, lambda _: {"truncation_side": "right"}, r"truncated to \d+ tokens.*Check truncation_side"),
     ],
     ids=["tokens", "types", "side"],
 )

@@ -205,7 +205,7 @@ def test_a_node_builds_an_int8_engine_of_the_bundles_graph(
     words = [str(exported), "--cache-dir", str(tmp_path), "--target", "t4"]
     assert build.main([*words, "--precision", "fp16"]) == 1
     said = capsys.readouterr().err
-    assert "none in fp16; export it with --tensorrt graph --tensorrt-precision fp16" in said
+    assert "but not in fp16; export it with --tensorrt graph --tensorrt-precision fp16" in said
     assert build.main(words) == 0
     assert "native.sm75.int8.engine was not run" in capsys.readouterr().out
     (derived,) = tmp_path.rglob("derived.json")
@@ -230,5 +230,5 @@ def test_a_graph_that_breaks_a_limit_is_left_out(tmp_path: Path, capsys: pytest.
 def test_a_graph_that_lacks_products_is_refused(graph: Path) -> None:
     """A matrix that was not found must not stay in fp16 unseen."""
     shape = optimize.Shape(LAYERS + 1, heads=4, hidden_size=32)
-    with pytest.raises(ExportError, match="incomplete: 0 products with a matrix, 18 expected"):
+    with pytest.raises(ExportError, match="incomplete: found 0 products with a matrix, expected 18"):
         qdq.quantize(graph.with_name("half.onnx"), graph.with_name("lacking.onnx"), shape, {}, [], {})

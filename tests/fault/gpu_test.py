@@ -351,7 +351,7 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
         found = choice(server)
         assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
         (reason,) = found["left_out"]
-        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, about ")
+        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, but needs about ")
         os.kill(server.engine_pids()[0], signal.SIGKILL)
         wait_for(lambda: choice(server)["lost"], "the reason")
         (lost,) = choice(server)["lost"]
@@ -373,7 +373,7 @@ def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
         before = server.engine_pids()
         write_gpu_bundle(tmp_path / "models", tmp_path / "base")
         reply = post_json(server.http, "/v2/repository/models/embed/load", b"{}")
-        assert "300 MiB of 16,384 free, about " in reply.body.decode()
+        assert "300 MiB of 16,384 free, but needs about " in reply.body.decode()
         assert "beside the engine that serves" in reply.body.decode()
         assert embed(server, "a text").status == 200
         wait_for(lambda: server.engine_pids() == before, "the one engine process")

@@ -148,7 +148,7 @@ def test_a_load_that_cannot_be_sent_is_one_clear_line(
     ending.wait_logged("state: draining")
     for words, sentence in (
         (["--target", nobody], f"cannot connect to {nobody}"),
-        (["--target", fake_server.http, "--scenario", str(tags)], "answers 4"),
+        (["--target", fake_server.http, "--scenario", str(tags)], "returned 4"),
         (["--target", ending.http, "--duration", "0.5"], "it is stopping or restarting"),
     ):
         assert main([*words, "--out", str(tmp_path)]) == IMPOSSIBLE

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from loadtest.benchmarks.store import Step, Store
 
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
-_MIB = 1 << 20
 _WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
 _FASTER = ("int8", "int8-openvino")
 """Artifacts whose speed is compared with that of fp32."""
+_SMALLER = ("int8", "fp16")
+"""Artifacts whose size is compared with that of fp32."""
 _FORMS = {
     "bert": "with relative positions",
     "jina_bert": "for code",
@@ -118,7 +119,7 @@ def tables(text: str, store: Store) -> str:
         "files": _files(),
         "rates": timed,
         "gains": {form: [_ratio(r["128"], form) for r in timed.values() if form in r["128"]] for form in _FASTER},
-        "least": [_least(timed, form) for form in _FASTER],
+        "shares": {form: _shares(store, form) for form in _SMALLER},
         "agreement": {form: [_worst(store, task, form) for task in TASKS] for form in FORMS},
         "exceptions": _exceptions(store),
         "models": _by_answers((model, found) for model, found in judged if "refused" not in found),
@@ -126,7 +127,7 @@ def tables(text: str, store: Store) -> str:
         "at_hand": [model.name for model in models if model.files],
         "measured_with": {name: value for name, value in store.facts.items() if name not in {"sizes", "machine"}},
     }
-    functions = {"names": _names, "ratio": _ratio, "mib": lambda size: size / _MIB}
+    functions = {"names": _names, "ratio": _ratio}
     known = {"families": FAMILIES, "tasks": TASKS, "words": _WORDS, "starred": pooling.TRANSFORMER_FILES}
     kind = CompatibilityBenchmark
     return filled(text, rendered(kind, kind.name, store=store, steps=store.steps, **figures, **functions, **known))
@@ -214,10 +215,10 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _least(timed: Mapping[str, Any], form: str) -> str:
-    """The family that gains least from a form."""
-    times = [(_ratio(r, form), name, at) for name, rates in timed.items() for at, r in rates.items() if form in r]
-    return "; ".join(f"{_WORDS[form]} {ratio:.2f} ({name}, {at} tokens)" for ratio, name, at in sorted(times)[:1])
+def _shares(store: Store, form: str) -> list[float]:
+    """Sizes of a form relative to fp32, of all families that have it."""
+    made = [store.steps[name]["forms"] for name in FAMILIES if "forms" in store.steps.get(name, {})]
+    return [forms[form]["size_bytes"] / forms["fp32"]["size_bytes"] for forms in made if "size_bytes" in forms[form]]
 
 
 def _ratio(by_form: dict[str, list[float]], form: str) -> float:

@@ -148,8 +148,9 @@ class PeersBenchmark(who.PeerBenchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         samples, model = Samples.of(store), store.facts["model"]
         shown = [(subject, subject.key(ONE), subject.key(MANY)) for subject in subjects(model)]
-        judged = [(aim, [aim.judged(samples, model, protocol) for protocol in PROTOCOLS]) for aim in AIMS]
-        return {"samples": samples, "subjects": shown, "judged": judged, "protocols": PROTOCOLS, "lengths": LENGTHS}
+        aims = [aim for aim in AIMS if (aim.ours, aim.theirs) != _UNSHOWN]
+        judged = [(aim, [aim.judged(samples, model, protocol) for protocol in _SHOWN]) for aim in aims]
+        return {"samples": samples, "subjects": shown, "judged": judged, "protocols": _SHOWN, "lengths": LENGTHS}
 
     def plots(self, store: Store) -> dict[str, str]:
         return {"": _plot(Samples.of(store), store.facts["model"])}
@@ -216,7 +217,10 @@ class Aim(NamedTuple):
         return ", ".join(cells)
 
 
-PROTOCOLS = (HTTP, V2, GRPC_NAME)
+_SHOWN = (HTTP, GRPC_NAME)
+"""Protocols of the page; the store has HTTP v2 too."""
+_UNSHOWN = (OPENVINO, (TRITON, DYNAMIC))
+"""Compared engines that the page leaves to the store: `best of both` is beside the same."""
 LENGTHS = (8, 32, 128)
 _P50, _PER_S, _OVER = "p50", "texts/s", "ms above p50"
 _COMPARED = {_P50: (ONE, "p50_ms", True), _PER_S: (MANY, "per_s", True), _OVER: (ONE, "p50_ms", False)}

@@ -16,17 +16,14 @@ if TYPE_CHECKING:
 _HEAD = """# Existing clients
 
 These clients work unmodified, configured only as shown. `tests/contract/existing_clients_test.py` runs each line and
-compares the result with the model's own library. Vectors have a cosine of at least 0.9999 with those of Sentence
-Transformers. Labels, spans, words and orders equal those of Transformers, with scores within 0.0001 (answers: 0.001).
+compares the result with Sentence Transformers (cosine at least 0.9999) or Transformers (scores within 0.0001, of
+answers 0.001).
 
 - `URL` is `http://127.0.0.1:8000`, `GRPC` is `127.0.0.1:8001`.
 - `...` is an API key (any, unless the server has keys), a query, texts, or a model name (any, if one model has the
   task).
-- If a call fails, its line has the error and the fix.
 - Elasticsearch and Weaviate are not run: the test sends what their source at these commits sends.
-- `tests/contract/tei_test.py` runs TEI's gRPC stubs, `tests/contract/triton_clients_test.py` Triton's clients.
-
-`make docs` writes this page.
+- TEI's gRPC stubs and Triton's clients also work.
 
 | client | call | result |
 |---|---|---|
@@ -35,12 +32,11 @@ Transformers. Labels, spans, words and orders equal those of Transformers, with 
 _PROXIES = """
 ## Behind proxies
 
-`tests/contract/proxies_test.py` sends HTTP and gRPC requests through each proxy while the server keeps closing
-connections (`--max-connection-age-s`). No request is lost. HAProxy has its own file, `deploy/haproxy/haproxy.cfg`.
+HTTP and gRPC through these proxies lose no request while the server keeps closing connections
+(`--max-connection-age-s`). HAProxy has its own file, `deploy/haproxy/haproxy.cfg`.
 
-Envoy retries requests that reached no replica, and those rejected with `X-Computed: none` before anything was computed.
-Not every 503 is such a rejection: `buffers_full` means overload. HAProxy's `retry-on 503` cannot distinguish them, so
-its configuration retries failed connections only.
+Envoy retries requests that reached no replica or were rejected with `X-Computed: none`. Other 503s may mean overload
+(`buffers_full`). HAProxy's `retry-on 503` cannot distinguish them, so it retries failed connections only.
 
 | proxy | configuration |
 |---|---|
