@@ -251,7 +251,7 @@ def test_what_is_not_used_is_a_table(fp32_server: Server, page: Page, width: int
     assert ", ".join(engines for engines, _, _ in rows).split(", ") == [entry["engine"] for entry in rejected]
     assert rows[0] == [
         "tensorrt, ort-cuda",
-        "The bundles hold nothing for a GPU.",
+        "No bundle has a GPU artifact.",
         "Export with --precision fp16 or --tensorrt.",
     ]
     assert page.run(

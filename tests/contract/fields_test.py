@@ -182,7 +182,7 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
         ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 400, "output_dimension"),
         ("/v1/rerank", {**RANK, "return_embeddings": True}, 422, "return_embeddings"),
         ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 400, "messages"),
-        ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` asks"),
+        ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` is not supported"),
         ("/v1/rerank", {**RANK, "instruction": "find answers"}, 422, "instruction"),
         ("/v2/rerank", {**RANK, "relevant_spans": {"mode": "enabled"}}, 422, 'or send {"mode": "disabled"}'),
         ("/v1/rerank", {**RANK, "max_doc_length": 8}, 422, "max_doc_length"),

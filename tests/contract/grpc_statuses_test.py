@@ -123,7 +123,9 @@ ROWS: dict[str, Row] = {
     "no content type": Row(UNIMPLEMENTED, {"content_type": None}, http=415, grpcio=LENIENT),
     "empty content type": Row(UNIMPLEMENTED, {"content_type": ""}, http=415, grpcio=LENIENT),
     "gRPC-Web": Row(UNIMPLEMENTED, {"content_type": "application/grpc-web"}, http=415, grpcio=LENIENT),
-    "gRPC as JSON": Row(UNIMPLEMENTED, {"content_type": "application/grpc+json"}, words="message format", grpcio=LENIENT),
+    "gRPC as JSON": Row(
+        UNIMPLEMENTED, {"content_type": "application/grpc+json"}, words="message format", grpcio=LENIENT
+    ),
     "gRPC as protobuf": Row(OK, {"content_type": "application/grpc+proto"}),
     "content type with a parameter": Row(OK, {"content_type": "application/grpc+proto; charset=utf-8"}),
     "content type in capitals": Row(OK, {"content_type": "Application/gRPC"}),

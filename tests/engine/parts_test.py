@@ -76,5 +76,5 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     shapes = [(spec.name, "tensor(float)", spec.shape) for spec in model.outputs]
     chain.check(model, [first, Interface([("hidden", "tensor(float)")], shapes)])
     for wrong in ([("hidden", "tensor(float16)")], [("other", "tensor(float)")]):
-        with pytest.raises(BundleError, match="part 2 of 2 takes"):
+        with pytest.raises(BundleError, match="part 2 of 2 reads"):
             chain.check(model, [first, Interface(wrong, shapes)])

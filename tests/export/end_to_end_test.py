@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "label's name": (
         "classify",
         within("labels", names=lambda names: (*names[:-1], "other")),
-        r"the text '.*' is answered with \(.*'other'.*\), Transformers .*tokens: ",
+        r"the text '.*' returns \(.*'other'.*\), but Transformers .*tokens: ",
     ),
     "tag's place": ("tag", turned, r"decisions differ from Transformers .* the text '.*' returns"),
     "words": (

@@ -189,7 +189,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, count: int) ->
 def test_pieces_of_another_kind_than_the_class_makes_are_refused(tmp_path: Path) -> None:
     """BPE's ranks are not Unigram's probabilities: other tokens would come out, and nobody would notice."""
     pieces(tmp_path, "sentencepiece.bpe.model", "XLMRobertaTokenizer", **XLM_R | {"model_type": "bpe"})
-    with pytest.raises(ExportError, match=r"it is for BPE, and XLMRobertaTokenizer makes Unigram of it"):
+    with pytest.raises(ExportError, match=r"it is for BPE, but XLMRobertaTokenizer loads it as Unigram"):
         read(tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_robertas_positions_begin_behind_the_padding_id(tmp_path: Path) -> None:
     """Of 66 positions 64 can be used: the first token stands at the padding id + 1."""
     checkpoint = opened(write_task_checkpoint(tmp_path / "small", "roberta", "classify"))
     assert checkpoint.max_length == 64
-    with pytest.raises(ExportError, match="between 4 and 64"):
+    with pytest.raises(ExportError, match="must be 4 to 64"):
         opened(checkpoint.source.path, max_length=65)
 
 

@@ -178,10 +178,10 @@ def no_graph(path: Path) -> Path:
     [
         pytest.param(
             lambda path: write_graph(path, "BertModel"),
-            "the TensorRT engine for t4 cannot be built: the graph multiplies in FP32.*fp16 graph",
+            "the TensorRT engine for t4 cannot be built: TensorRT does not support FP32 products.*fp16 graph",
             id="fp32",
         ),
-        pytest.param(fused_graph, "give it the graph before", id="fused-by-onnx-runtime"),
+        pytest.param(fused_graph, "use the unfused graph", id="fused-by-onnx-runtime"),
         pytest.param(no_graph, "Failed to parse the ONNX model", id="no-graph"),
         pytest.param(of_another_form, r"the input x must be \[batch, sequence\]", id="inputs-of-another-form"),
     ],
@@ -197,7 +197,7 @@ def test_a_graph_that_no_engine_is_made_of_is_refused(
 def test_a_native_build_without_a_gpu_says_so(fp16: Path, tmp_path: Path) -> None:
     """No driver: one sentence with where to run it."""
     sentence = refusal(fp16, tmp_path, "native")
-    assert "no NVIDIA driver is in use here (CUDA error 35); run this where the GPU is" in sentence
+    assert "no NVIDIA driver found (CUDA error 35); run this on the machine with the GPU" in sentence
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason=excused("the other library is installed"))
@@ -217,7 +217,7 @@ def test_the_librarys_own_word_for_a_missing_driver_is_understood(fp16: Path, tm
     content = (tmp_path / "engine").read_bytes()
     with contextlib.suppress(TypeError):
         assert tensorrt_library.runtime(library, logger).deserialize_cuda_engine(content) is None
-    assert "no NVIDIA driver is in use here" in tensorrt_library.reason(logger.errors)
+    assert "no NVIDIA driver found" in tensorrt_library.reason(logger.errors)
 
 
 def test_a_timing_cache_is_written_and_read_again(fp16: Path, tmp_path: Path) -> None:

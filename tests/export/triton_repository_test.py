@@ -439,7 +439,7 @@ def test_one_bad_request_is_refused_by_itself(
     ("parameters", "sentence"),
     [
         ({"execution": "anything"}, "cannot be run by 'anything'"),
-        ({"engine": "another"}, "engine 'another' is none of"),
+        ({"engine": "another"}, "unknown engine 'another'; engines: "),
     ],
 )
 def test_a_wrong_choice_keeps_the_text_model_from_being_ready(

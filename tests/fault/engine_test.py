@@ -352,7 +352,7 @@ def test_row_45_engine_dies_of_a_text(serve: Callable[..., Server], models: Path
     assert bad.status == again.status == STATUS["internal"][transport.family]
     assert metric(server, "bertserve_engine_restarts_total") == 2
     sing(server, models)
-    (line,) = [line for line in server.log.splitlines() if "ended two engine processes" in line]
+    (line,) = [line for line in server.log.splitlines() if "crashed two engine processes" in line]
     assert f"request_id={bad.headers['x-request-id']}" in line
     assert "volcano" not in server.log
 

@@ -188,7 +188,7 @@ def test_a_version_that_fails_verification_never_serves(server: Server, shelf: S
     assert state == "UNAVAILABLE"
     assert_reason(told, reason)
     assert str(shelf.root) not in said + told
-    server.wait_logged(f"version {version} is not served")
+    server.wait_logged(f"version {version} rejected")
     assert metric(server, "bertserve_swaps_total", outcome="refused") == refused + 1
     shutil.rmtree(shelf.path(version))
 
@@ -217,7 +217,7 @@ def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) 
         good = (place / FP32).read_bytes()
         flip(place)
         place.rename(own_shelf.path(version))
-        watching.wait_logged(f"version {version} is not served", 60)
+        watching.wait_logged(f"version {version} rejected", 60)
         wait_looks(watching, own_shelf, 4)
         assert metric(watching, "bertserve_swaps_total", outcome="refused") == 1
         (own_shelf.path(version) / FP32).write_bytes(good)
@@ -241,7 +241,7 @@ def test_the_way_back_is_one_step(server: Server, shelf: Shelf) -> None:
             wait_for(lambda: "kept" in str(index(server)), "the other one, kept again")
     readers.assert_nothing_was_lost()
     assert engines(server) == running
-    assert "passed over" in index(server)[version][1] or "kept" in index(server)[version][1]
+    assert "skipped" in index(server)[version][1] or "kept" in index(server)[version][1]
     shutil.move(shelf.path(before).with_name("elsewhere"), shelf.path(before))
     assert load(server, str(version)).status == 200
 
@@ -536,7 +536,7 @@ def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
             os.kill(second, signal.SIGSTOP)
         wait_for(lambda: metric(running, "bertserve_requests_total", reason="client_gone") == 1, "the caller's end")
         os.kill(second, signal.SIGCONT)
-        wait_for(lambda: "passed over" in index(running).get(newer, ("", ""))[1], "the end of the call")
+        wait_for(lambda: "skipped" in index(running).get(newer, ("", ""))[1], "the end of the call")
         assert index(running)[wanted] == ("READY", "")
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
 
