@@ -254,7 +254,7 @@ class _Export:
             if not normalizations:
                 raise
             broken = str(error)
-        self._progress.notice(f"with normalizations in fp16 {broken}; next, with normalizations in FP32")
+        self._progress.notice(f"with fp16 normalizations, {broken}; retrying with fp32 normalizations")
         return self._sixteen_bits(path, evaluation, normalizations=False)
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:

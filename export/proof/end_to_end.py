@@ -192,7 +192,9 @@ class EndToEndProof:
                 return inputs, model.tokenizer.encode(inputs, truncate=True)
             return inputs, way.encode(model.tokenizer, inputs, form.options, truncate=True)
         except InvalidRequest as error:
-            raise ExportError(f"only {self.name} accepts the text {shown(texts[0])!r}, the bundle: {error}") from error
+            raise ExportError(
+                f"the bundle rejects the text {shown(texts[0])!r}, which {self.name} accepts: {error}"
+            ) from error
 
     def _seen(self, text: EncodedText) -> Tokens:
         ids = list(text.ids)

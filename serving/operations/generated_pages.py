@@ -34,8 +34,8 @@ _METRICS_HEAD = """# Metrics
 
 Generated from `serving/telemetry/catalogue.py` by `make docs`. `/metrics` on the HTTP port and on the metrics port
 returns Prometheus's text format. A counter only grows while the process lives. A histogram has `_bucket`, `_sum` and
-`_count`. Names end in their unit; `_us` is microseconds. Stage times resolve 0.1 ms from 50 us to 3 ms, then a
-quarter, up to 60 s. Every request is counted once, with the times that its client sees in `Server-Timing`.
+`_count`. Names end in their unit; `_us` is microseconds. Stage histograms have 0.1 ms buckets from 50 us
+to 3 ms, then buckets 25% apart up to 60 s. Every request counts once, with the times of its `Server-Timing`.
 [Alerts](alerts.md) says what to do when a metric is wrong, [monitoring](../guides/observability.md) how to scrape.
 """
 
@@ -47,7 +47,7 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
     ),
     (
         "Triton's names",
-        "The numbers of v2's statistics: answers on any route, failures of v2 alone; durations in microseconds.",
+        "Same values as the v2 statistics. Successes count all routes, failures only v2. Durations in microseconds.",
         catalogue.TRITON,
     ),
     (
@@ -55,7 +55,7 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
         "The server process holds sockets, text and queues, the engine process the models.",
         catalogue.PROCESS,
     ),
-    ("GPUs", "Triton's names again. A server that computes on a CPU has none of these.", catalogue.GPU),
+    ("GPUs", "Triton's names again. Only on GPUs.", catalogue.GPU),
 )
 
 _CODE = " " * 4
@@ -67,7 +67,7 @@ def settings_page() -> str:
 
 def _group(group: type[BaseModel]) -> str:
     lines = [_setting(name, field) for name, field in group.model_fields.items() if not is_for_tests(name)]
-    head = "| option | default | allowed | what it does |\n|---|---|---|---|\n"
+    head = "| option | default | allowed | description |\n|---|---|---|---|\n"
     return f"\n## {group.__name__}\n\n{group.__doc__}\n\n{head}" + "".join(lines)
 
 
@@ -85,7 +85,7 @@ def metrics_page() -> str:
 
 def _section(title: str, text: str, metrics: Sequence[Metric]) -> str:
     reason_names = textwrap.fill(", ".join(reasons()), 120, initial_indent=_CODE, subsequent_indent=_CODE)
-    head = "| metric | type | labels | what it says |\n|---|---|---|---|\n"
+    head = "| metric | type | labels | description |\n|---|---|---|---|\n"
     return f"\n## {title}\n\n{text.format(reasons=reason_names)}\n\n{head}" + "".join(map(_metric, metrics))
 
 

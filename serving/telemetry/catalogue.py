@@ -46,33 +46,33 @@ REQUESTS = Metric(
 REQUEST_SECONDS = Metric(
     "bertserve_request_seconds",
     "histogram",
-    "Time from a request's arrival to its answer, of those answered. This and the next three leave out bulk work.",
+    "Latency of answered requests, from arrival to answer. This and the next three metrics exclude bulk work.",
     {"model": _SERVED, "protocol": _PROTOCOL},
 )
-TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Time to tokenise a request.")
+TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Tokenization time per request.")
 QUEUE_SECONDS = Metric(
-    "bertserve_queue_seconds", "histogram", "Longest time that a text of a request waited for an engine."
+    "bertserve_queue_seconds", "histogram", "Queue time per request: the longest wait of its texts for an engine."
 )
 COMPUTE_SECONDS = Metric(
-    "bertserve_compute_seconds", "histogram", "Longest time that an engine spent on a batch of a request."
+    "bertserve_compute_seconds", "histogram", "Compute time per request: the longest of its batches."
 )
 TEXTS = Metric("bertserve_texts_total", "counter", "Texts answered.")
-TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, padding not counted.")
-TEXT_TOKENS = Metric("bertserve_text_tokens", "histogram", "Tokens of a text that an engine was given.")
-TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens cut off texts that were too long.")
+TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, without padding.")
+TEXT_TOKENS = Metric("bertserve_text_tokens", "histogram", "Tokens per text, as sent to the engine.")
+TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens removed by truncation.")
 
 CACHE_TEXTS = Metric(
     "bertserve_cache_texts_total",
     "counter",
-    "Texts of requests beside a cache of answers; equal ones of a request count once.",
-    {"result": "`hit`: answered before; `shared`: computed for another request; `miss`: computed"},
+    "Texts looked up in the response cache. Duplicates within a request count once.",
+    {"result": "`hit`: served from the cache; `shared`: computed for another request; `miss`: computed"},
 )
-CACHE_BYTES = Metric("bertserve_cache_bytes", "gauge", "What the cache of answers holds.")
+CACHE_BYTES = Metric("bertserve_cache_bytes", "gauge", "Size of the response cache.")
 
 JOBS = Metric(
     "bertserve_batches",
     "gauge",
-    "Batches of `/v1/batches` that are kept.",
+    "Stored batches of `/v1/batches`.",
     {
         "state": "`validating`, `in_progress`, `cancelling`, `completed`, `failed` (the input file is not valid),"
         " `expired`, `cancelled`"
@@ -81,120 +81,120 @@ JOBS = Metric(
 JOB_LINES = Metric(
     "bertserve_batch_lines_total",
     "counter",
-    "Lines of batches that were settled.",
+    "Finished lines of batches.",
     {"outcome": "`completed`, or `failed`: an error, or not computed in time"},
 )
-JOB_FILES = Metric("bertserve_batch_files", "gauge", "Files of `/v1/files` that are kept.")
-JOB_BYTES = Metric("bertserve_batch_files_bytes", "gauge", "What they have, and what unfinished batches have written.")
+JOB_FILES = Metric("bertserve_batch_files", "gauge", "Stored files of `/v1/files`.")
+JOB_BYTES = Metric(
+    "bertserve_batch_files_bytes", "gauge", "Size of the stored files, with the partial results of unfinished batches."
+)
 
 QUEUE_TEXTS = Metric(
     "bertserve_queue_texts",
     "gauge",
-    "Texts that wait for an engine. Bulk work counts apart: not here, nor in what is named queue, predicted wait,"
-    " admitted, refusals and deadline misses below.",
+    "Texts queued for an engine. Excludes bulk work, as do the queue, predicted wait, admitted, refusals and deadline"
+    " miss metrics below.",
 )
-QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the texts that wait.")
-QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted time to compute what waits.")
+QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the queued texts.")
+QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted compute time of the queued texts.")
 PREDICTED_WAIT = Metric(
     "bertserve_predicted_wait_seconds",
     "gauge",
-    "Predicted time to answer all that is here now: the work that a new request finds before it. Scale by this. The"
-    " restart of an engine is not counted: more replicas do not shorten it.",
+    "Predicted time to finish all work in the server, which is the wait of a new request. Use it for autoscaling."
+    " Excludes engine restarts, because more replicas do not shorten them.",
 )
 UTILIZATION = Metric(
     "bertserve_utilization_ratio",
     "gauge",
-    "The predicted wait in proportion to itself and the cost of a text of 64 tokens: 0 while idle, never above 1.",
+    "Predicted wait / (predicted wait + cost of a 64-token text). 0 when idle, at most 1.",
 )
-REQUESTS_NOW = Metric("bertserve_requests_in_flight", "gauge", "Requests that wait or are being computed.")
+REQUESTS_NOW = Metric("bertserve_requests_in_flight", "gauge", "Requests queued or being computed.")
 ADMITTED_TOKENS = Metric(
-    "bertserve_admitted_tokens", "gauge", "Tokens in flight: admitted, and not answered yet. Scale by this too."
+    "bertserve_admitted_tokens",
+    "gauge",
+    "Tokens in flight: admitted and not yet answered. Also suitable for autoscaling.",
 )
-ADMITTED_LIMIT = Metric("bertserve_admitted_limit_tokens", "gauge", "Tokens that may be in flight at once.")
+ADMITTED_LIMIT = Metric("bertserve_admitted_limit_tokens", "gauge", "Maximum tokens in flight.")
 REFUSALS = Metric(
     "bertserve_refusals_total",
     "counter",
-    "Requests refused at admission.",
+    "Requests rejected at admission.",
     _REFUSED,
 )
 DEADLINE_MISSES = Metric(
     "bertserve_deadline_misses_total",
     "counter",
-    "Requests admitted and not answered in time, by where their deadline met them.",
+    "Admitted requests that missed their deadline, by stage.",
     {"where": "`queue`, `engine`"},
 )
 
 BULK_REQUEST_SECONDS = Metric(
     "bertserve_bulk_request_seconds",
     "histogram",
-    "Time from a bulk request's arrival to its answer, of those answered.",
+    "Latency of answered bulk requests, from arrival to answer.",
 )
-BULK_QUEUE_TEXTS = Metric("bertserve_bulk_queue_texts", "gauge", "Texts of bulk work that wait for an engine.")
-BULK_QUEUE_TOKENS = Metric("bertserve_bulk_queue_tokens", "gauge", "Tokens of the bulk work that waits.")
+BULK_QUEUE_TEXTS = Metric("bertserve_bulk_queue_texts", "gauge", "Texts of bulk work queued for an engine.")
+BULK_QUEUE_TOKENS = Metric("bertserve_bulk_queue_tokens", "gauge", "Tokens of the queued bulk work.")
 BULK_QUEUE_WORK = Metric(
     "bertserve_bulk_queue_work_seconds",
     "gauge",
-    "Predicted time to compute the bulk work that waits, on all of the device.",
+    "Predicted compute time of the queued bulk work on the whole device.",
 )
 BULK_ADMITTED_TOKENS = Metric("bertserve_bulk_admitted_tokens", "gauge", "Tokens of bulk work in flight.")
-BULK_ADMITTED_LIMIT = Metric(
-    "bertserve_bulk_admitted_limit_tokens", "gauge", "Tokens of bulk work that may be in flight at once."
-)
+BULK_ADMITTED_LIMIT = Metric("bertserve_bulk_admitted_limit_tokens", "gauge", "Maximum tokens of bulk work in flight.")
 BULK_REFUSALS = Metric(
     "bertserve_bulk_refusals_total",
     "counter",
-    "Bulk requests refused at admission.",
+    "Bulk requests rejected at admission.",
     _REFUSED,
 )
 BULK_DEADLINE_MISSES = Metric(
-    "bertserve_bulk_deadline_misses_total", "counter", "Bulk requests admitted and not answered before their deadline."
+    "bertserve_bulk_deadline_misses_total", "counter", "Admitted bulk requests that missed their deadline."
 )
 DEVICE_SECONDS = Metric(
     "bertserve_device_seconds_total",
     "counter",
-    "Time of the whole device that batches have taken; a narrow lane counts as its part of it.",
+    "Device time used by batches. A batch on a narrow lane counts in proportion to the lane's share of the device.",
     {"class": "`online`, `bulk`"},
 )
 
-BATCH_SIZE = Metric("bertserve_batch_size", "histogram", "Texts in a batch.")
-PADDING = Metric("bertserve_padding_tokens_total", "counter", "Tokens of padding that were computed.")
-COST_RATIO = Metric(
-    "bertserve_batch_cost_ratio", "histogram", "Time for which a batch held its lane, over the time predicted."
-)
+BATCH_SIZE = Metric("bertserve_batch_size", "histogram", "Texts per batch.")
+PADDING = Metric("bertserve_padding_tokens_total", "counter", "Padding tokens computed.")
+COST_RATIO = Metric("bertserve_batch_cost_ratio", "histogram", "Actual over predicted time of a batch on its lane.")
 PREDICTED_SECONDS = Metric("bertserve_batch_predicted_seconds_total", "counter", "Predicted time of all batches.")
-ACTUAL_SECONDS = Metric("bertserve_batch_actual_seconds_total", "counter", "Time for which all batches held lanes.")
+ACTUAL_SECONDS = Metric("bertserve_batch_actual_seconds_total", "counter", "Actual time of all batches on their lanes.")
 
 STATE = Metric(
     "bertserve_state",
     "gauge",
-    "1 for the state that the server is in, 0 for the others.",
+    "1 for the server's current state, 0 for the others.",
     {"state": "`starting`, `warming`, `ready`, `degraded`, `draining`, `stopped`, `failed`"},
 )
 ENGINE = Metric(
     "bertserve_engine_info",
     "gauge",
-    "1 for the engine that runs; none while it is being started.",
+    "1 for the running engine. Absent while it starts.",
     {"engine": "its name", "version": "of its library"},
 )
 ENGINE_REJECTED = Metric(
     "bertserve_engine_rejected",
     "gauge",
-    "1 for an engine that would be faster and was not taken, else 0; `/status`, `/info` and the log say why.",
+    "1 if a faster engine is not used, else 0. `/status`, `/info` and the log give the reason.",
     {"engine": "its name"},
 )
 GPUS = Metric(
     "bertserve_gpus",
     "gauge",
-    "GPUs that the models are meant to run on; both are 0 on a CPU.",
-    {"state": "`working`, or `missing` while its engine is being started or was given up"},
+    "GPUs assigned to the models, by state. Both are 0 on a CPU.",
+    {"state": "`working`, or `missing` while its engine starts or was abandoned"},
 )
 ENGINE_RESTARTS = Metric(
-    "bertserve_engine_restarts_total", "counter", "Deaths of the engine process, also while it loads or warms up."
+    "bertserve_engine_restarts_total", "counter", "Exits of the engine process, including during loading and warm-up."
 )
 NON_FINITE = Metric(
-    "bertserve_non_finite_outputs_total", "counter", "Texts whose answer was NaN or infinite, and so was not sent."
+    "bertserve_non_finite_outputs_total", "counter", "Answers withheld because they contained NaN or infinity."
 )
-MODEL = Metric("bertserve_model_info", "gauge", "1 for each model and the form of it that is served.", _FORM)
+MODEL = Metric("bertserve_model_info", "gauge", "1 for each model and its served artifact.", _FORM)
 UNPROVEN = Metric(
     "bertserve_model_unproven",
     "gauge",
@@ -202,68 +202,69 @@ UNPROVEN = Metric(
     _MODEL,
 )
 VERSION = Metric(
-    "bertserve_model_version", "gauge", "The version of a model that is served.", {"model": "a model of the repository"}
+    "bertserve_model_version", "gauge", "Served version of a model.", {"model": "a model of the repository"}
 )
 SWAPS = Metric(
     "bertserve_swaps_total",
     "counter",
-    "Versions of models that were to take the place of others while serving.",
+    "Hot swaps of model versions, by outcome.",
     {
-        "outcome": "`switched`; `refused` for good; `failed` for a reason that passes, such as too little memory; or"
-        " `rolled_back` because the engine of the new one ended"
+        "outcome": "`switched`; `refused`: rejected permanently; `failed`: transient error, such as too little memory;"
+        " `rolled_back`: the new version's engine exited"
     },
 )
 RELOADS = Metric(
     "bertserve_last_reload_successful",
     "gauge",
-    "0 while files that changed cannot be used and what they held before stays in use, else 1.",
+    "1 if the last reload of these files succeeded, 0 if it failed and the previous content is still in use.",
     {"files": "`API keys`, `certificates`"},
 )
 CERTIFICATE = Metric(
     "bertserve_certificate_expiry_timestamp_seconds",
     "gauge",
-    "When the certificate in use ends, in seconds since 1970; 0 without TLS.",
+    "Expiry of the certificate in use, in seconds since 1970. 0 without TLS.",
 )
-BUILD = Metric("bertserve_build_info", "gauge", "1 for the version of this server.", {"version": "of bertserve"})
-CONNECTIONS = Metric("bertserve_connections", "gauge", "Open connections of clients.", {"protocol": _PROTOCOL})
+BUILD = Metric("bertserve_build_info", "gauge", "1 for the server's version.", {"version": "of bertserve"})
+CONNECTIONS = Metric("bertserve_connections", "gauge", "Open client connections.", {"protocol": _PROTOCOL})
 BUFFERS = Metric(
     "bertserve_buffer_bytes",
     "gauge",
-    "Bytes that connections hold of bodies on their way or waiting, inflated bodies and unread replies.",
+    "Memory used for request bodies (receiving, queued or decompressed) and unread replies.",
 )
 BUFFER_REFUSALS = Metric(
-    "bertserve_buffer_refusals_total", "counter", "How often a connection got no room for more such bytes (503)."
+    "bertserve_buffer_refusals_total",
+    "counter",
+    "Requests rejected with 503 because the buffers were full (`--buffer-limit-mb`).",
 )
 _PORTS = "`clients` (HTTP and gRPC together), `probes` (the metrics port)"
-CONNECTIONS_LIMIT = Metric(
-    "bertserve_connections_limit", "gauge", "Connections that may be open at once.", {"ports": _PORTS}
-)
+CONNECTIONS_LIMIT = Metric("bertserve_connections_limit", "gauge", "Maximum open connections.", {"ports": _PORTS})
 CONNECTIONS_REFUSED = Metric(
     "bertserve_connections_refused_total",
     "counter",
-    "New connections that were refused because there was no place for them.",
-    {"ports": _PORTS, "reason": "`full`: all are taken and none is idle; `peer`: all that one address may have"},
+    "New connections rejected.",
+    {
+        "ports": _PORTS,
+        "reason": "`full`: the limit is reached and none is idle; `peer`: the limit per address is reached",
+    },
 )
 CONNECTIONS_DISPLACED = Metric(
     "bertserve_connections_displaced_total",
     "counter",
-    "Idle connections that were closed because a new one needed their place.",
+    "Idle connections closed to make room for new ones.",
     {"ports": _PORTS},
 )
 
 LOG_LOST = Metric(
     "bertserve_log_lines_lost_total",
     "counter",
-    "Lines of the log that could not be written: their reader stalls, the pipe is closed or the disk is full.",
+    "Log lines that could not be written: the reader stalls, the pipe is closed or the disk is full.",
 )
-LOG_HIDDEN = Metric(
-    "bertserve_log_lines_hidden_total", "counter", "Lines left out because many of their kind came before them."
-)
-SPANS_EXPORTED = Metric("bertserve_trace_spans_exported_total", "counter", "Spans that the collector has taken.")
+LOG_HIDDEN = Metric("bertserve_log_lines_hidden_total", "counter", "Log lines suppressed by rate limiting.")
+SPANS_EXPORTED = Metric("bertserve_trace_spans_exported_total", "counter", "Spans accepted by the collector.")
 SPANS_DROPPED = Metric(
     "bertserve_trace_spans_dropped_total",
     "counter",
-    "Spans that were made and not taken.",
+    "Spans dropped.",
     {"reason": "`queue_full`, `export_failed`, `rejected` by the collector"},
 )
 
@@ -284,20 +285,18 @@ SERVER: Sequence[Metric] = (
 """Metrics of the server itself."""
 
 TRITON_SUCCESS = Metric("nv_inference_request_success", "counter", "Requests answered.", _MODEL)
-TRITON_FAILURE = Metric("nv_inference_request_failure", "counter", "Requests of v2 that got an error.", _MODEL)
+TRITON_FAILURE = Metric("nv_inference_request_failure", "counter", "v2 requests that failed.", _MODEL)
 TRITON_COUNT = Metric("nv_inference_count", "counter", "Texts answered.", _MODEL)
 TRITON_EXECUTIONS = Metric("nv_inference_exec_count", "counter", "Batches.", _MODEL)
-TRITON_REQUEST = Metric(
-    "nv_inference_request_duration_us", "counter", "Sum of the times from arrival to answer.", _MODEL
-)
-TRITON_QUEUE = Metric("nv_inference_queue_duration_us", "counter", "Sum of the times in the queue.", _MODEL)
-TRITON_INPUT = Metric("nv_inference_compute_input_duration_us", "counter", "Sum of the times to tokenise.", _MODEL)
-TRITON_INFER = Metric("nv_inference_compute_infer_duration_us", "counter", "Sum of the times in an engine.", _MODEL)
+TRITON_REQUEST = Metric("nv_inference_request_duration_us", "counter", "Total time from arrival to answer.", _MODEL)
+TRITON_QUEUE = Metric("nv_inference_queue_duration_us", "counter", "Total time in the queue.", _MODEL)
+TRITON_INPUT = Metric("nv_inference_compute_input_duration_us", "counter", "Total tokenization time.", _MODEL)
+TRITON_INFER = Metric("nv_inference_compute_infer_duration_us", "counter", "Total time in an engine.", _MODEL)
 TRITON_OUTPUT = Metric(
-    "nv_inference_compute_output_duration_us", "counter", "Sum of the times between engine and answer.", _MODEL
+    "nv_inference_compute_output_duration_us", "counter", "Total time between engine and answer.", _MODEL
 )
 TRITON_PENDING = Metric(
-    "nv_inference_pending_request_count", "gauge", "Requests of which no text has reached an engine yet.", _MODEL
+    "nv_inference_pending_request_count", "gauge", "Requests without a text in an engine yet.", _MODEL
 )
 
 TRITON: Sequence[Metric] = (

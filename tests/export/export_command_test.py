@@ -259,7 +259,7 @@ def test_normalizations_stay_fp32_where_fp16_ones_break_a_limit(
     limit = f"cosine_mean={first.parity.cosine_mean + (1 - first.parity.cosine_mean) / 8:.12f}"
     (second,) = exported(folder, "--precision", "fp16", "--limit", limit).artifacts
     assert second.parity.cosine_mean > first.parity.cosine_mean
-    assert "next, with normalizations in FP32" in capsys.readouterr().out
+    assert "retrying with fp32 normalizations" in capsys.readouterr().out
 
 
 def test_what_the_recipe_lets_pass_is_written_down(poisoned: Path) -> None:

@@ -329,7 +329,7 @@ def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: S
     with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
         assert unload(watching).status == 200
         version = own_shelf.add()
-        watching.wait_logged(f"version {version} serves", 60)
+        watching.wait_logged(f"serving version {version}", 60)
         assert post_json(watching.http, "/v2/models/minilm/infer", BODY).status == 404
         assert index(watching)[version] == ("UNAVAILABLE", "unloaded")
         assert load(watching).status == 200
