@@ -63,9 +63,11 @@ class Options:
         modes = tuple(MODES) if arguments.mode == "both" else (arguments.mode,)
         scenarios = tuple(arguments.scenario or SCENARIOS)
         if "server" in scenarios and arguments.rate is None:
-            raise BenchError("--rate is missing: the queries a second of `server`, see bertserve load --find-capacity")
+            raise BenchError(
+                "--rate is missing; set the query rate of `server` (bertserve load --find-capacity finds it)"
+            )
         if "accuracy" in modes and arguments.reference is None:
-            raise BenchError("--reference is missing: accuracy is judged beside a server of the same model in fp32")
+            raise BenchError("--reference is missing; set the URL of a server with the same model in fp32")
         check_above_zero(arguments, "rate", "seconds", "p99_ms")
         return cls(
             target_of(arguments.target),
@@ -88,23 +90,40 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one.",
         allow_abbrev=False,
     )
-    made.add_argument("--target", default="http://127.0.0.1:8000", metavar="URL", help="default: %(default)s")
-    made.add_argument("--model", help="the model to ask (default: the server's only one that embeds or answers)")
     made.add_argument(
-        "--scenario", action="append", choices=SCENARIOS, help="may be given more than once (default: all four)"
+        "--target", default="http://127.0.0.1:8000", metavar="URL", help="Server to test (default: %(default)s)."
     )
-    made.add_argument("--mode", choices=[*MODES, "both"], default="performance", help="default: %(default)s")
-    made.add_argument("--data", type=Path, metavar="FILE", help="texts, one a line, or questions in SQuAD 1.1's JSON")
-    made.add_argument("--reference", metavar="URL", help="a server of the same model in fp32, for the accuracy gate")
-    made.add_argument("--rate", type=float, metavar="R", help="queries a second of `server`")
-    made.add_argument("--p99-ms", type=float, metavar="MS", help="the bound of `server` (default: BERT's, 130)")
+    made.add_argument("--model", help="Model to request (default: the server's only one that embeds or answers).")
     made.add_argument(
-        "--seconds", type=float, default=FULL_S, metavar="S", help="least duration; below 600 is not compliant"
+        "--scenario", action="append", choices=SCENARIOS, help="Scenario to run. Repeatable (default: all four)."
+    )
+    made.add_argument("--mode", choices=[*MODES, "both"], default="performance", help="Mode (default: %(default)s).")
+    made.add_argument(
+        "--data", type=Path, metavar="FILE", help="File of texts, one per line, or of questions as SQuAD 1.1 JSON."
+    )
+    made.add_argument("--reference", metavar="URL", help="Server with the same model in fp32, for the accuracy gate.")
+    made.add_argument("--rate", type=float, metavar="R", help="Query rate of the `server` scenario, in queries/s.")
+    made.add_argument(
+        "--p99-ms",
+        type=float,
+        metavar="MS",
+        help="p99 limit of the `server` scenario, in ms (default: 130, as for BERT).",
     )
     made.add_argument(
-        "--beside-ours", action="store_true", help="measure single-stream and server with our generators too"
+        "--seconds",
+        type=float,
+        default=FULL_S,
+        metavar="S",
+        help="Minimum duration, in seconds. Below 600, the run is not compliant.",
     )
-    made.add_argument("--out", type=Path, default=Path("mlperf-results"), metavar="DIR", help="default: %(default)s")
+    made.add_argument(
+        "--beside-ours",
+        action="store_true",
+        help="Also run `single-stream` and `server` with bertserve's load generator.",
+    )
+    made.add_argument(
+        "--out", type=Path, default=Path("mlperf-results"), metavar="DIR", help="Results (default: %(default)s)."
+    )
     return made
 
 

@@ -65,7 +65,7 @@ class Accuracy:
         """The terminal output."""
         others = "".join(f", {name} {value:.4f}" for name, value in self.others.items())
         word = "PASSED" if self.held else "FAILED"
-        return f"{word}, {self.name} {self.found:.4f}, at least {self.least:.4f} is asked for{others}"
+        return f"{word}, {self.name} {self.found:.4f}, required: {self.least:.4f}{others}"
 
 
 def reference(conversation: Conversation) -> list[bytes]:
@@ -127,7 +127,9 @@ def judge(library: Library, found: Sequence[bytes], fp32: Sequence[bytes]) -> Ac
         _, fulls = squad(library.gold, [one.decode() for one in fp32])
         full = float(fulls.mean())
         if not full:
-            raise BenchError("the reference has not one answer right: are these questions in the model's language?")
+            raise BenchError(
+                "the reference answers no question correctly; check that the questions are in the model's language"
+            )
         others = {
             "exact_match": float(exact.mean()),
             "fp32's f1": full,

@@ -73,9 +73,11 @@ class Runs:
         """
         found = []
         if self.seconds < FULL_S:
-            found.append(f"the rules ask for {FULL_S:g} s")
+            found.append(f"MLPerf requires at least {FULL_S:g} s")
         if self.caches:
-            found.append("the server keeps answers, and the rules forbid it: start it without --response-cache-mb")
+            found.append(
+                "the response cache is on, and MLPerf forbids it; start the server without --response-cache-mb"
+            )
         return found
 
 
@@ -196,5 +198,5 @@ def target_of(url: str) -> Target:
     """
     target = dataclasses.replace(Target.of(url, "v2", "", api_key()), timeout_ms=_TIMEOUT_MS)
     if target.tls is not None:
-        raise BenchError(f"{target.url}: LoadGen asks without TLS; name it as http://host:port")
+        raise BenchError(f"{target.url}: the LoadGen client does not support TLS; use http://host:port")
     return target
