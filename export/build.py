@@ -233,29 +233,36 @@ class _Export:
         if name in int8.FORMS:
             return self._eight_bits(path, name, evaluation)
         if name == "fp16":
-            return self._sixteen_bits(path, evaluation)
+            # Without a fused normalization both ways make the same graph.
+            is_fused = half.FUSED_NORMALIZATION in optimize.shape_of(self._checkpoint).fused()
+            return self._sixteen_bits(path, evaluation, half.WAYS if is_fused else half.WAYS[:1])
         with self._progress.stage(f"making {path.name}"):
             if self._recipe.split == 1:
                 editor.copy(self._fused, path, editor.MAPPED)
         return self._verified(self._in_parts(self._fused, name), name, evaluation)
 
-    def _sixteen_bits(self, path: Path, evaluation: ReferenceEvaluation, *, normalizations: bool = True) -> Artifact:
-        made = path if self._recipe.split == 1 else self._raw.with_name(path.name)
+    def _whole(self, path: Path) -> Path:
+        """Where the graph of an artifact is made: in its place, or beside the raw graph if parts are cut from it."""
+        return path if self._recipe.split == 1 else self._raw.with_name(path.name)
+
+    def _sixteen_bits(self, path: Path, evaluation: ReferenceEvaluation, ways: Sequence[half.Way]) -> Artifact:
+        way, *others = ways
+        made = self._whole(path)
         shares = self._checkpoint.family.shared_layers
         with self._progress.stage(f"making {path.name}"):
-            half.convert(self._fused, made, shared_layers=shares, normalizations=normalizations)
+            half.convert(self._fused, made, shared_layers=shares, normalizations=way)
         try:
             # A CPU would round differently from a GPU.
             artifact = self._verified(self._in_parts(made, "fp16"), "fp16", evaluation, runnable=[self._twin(made)])
-            if not normalizations or not artifact.waived:
+            if not others or not artifact.waived:
                 return artifact
             broken = f"{path.name} breaks {', '.join(artifact.waived)}"
         except BrokenLimitError as error:
-            if not normalizations:
+            if not others:
                 raise
             broken = str(error)
-        self._progress.notice(f"with fp16 normalizations, {broken}; retrying with fp32 normalizations")
-        return self._sixteen_bits(path, evaluation, normalizations=False)
+        self._progress.notice(f"with {way} normalizations, {broken}; retrying with {others[0]} normalizations")
+        return self._sixteen_bits(path, evaluation, others)
 
     def _in_parts(self, graph: Path, name: str) -> list[Path]:
         """The files of an artifact: one, or one for each part of a split graph."""
@@ -275,7 +282,7 @@ class _Export:
         self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = int8.WAYS
     ) -> Artifact:
         way, *others = ways
-        made = path if self._recipe.split == 1 else self._raw.with_name(path.name)
+        made = self._whole(path)
         with self._progress.stage(f"making {path.name}"):
             self._int8.make(name, made, way, self._fused, self._raw)
         try:

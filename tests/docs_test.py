@@ -26,8 +26,6 @@ from serving.settings import Settings
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
-TO_BE_MADE = {"docs/benchmarks/gpu-costs.json"}
-"""Figures that nobody has measured yet."""
 _PATH = re.compile(r"(?<![\w/.:{$-])(?:serving|export|loadtest|tests|deploy|docs)/[\w*./-]*[\w*/]")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _MODULE = re.compile(r"python -m ((?:serving|export|loadtest)[\w.]*\w)")
@@ -102,16 +100,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not re.match(r"[a-z]+:", link):
             path, _, heading = link.partition("#")
             target = (page.parent / path).resolve() if path else page
-            if str(target.relative_to(ROOT)) not in TO_BE_MADE:
-                assert target.exists(), link
-                assert not heading or heading in headings(target), link
+            assert target.exists(), link
+            assert not heading or heading in headings(target), link
 
 
 @every_page
 def test_paths_of_the_repository_exist(page: Path) -> None:
     """Files and folders that a page names; a star stands for any."""
     for path in _PATH.findall(page.read_text(encoding="utf-8")):
-        assert path in TO_BE_MADE or any(ROOT.glob(path.rstrip("/"))), path
+        assert any(ROOT.glob(path.rstrip("/"))), path
 
 
 @every_page

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -42,7 +42,11 @@ _ROOM = 4.0
 """Headroom of a product's bound below `LARGEST`, for a bias and rounding."""
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
-_FUSED_NORMALIZATION = "SkipLayerNormalization"
+FUSED_NORMALIZATION = "SkipLayerNormalization"
+Way = Literal["fp16", "fp32"]
+"""The precision of fused normalizations that may run in fp16."""
+WAYS: tuple[Way, ...] = ("fp16", "fp32")
+"""The faster first; it rounds the residuals."""
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """Operators that commute with a scale by a power of two."""
 _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
@@ -50,7 +54,7 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 
 
 def convert(
-    source: Path, target: Path, *, shared_layers: bool = False, normalizations: bool = True
+    source: Path, target: Path, *, shared_layers: bool = False, normalizations: Way = WAYS[0]
 ) -> Mapping[str, int]:
     """Writes the fp16 form of an fp32 graph.
 
@@ -61,7 +65,7 @@ def convert(
             provider).
         target: Where to write.
         shared_layers: Whether layers share their weights.
-        normalizations: Whether fused normalizations may run in fp16. That is faster, and rounds the residuals.
+        normalizations: One of `WAYS`.
 
     Returns:
         For tensors of the fp16 graph, the power of two that their values must be multiplied with.
@@ -71,7 +75,7 @@ def convert(
     """
     editor = GraphEditor(source, target)
     editor.lift_constants()
-    exponents = _Conversion(editor, normalizations=normalizations).run()
+    exponents = _Conversion(editor, normalizations).run()
     if shared_layers:
         editor.share_equal()
     editor.write()
@@ -81,7 +85,7 @@ def convert(
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, editor: GraphEditor, *, normalizations: bool) -> None:
+    def __init__(self, editor: GraphEditor, normalizations: Way) -> None:
         self._draft = editor
         self._normalizations = normalizations
         self._graph = graph = editor.graph
@@ -128,7 +132,7 @@ class _Conversion:
                 continue
             if node.op_type in _BETWEEN and all(leading_on):
                 before.update(node.output)
-            elif self._normalizations and node.op_type == _FUSED_NORMALIZATION and self._sum_fits(node):
+            elif self._normalizations == "fp16" and node.op_type == FUSED_NORMALIZATION and self._sum_fits(node):
                 before.update(node.output)
                 after.update(node.output)
         between = after & before

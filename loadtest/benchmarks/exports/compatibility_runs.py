@@ -64,9 +64,6 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
     return {**found, "cpu_s": round(_cpu_s() - started, 1)}
 
 
-_FP16_WAYS = ("normalizations in fp16", "normalizations in FP32")
-
-
 class _Export:
     """An export without a bundle: each form is made as `build` makes it, and compared on fewer texts."""
 
@@ -91,7 +88,7 @@ class _Export:
 
     def form(self, name: str) -> dict[str, Any]:
         """A form's figures, or why it cannot be made; INT8 and fp16 take the first variant within their limits."""
-        ways: dict[str, Sequence[str]] = {"fp16": _FP16_WAYS, **dict.fromkeys(int8.FORMS, int8.WAYS)}
+        ways: dict[str, Sequence[str]] = {"fp16": half.WAYS, **dict.fromkeys(int8.FORMS, int8.WAYS)}
         found: dict[str, Any] = {}
         for way in ways.get(name, ("",)):
             path = self._folder / FORMS[name].file
@@ -105,12 +102,12 @@ class _Export:
                 break
         return found
 
-    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of int8.WAYS, or of _FP16_WAYS
+    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of int8.WAYS or half.WAYS
         if name in int8.FORMS:
             self._int8.make(name, path, way, self._fused, self._raw)
         elif name == "fp16":
-            shares, fp16 = self._checkpoint.family.shared_layers, way == _FP16_WAYS[0]
-            half.convert(self._fused, path, shared_layers=shares, normalizations=fp16)
+            shares = self._checkpoint.family.shared_layers
+            half.convert(self._fused, path, shared_layers=shares, normalizations=way)
         else:
             editor.copy(self._fused, path)
 

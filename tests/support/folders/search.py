@@ -184,9 +184,9 @@ def _compared(
     for each, ours, theirs in zip(inputs, found, wanted, strict=True):
         if isinstance(theirs, Unanswered):
             continue  # its library has no answer, whatever ours is
-        if not each and isinstance(ours, Unanswered) and '"Empty"' in str(ours):
-            continue  # its routes refuse an empty text, as text-embeddings-inference does
         if isinstance(ours, Unanswered):
+            if not each and '"Empty"' in ours.reason:
+                continue  # its routes refuse an empty text, as text-embeddings-inference does
             faults.append((float("inf"), f"{each!r}: no answer ({ours.reason}) for {_short(theirs)}"))
         elif (off := difference(ours, theirs)) > LIMIT:
             faults.append((off, f"{each!r}: {_short(ours)} for {_short(theirs)}"))
