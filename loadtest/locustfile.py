@@ -67,18 +67,35 @@ locust.stats.bucket_response_time = bucket
 def add_options(parser: ArgumentParser) -> None:
     """Adds the options of this file to Locust's."""
     group = parser.add_argument_group("bertserve")
-    group.add_argument("--slo-p50-ms", type=_ms, default=2.0, help="p50 above which to exit with 1 (default: 2)")
-    group.add_argument("--slo-p99-ms", type=_ms, default=None, help="p99 above which to exit with 1 (default: none)")
     group.add_argument(
-        "--scenario", type=_scenario_name, default=None, help=f"{', '.join(SCENARIOS)}, or a TOML file of your own"
+        "--slo-p50-ms", type=_ms, default=2.0, help="Maximum p50, in milliseconds. Beyond it, exit with 1 (default: 2)."
     )
-    group.add_argument("--protocol", choices=tuple(_PROTOCOLS), default=None, help="default: the scenario's, or http")
-    group.add_argument("--grpc-target", type=_target, default=None, help="host:port (default: port 8001 of --host)")
-    group.add_argument("--model", default="minilm", help="model for gRPC and the OpenAI route (default: minilm)")
-    group.add_argument("--ca", type=Path, default=None, help="the authority to trust in place of the system's (PEM)")
-    group.add_argument("--cert", type=Path, default=None, help="the client's certificate, for mutual TLS (PEM)")
-    group.add_argument("--key", type=Path, default=None, help="its private key, where --cert does not hold it")
-    group.add_argument("--tokens", type=_whole, default=None, help="approximate length of all texts, in tokens")
+    group.add_argument(
+        "--slo-p99-ms",
+        type=_ms,
+        default=None,
+        help="Maximum p99, in milliseconds. Beyond it, exit with 1 (default: none).",
+    )
+    group.add_argument(
+        "--scenario", type=_scenario_name, default=None, help=f"Scenario: {', '.join(SCENARIOS)}, or a TOML file."
+    )
+    group.add_argument(
+        "--protocol", choices=tuple(_PROTOCOLS), default=None, help="Protocol (default: the scenario's, or http)."
+    )
+    group.add_argument(
+        "--grpc-target", type=_target, default=None, help="Host and port of gRPC (default: port 8001 of --host)."
+    )
+    group.add_argument("--model", default="minilm", help="Model for gRPC and the OpenAI route (default: minilm).")
+    group.add_argument(
+        "--ca", type=Path, default=None, help="PEM file of the authority to trust (default: the system's)."
+    )
+    group.add_argument("--cert", type=Path, default=None, help="PEM file of the client certificate, for mutual TLS.")
+    group.add_argument(
+        "--key", type=Path, default=None, help="PEM file of its private key, if --cert does not hold it."
+    )
+    group.add_argument(
+        "--tokens", type=_whole, default=None, help="Approximate length of all texts, in tokens (default: scenario's)."
+    )
 
 
 def _ms(word: str) -> float:

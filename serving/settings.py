@@ -314,7 +314,7 @@ class Connections(_Group):
     """Idle timeout of HTTP connections, in seconds."""
     max_connections: int | None = Field(None, ge=1, le=60_000)
     """Maximum open connections, HTTP and gRPC together. At the limit, a new connection replaces the one that has been
-    idle longest; if none is idle, it is refused. Unset: what the limit of open files allows, up to 10,000."""
+    idle longest; if none is idle, it is rejected. Unset: what the limit of open files allows, up to 10,000."""
     max_connections_per_peer: int = Field(0, ge=0, le=60_000)
     """Maximum open connections per client address (per /64 network for IPv6). 0: no limit, because behind a proxy all
     clients share one address."""

@@ -41,6 +41,8 @@ _WRAPPERS = {
     "model.": "a training framework such as Lightning",
 }
 
+_REMEDY = "; check that config.json belongs to these weights, or save the model again with save_pretrained"
+
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -105,13 +107,16 @@ def _check(
                 f"{where}: the weight names begin with {before!r} ({_wrapper(before)}), so Transformers would find "
                 "none; save the inner model with save_pretrained"
             )
-        untrained = " (a head that was never trained)" if missing[0].startswith(HEADS) else ""
+        untrained = missing[0].startswith(HEADS)
+        remedy = " (a head that was never trained); fine-tune it, or select another --task" if untrained else _REMEDY
         raise ExportError(
             f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
-            f"first {missing[0]}{untrained}"
+            f"first {missing[0]}{remedy}"
         )
     if unknown := sorted(tensors.keys() - expected.keys()):
-        raise ExportError(f"{where}: the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}")
+        raise ExportError(
+            f"{where}: the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}{_REMEDY}"
+        )
     for name, tensor in tensors.items():
         shape = expected[name].shape
         if tensor.shape != shape:

@@ -103,7 +103,7 @@ def write(bundle: Bundle, out: Path, notice: Callable[[str], None]) -> list[Path
         raise ExportError(f"bundle {bundle.path}: has no artifact that a Triton backend can run")
     names = [*engines, *([manifest.model] if manifest.pooling else [])]
     if manifest.model not in names:
-        notice(f"the task {manifest.task} has no text model on Triton yet: its engine models take token ids")
+        notice(f"the task {manifest.task} has no text model on Triton yet: its engine models take token IDs")
     for name in names:
         if (out / name).exists():
             raise ExportError(f"{out / name} already exists; remove it, or set --triton to another directory")

@@ -47,12 +47,12 @@ class BatchBenchmark(Benchmark):
 
     name = "batch"
     out = "bulk"
-    purpose = "texts a second of `bertserve batch` beside the raw engine, and its memory over a million rows"
+    purpose = "Compare the throughput of `bertserve batch` with the raw engine, and watch its memory."
     rounds = 2
     seconds = 1.0
     own = (
-        Option("--texts", 20_000, "of a round (%(default)s)"),
-        Option("--rows", 1_000_000, "whose memory is watched (%(default)s)"),
+        Option("--texts", 20_000, "Texts per round (default: %(default)s)."),
+        Option("--rows", 1_000_000, "Rows of the run whose memory is watched (default: %(default)s)."),
     )
 
     def facts(self) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class FleetBenchmark(Benchmark):
     """Every policy in turns, fleet by fleet."""
 
     name = "fleet"
-    purpose = "three replicas behind HAProxy: balance by predicted wait beside leastconn and round robin"
+    purpose = "Compare balancing by predicted wait with leastconn and round robin: three replicas behind HAProxy."
     rounds = 5
     seconds = 15.0
-    own = (Option("--share", 0.8, "of what the replicas carry (%(default)s)"),)
+    own = (Option("--share", 0.8, "Load as a share of the replicas' capacity (default: %(default)s)."),)
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "share": self.options.share}

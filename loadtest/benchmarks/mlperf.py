@@ -49,14 +49,14 @@ class MlperfBenchmark(Benchmark):
     """For each model: capacity by our search, then every LoadGen scenario."""
 
     name = "mlperf"
-    purpose = "MLPerf's LoadGen in every scenario, at the capacity that bertserve load finds"
+    purpose = "Run MLPerf's LoadGen in every scenario, at the capacity that `bertserve load` finds."
     rounds = 1
     seconds = 60.0
     precision = "int8"
     own = (
-        Option("--questions", None, "SQuAD 1.1's JSON, for the model of answers", Path),
-        Option("--questions-models", None, "the repository of that model", Path),
-        Option("--results", Path("build/mlperf"), "LoadGen's logs (%(default)s)"),
+        Option("--questions", None, "Questions in the format of SQuAD 1.1, for the question answering model.", Path),
+        Option("--questions-models", None, "Model repository of the question answering model.", Path),
+        Option("--results", Path("build/mlperf"), "Directory for LoadGen's logs (default: %(default)s)."),
     )
 
     def steps(self) -> Iterator[Step]:

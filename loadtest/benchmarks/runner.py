@@ -237,27 +237,47 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
     """The parser of the command line."""
     made = OptionParser(
         prog=f"python -m {prog}",
-        description="Measure on this machine. Each step is kept in the file named by --out as soon as it is measured: "
-        "the same command goes on where it was ended. The page beside the file is written anew each time.",
+        description="Run a benchmark on this machine, and write its figures and its page. Each step is saved when it is"
+        " measured. Repeat an interrupted command to continue.",
     )
     commands = made.add_subparsers(dest="name", metavar="NAME", required=True)
     for kind in benchmarks:
         command = commands.add_parser(kind.name, help=kind.purpose, description=kind.purpose)
         served = [
-            Option("--models", Path(kind.models), "model repository (%(default)s)"),
-            Option("--precision", "auto", "as `bertserve serve` has it (%(default)s)"),
+            Option("--models", Path(kind.models), "Model repository (default: %(default)s)."),
+            Option("--precision", "auto", "Precision, as for `bertserve serve` (default: %(default)s)."),
         ]
         shared = [
             *(served if kind.models else ()),
-            *([Option("--rounds", kind.rounds, "measured in turns (%(default)s)")] if kind.rounds else ()),
-            *([Option("--seconds", float(kind.seconds), "of a measurement (%(default)s)")] if kind.seconds else ()),
-            *([Option("--tokens", kind.tokens, "lengths of the texts")] if kind.tokens else ()),
-            Option("--out", Path("docs/benchmarks", f"{kind.out or kind.name}.json"), "the figures (%(default)s)"),
-            Option("--minutes", 60.0, "begin no step that would end later"),
-            Option("--only", "", "measure only steps whose names match this regular expression"),
-            Option("--again", False, "measure them anew, where the file has them already"),
-            Option("--fresh", False, "throw away what the file holds"),
-            Option("--page-only", False, "measure nothing, write the page anew"),
+            *(
+                [Option("--rounds", kind.rounds, "Number of interleaved rounds (default: %(default)s).")]
+                if kind.rounds
+                else ()
+            ),
+            *(
+                [
+                    Option(
+                        "--seconds",
+                        float(kind.seconds),
+                        "Duration of a measurement, in seconds (default: %(default)s).",
+                    )
+                ]
+                if kind.seconds
+                else ()
+            ),
+            *([Option("--tokens", kind.tokens, "Lengths of the texts, in tokens.")] if kind.tokens else ()),
+            Option(
+                "--out",
+                Path("docs/benchmarks", f"{kind.out or kind.name}.json"),
+                "File for the figures (default: %(default)s).",
+            ),
+            Option(
+                "--minutes", 60.0, "Time limit in minutes: start no step that would end later (default: %(default)s)."
+            ),
+            Option("--only", "", "Regular expression: measure only steps whose names match."),
+            Option("--again", False, "Repeat measurements that are already in the file."),
+            Option("--fresh", False, "Discard the figures in the file."),
+            Option("--page-only", False, "Write the page from the file, without a measurement."),
         ]
         for option in (*shared, *kind.own):
             option.add(command)

@@ -52,7 +52,9 @@ class _Scheduling(Benchmark):
 
     rounds = 5
     seconds = 30.0
-    own: ClassVar[tuple[Option, ...]] = (Option("--probe-s", 15.0, "a run of a search (%(default)s)"),)
+    own: ClassVar[tuple[Option, ...]] = (
+        Option("--probe-s", 15.0, "Duration of a run of a capacity search, in seconds (default: %(default)s)."),
+    )
     overload_s = 60.0
 
     def facts(self) -> dict[str, Any]:
@@ -104,8 +106,13 @@ class SchedulingBenchmark(_Scheduling):
     """`make bench-scheduling`."""
 
     name = "scheduling"
-    purpose = "deadlines beside first come, first served; overload"
-    own = (*_Scheduling.own, Option("--overload-s", _Scheduling.overload_s, "length (%(default)s)"))
+    purpose = "Compare deadline scheduling with FIFO, also under overload."
+    own = (
+        *_Scheduling.own,
+        Option(
+            "--overload-s", _Scheduling.overload_s, "Duration of an overload run, in seconds (default: %(default)s)."
+        ),
+    )
 
     def steps(self) -> Iterator[Step]:
         options = self.options
@@ -222,7 +229,7 @@ class SimulatedBenchmark(_Scheduling):
     """Measures whether the simulation is right: measured runs, and the simulation of the same requests."""
 
     name = "simulated"
-    purpose = "measured runs beside the simulation of the same requests"
+    purpose = "Compare measured runs with the simulation of the same requests."
 
     def steps(self) -> Iterator[Step]:
         yield f"capacity {OURS}", partial(self.find_capacity, OURS)

@@ -83,7 +83,7 @@ class ServerBenchmark(Benchmark):
     """`make bench`."""
 
     name = "server"
-    purpose = "the server beside the raw engine: latency, throughput, memory, start"
+    purpose = "Compare the server with the raw engine: latency, throughput, memory, start-up time."
     out = "main-job"
     # Many short rounds: a shared host changes its speed every few seconds, and all subjects must meet the same speed.
     rounds = 20

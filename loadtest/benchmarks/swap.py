@@ -75,15 +75,19 @@ class SwapBenchmark(Benchmark):
     """`make bench-swap`."""
 
     name = "swap"
-    purpose = "latency during a swap of versions beside latency before it"
+    purpose = "Compare latency during a hot swap with latency before it."
     rounds = Plan().rounds
     seconds = Plan().calm_s
     own = (
-        Option("--scratch", None, "where there is room for the versions of one round", Path),
-        Option("--swaps", Plan().swaps, "of a round (%(default)s)"),
-        Option("--room-s", Plan().room_s, "for each, after --seconds of calm"),
-        Option("--capacity-mixed", None, "requests a second, in place of a search for it", float),
-        Option("--capacity-short", None, "the same of short texts", float),
+        Option("--scratch", None, "Directory with enough space for the versions of one round.", Path),
+        Option("--swaps", Plan().swaps, "Swaps per round (default: %(default)s)."),
+        Option(
+            "--room-s",
+            Plan().room_s,
+            "Time for each swap, in seconds, after --seconds without one (default: %(default)s).",
+        ),
+        Option("--capacity-mixed", None, "Capacity for mixed lengths, in requests/s (default: search for it).", float),
+        Option("--capacity-short", None, "Capacity for short texts, in requests/s (default: search for it).", float),
     )
 
     @property

@@ -58,10 +58,10 @@ class T4Benchmark(Benchmark):
     """The server in front of sleeping engines, and the simulator with the measured overhead of the server."""
 
     name = "t4"
-    purpose = "what one T4 would answer: published engine times behind this server"
+    purpose = "Simulate one T4 behind this server from published engine times."
     rounds = 7
     seconds = 2.0
-    own = (Option("--served-s", 8.0, "a run at a rate (%(default)s)"),)
+    own = (Option("--served-s", 8.0, "Duration of a run at one rate, in seconds (default: %(default)s)."),)
 
     def _server(self, table: str) -> BertServer:
         """A server whose engine sleeps as long as a table says."""

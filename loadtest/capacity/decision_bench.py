@@ -95,7 +95,7 @@ def _refused(scheduler: Scheduler, now: float) -> None:
         Permit(scheduler.admission, _MODEL, PRIORITIES[-1], now + 1.05 * least_us / 1e6).confirm([40], now)
     except Overloaded:
         return
-    raise AssertionError("a full queue refused nothing")
+    raise AssertionError("a full queue rejected nothing")
 
 
 def main() -> None:

@@ -221,7 +221,8 @@ def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched:
 
 def _text(run: Figures) -> list[str]:
     p50, p99, short = (f"{value:.2f}" for value in (run.p50_ms, run.p99_ms, run.short_p99_ms))
-    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(run.fates.items()))
+    # `fates` are keys of the JSON output, which keep their names.
+    fates = ", ".join(f"{count} {fate.replace('refused', 'rejected')}" for fate, count in sorted(run.fates.items()))
     return [
         "SIMULATED, not measured; client and network time not included",
         f"offered {run.offered_per_s:.1f}/s, answered {run.answered_per_s:.1f}/s ({fates})",

@@ -272,7 +272,7 @@ class GrpcWire:
         self._leaving = True
         unseen = [number for number in self._streams if number > last & LARGEST]
         replies += [
-            Reply(self._streams.pop(number).tag, "refused: the server goes away", b"", b"") for number in unseen
+            Reply(self._streams.pop(number).tag, "rejected: the server is shutting down", b"", b"") for number in unseen
         ]
 
 

@@ -101,17 +101,17 @@ class Measurement:
             "protocol": f"{self.target.protocol}: {', '.join(dict.fromkeys(map(self.target.path, tasks)))}",
             "scenario": scenario.name,
             "purpose": scenario.purpose,
-            "rate": f"{rate:g} a second where a phase has all of it, {scenario.arrivals} arrivals, seed {seed}",
+            "rate": f"{rate:g} requests/s at full load, {scenario.arrivals} arrivals, seed {seed}",
             "phases": "; ".join(
                 f"{phase.seconds:g} s at {rate * phase.begin:g}"
                 + (f" to {rate * phase.end:g}" if phase.end != phase.begin else "")
-                + " a second"
+                + " requests/s"
                 for phase in scenario.phases
             ),
             "requests": ", ".join(
                 f"{kind.name} (weight {kind.weight:g}{kind.lengths and f', {kind.lengths}'})" for kind in self.kinds
             ),
-            "engine": self.engine or "the server does not tell",
+            "engine": self.engine or "not reported by the server",
             "command": shlex.join(["bertserve", "load", *sys.argv[2:]]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **{f"client's {name}" if name in {"CPU", "cores"} else name: fact for name, fact in _machine().items()},

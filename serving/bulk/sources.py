@@ -109,7 +109,7 @@ def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
     if len({file.kind for file in found}) > 1:
         raise BatchError("the input files have several formats; run one job per format", exit_code=2)
     if len({file.whole_ids for file in found}) > 1:
-        raise BatchError(f"the ids in {columns.id!r} are numbers in some files and strings in others", exit_code=2)
+        raise BatchError(f"the IDs in {columns.id!r} are numbers in some files and strings in others", exit_code=2)
     return found
 
 
@@ -150,7 +150,7 @@ def _whole(path: Path, field: pa.Field) -> bool:
         return True
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
         return False
-    message = f"{path}: the ids in {field.name!r} have the type {field.type}; use integers or strings"
+    message = f"{path}: the IDs in {field.name!r} have the type {field.type}; use integers or strings"
     raise BatchError(message, exit_code=2)
 
 

@@ -126,12 +126,13 @@ class TextTokenizer:
         for role, token in manifest.special_ids.items():
             if tokenizer.id_to_token(token) is None:
                 raise BundleError(f"{file} lacks the token {token}, the manifest's {role} token")
+        vocabulary = f"but the model's vocab_size is {manifest.vocab_size}; export it with its own tokenizer"
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size > manifest.vocab_size:
-            raise BundleError(f"{file} has {size} tokens, the model {manifest.vocab_size}")
+            raise BundleError(f"{file} has {size} tokens, {vocabulary}")
         # Ids need not be consecutive: with fewer tokens than embedding rows, an id may still be too large.
         if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= manifest.vocab_size:
-            raise BundleError(f"{file} has the token id {largest}, the model's are smaller")
+            raise BundleError(f"{file} has the token ID {largest}, {vocabulary}")
         for role, ids in (("cls", opened.frame[:1]), ("sep", opened.frame[-1:])):
             if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")

@@ -180,7 +180,8 @@ def select_artifact(
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and kind.per_gpu else engine
         raise BundleError(
-            f"bundle {bundle.path}: has no artifact for the engine {here} (it has: {made_for}){_refused(bundle)}"
+            f"bundle {bundle.path}: has no artifact for the engine {here} (it has: {made_for}){_refused(bundle)}; "
+            f"select another --engine, or export one with `{command('export')}`"
         )
     wanted = kind.fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
@@ -188,7 +189,7 @@ def select_artifact(
         offered = ", ".join(artifact.precision for artifact in runnable)
         raise BundleError(
             f"bundle {bundle.path}: has no {precision} artifact for the engine {engine} (it has: {offered})"
-            f"{_refused(bundle)}"
+            f"{_refused(bundle)}; select another --precision, or export it with `{command('export')}`"
         )
     best = min(
         fitting,

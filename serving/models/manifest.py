@@ -21,7 +21,7 @@ REPORT = "report.html"
 SCHEMA_VERSION = 3
 
 UNPROVEN = {
-    2: "its export did not compare token ids with those of Transformers, so truncation_side, do_lower_case, "
+    2: "its export did not compare token IDs with those of Transformers, so truncation_side, do_lower_case, "
     "strip_accents, added_tokens_decoder and model_input_names of tokenizer_config.json may not count",
 }
 """Earlier schemas that are still served, and what their exports did not prove."""

@@ -272,9 +272,9 @@ def _credentials(topic: str, settings: Settings) -> Iterator[Finding]:
 def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
     try:
         if OpenAiIds.open(settings.accept_token_ids):
-            yield Finding(topic, "token ids", settings.accept_token_ids)
+            yield Finding(topic, "token IDs", settings.accept_token_ids)
     except StartupError as error:
-        yield Finding(topic, "token ids", str(error), "bad", f"see --accept-token-ids in `{command('serve --help')}`")
+        yield Finding(topic, "token IDs", str(error), "bad", f"see --accept-token-ids in `{command('serve --help')}`")
 
 
 def _batches(topic: str, settings: Settings) -> Iterator[Finding]:

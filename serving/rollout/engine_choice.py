@@ -295,4 +295,4 @@ def too_full(gpu: Gpu, free_bytes: int, model_bytes: int) -> str:
     if free >= wanted:
         return ""
     has = f"{free:,} MiB of {total:,} free"
-    return f"{gpu.name} number {gpu.ordinal} has {has}, but needs about {wanted:,.0f} MiB"
+    return f"GPU {gpu.ordinal} ({gpu.name}) has {has}, but the models need about {wanted:,.0f} MiB"

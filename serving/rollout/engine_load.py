@@ -81,7 +81,8 @@ class LoadBuilder:
         for gpu in self._chooser.gpus:
             free = self._gpus.free_bytes(gpu.uuid)
             if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):
-                raise EngineFailed(f"{problem} beside the engine that serves", passing=True)
+                remedy = "free GPU memory, or restart the server to load only the new engine"
+                raise EngineFailed(f"{problem} beside the serving engine; {remedy}", passing=True)
 
 
 def _size_bytes(model: ModelSpec) -> int:

@@ -243,5 +243,5 @@ def too_many_chunks(most: int) -> InvalidRequest:
 def _texts(inputs: Sequence[TextInput]) -> list[str | tuple[str, str]]:
     texts = [value for value in inputs if isinstance(value, str | tuple)]
     if len(texts) != len(inputs):
-        raise InvalidRequest("windows need texts as inputs, not token ids")
+        raise InvalidRequest("windows need texts as inputs, not token IDs")
     return texts

@@ -92,7 +92,7 @@ JOB_BYTES = Metric(
 QUEUE_TEXTS = Metric(
     "bertserve_queue_texts",
     "gauge",
-    "Texts queued for an engine. Excludes bulk work, as do the queue, predicted wait, admitted, refusals and deadline"
+    "Texts queued for an engine. Excludes bulk work, as do the queue, predicted wait, admitted, rejections and deadline"
     " miss metrics below.",
 )
 QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the queued texts.")

@@ -63,7 +63,7 @@ class Refusals:
         members = fields(request_id=request_id, reason=reason, status=error.http_status, why=error.message)
         if hidden:
             members["fields"]["hidden"] = hidden
-        log.log(level, "request refused", extra={**members, "limited": True})
+        log.log(level, "request rejected", extra={**members, "limited": True})
 
 
 def write_access_line(trace: RequestTrace) -> None:

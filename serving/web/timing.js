@@ -3,7 +3,7 @@
 import { counted, measured, millis, node, spent, table } from "./dom.js";
 
 const STAGES = [
-  ["tokenize", "Tokenize", "text to token ids"],
+  ["tokenize", "Tokenize", "text to token IDs"],
   ["queue", "Queue", "waiting for an engine"],
   ["compute", "Compute", "in the engine"],
 ];

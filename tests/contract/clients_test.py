@@ -137,7 +137,7 @@ def test_openai_token_ids_of_its_own_tokenizer(models: Path, tmp_path: Path) -> 
             ([[], list(b"a")], 400, "empty_input", "`input` cannot be empty (input 0)"),
             (["a", [1, 260]], 400, "foreign_token_ids", "input 1 has a token ID outside cl100k_base"),
             ([-1], 400, "foreign_token_ids", "input 0"),
-            ([[1] * 8193], 400, "invalid_request", "8193 token ids; the maximum is 8192"),
+            ([[1] * 8193], 400, "invalid_request", "8193 token IDs; the maximum is 8192"),
         ):
             reply = post_json(server.http, "/v1/embeddings", {"input": sent})
             assert (reply.status, reply.json()["error"]["code"]) == (status, code)

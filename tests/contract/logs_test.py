@@ -174,7 +174,7 @@ def test_refusals_are_no_storm(models: Path) -> None:
             post_json(server.http, "/embed", b'{"inputs": 5}')
         assert metric(server, "bertserve_requests_total", reason="invalid_request") == 300
         hidden = metric(server, "bertserve_log_lines_hidden_total")
-        shown = server.log.count("request refused")
+        shown = server.log.count("request rejected")
         assert hidden > 100
         assert shown <= 300 - hidden
         assert metric(server, "bertserve_log_lines_lost_total") == 0

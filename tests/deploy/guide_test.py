@@ -133,34 +133,47 @@ def test_the_example_renders(tmp_path: Path) -> None:
     wanted = example["images"][0]
     for container in pod["containers"]:
         assert container["image"] == f"{wanted['newName']}:{wanted['newTag']}"
-    (settings,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("bertserve-sett")]
+    settings = settings_of(found)
     assert settings["BERTSERVE_DEFAULT_TIMEOUT_MS"] == "500"
     assert {"BERTSERVE_HOST", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
 
 
 @pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
 def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
-    """Its patch names the model that is proven, and it sets image and replicas; the patch's comment is right, too."""
+    """With keys, TLS, autoscaling and monitoring; its patches name the proven model, and its comments are right."""
     _, example = examples("kind", "Kustomization")
     found = rendered(example, tmp_path)
-    (deployment,) = of_kind(found, "Deployment")
-    assert deployment["spec"]["replicas"] == example["replicas"][0]["count"]
+    assert {"ServiceMonitor", "PrometheusRule"} <= {manifest["kind"] for manifest in found}
+    (deployment,), (scaled,) = of_kind(found, "Deployment"), of_kind(found, "ScaledObject")
+    assert "replicas" not in deployment["spec"]
+    assert scaled["spec"]["maxReplicaCount"] == 6
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    (settings,) = [each["data"] for each in of_kind(found, "ConfigMap")]
+    settings = settings_of(found)
     assert settings["BERTSERVE_ENGINE"] == "tensorrt"
+    assert {"BERTSERVE_API_KEYS_FILE", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
     (pod,) = pods(found)
     (init,) = pod["initContainers"]
     assert init["args"][:2] == ["verify", "/models/sentiment"]
     image = example["images"][0]
     assert {container["image"] for container in containers(pod)} == {f"{image['newName']}:{image['newTag']}"}
-    (patch,) = example["patches"]
+    patch, _ = example["patches"]
+    replicas = yaml.safe_load(re.findall(r"^# (replicas: .*)$", GUIDE, re.MULTILINE)[0])
     later = {**patch, "patch": patch["patch"].replace("initContainers/0", "initContainers/1")}
     for component in ("fetched-models-t4", "exported-model-t4"):
         assert component in re.findall(r"# With (.*): initContainers/1", GUIDE)[0]
-        more = combined(tmp_path / component, "t4", component, resources=("models-claim",), more={"patches": [later]})
+        own = {"patches": [later], **replicas}
+        more = combined(tmp_path / component, "t4", component, resources=("models-claim",), more=own)
+        assert of_kind(more, "Deployment")[0]["spec"]["replicas"] == replicas["replicas"][0]["count"]
         (pod,) = pods(more)
         _, verify = pod["initContainers"]
         assert (verify["name"], verify["args"][:2]) == ("verify", ["verify", "/models/sentiment"])
+
+
+def settings_of(found: list[Manifest]) -> dict[str, str]:
+    """The server's settings."""
+    (settings,) = [each for each in of_kind(found, "ConfigMap") if each["metadata"]["name"].startswith("bertserve-set")]
+    data: dict[str, str] = settings["data"]
+    return data
 
 
 def rendered(example: Any, folder: Path) -> list[Manifest]:

@@ -130,7 +130,7 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
         ),
         pytest.param(
             {"gpus": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
-            {"tensorrt": "Tesla T4 number 0 has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
+            {"tensorrt": "GPU 0 (Tesla T4) has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
             id="too little memory", marks=pytest.mark.long,
         ),
         pytest.param(
@@ -351,7 +351,7 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
         found = choice(server)
         assert (found["engine"], found["degraded"], len(found["cards"])) == ("tensorrt", True, 2)
         (reason,) = found["left_out"]
-        assert reason.startswith("Tesla T4 number 0 has 200 MiB of 200 free, but needs about ")
+        assert reason.startswith("GPU 0 (Tesla T4) has 200 MiB of 200 free, but the models need about ")
         os.kill(server.engine_pids()[0], signal.SIGKILL)
         wait_for(lambda: choice(server)["lost"], "the reason")
         (lost,) = choice(server)["lost"]
@@ -373,8 +373,8 @@ def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
         before = server.engine_pids()
         write_gpu_bundle(tmp_path / "models", tmp_path / "base")
         reply = post_json(server.http, "/v2/repository/models/embed/load", b"{}")
-        assert "300 MiB of 16,384 free, but needs about " in reply.body.decode()
-        assert "beside the engine that serves" in reply.body.decode()
+        assert "300 MiB of 16,384 free, but the models need about " in reply.body.decode()
+        assert "beside the serving engine; free GPU memory" in reply.body.decode()
         assert embed(server, "a text").status == 200
         wait_for(lambda: server.engine_pids() == before, "the one engine process")
         assert get(server.http, "/status").json()["models"][0]["version"] == "1"

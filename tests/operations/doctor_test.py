@@ -219,7 +219,7 @@ def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
         wrong = {
             f"port {port}": ("--agent-port", port),
             "batches": ("--batch-dir", str(file)),
-            "token ids": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
+            "token IDs": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
             "models": ("--models", str(tmp_path)),
         }
         done = doctor("--json", *FREE, *(word for option in wrong.values() for word in option))

@@ -165,7 +165,7 @@ def test_a_model_split_by_layers_takes_as_many_cards_as_it_has_parts(tmp_path: P
     assert [gpu.ordinal for gpu in choice.gpus] == [0, 1]
     assert (choice.degraded, choice.repository.models[0].spec().stages) == (False, 2)
     assert [gpu.ordinal for gpu in on_t4s(models, [room]).first().gpus] == [0]
-    with pytest.raises(StartupError, match="Tesla T4 number 1 has 1 MiB"):
+    with pytest.raises(StartupError, match="GPU 1 \\(Tesla T4\\) has 1 MiB"):
         on_t4s(models, [room, 1 << 20, room]).first()
     on_a_cpu = on_t4s(models, [room] * 2, "auto").first()
     assert (on_a_cpu.engine, on_a_cpu.gpus, on_a_cpu.degraded) == ("ort-cpu", (), False)

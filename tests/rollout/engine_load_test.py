@@ -41,5 +41,5 @@ def test_weights_beside_a_graph_need_room_too(tmp_path: Path, gpus: int, free_mi
     if fits:
         loads.check_room(load)
     else:
-        with pytest.raises(EngineFailed, match="needs about 3,126 MiB beside the engine that serves"):
+        with pytest.raises(EngineFailed, match="need about 3,126 MiB beside the serving engine; free GPU memory"):
             loads.check_room(load)

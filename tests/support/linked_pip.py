@@ -49,8 +49,8 @@ def main(folder: Path, cwd: Path, words: list[str]) -> None:
         word = words.pop(0)
         if word in _WITH_VALUE:
             words.pop(0)
-        elif word in _EDITABLE:
-            place, _, extras = words.pop(0).rstrip("]").partition("[")
+        elif word in _EDITABLE or word.startswith("."):  # a checkout stays where it is, in both cases
+            place, _, extras = (words.pop(0) if word in _EDITABLE else word).rstrip("]").partition("[")
             link(metadata.distribution("setuptools"), _packages(folder))
             checkout = str(cwd / place)
             pip("--python", str(folder), "install", "--no-deps", "--no-build-isolation", "--editable", checkout)

@@ -39,7 +39,7 @@ _FORMS = {
     "bert": "with relative positions",
     "jina_bert": "for code",
     "nomic_bert": "with `n_embd`",
-    "ernie": "with task ids",
+    "ernie": "with task IDs",
 }
 """How the families of `TOLD` differ from those with the same model_type."""
 
@@ -62,12 +62,12 @@ class CompatibilityBenchmark(Benchmark):
     """A step is a family for `embed`, its other tasks in small size, or the sizes of popular models."""
 
     name = "compatibility"
-    purpose = "every family, task and artifact, from random weights: tables of docs/reference/compatibility.md"
+    purpose = "Export every family, task and artifact with random weights, for docs/reference/compatibility.md."
     rounds = 15
     models = ""
     own = (
-        Option("--page", Path("docs/reference/compatibility.md"), "whose tables to write (%(default)s)"),
-        Option("--small", False, "layers of 64, whose times say nothing"),
+        Option("--page", Path("docs/reference/compatibility.md"), "Page whose tables to write (default: %(default)s)."),
+        Option("--small", False, "Use layers of width 64, for a test run: times mean nothing."),
     )
 
     @property

@@ -45,12 +45,12 @@ class ExportsBenchmark(Benchmark):
 
     name = "exports"
     out = "accuracy"
-    purpose = "what INT8, OpenVINO and fp16 cost in accuracy, and what an export costs"
+    purpose = "Measure the accuracy of INT8, OpenVINO and fp16, and the time and memory of an export."
     models = ""
     errors = (BenchError, ExportError)
     own = (
-        Option("--labelled", (), "checkpoints, each with its labelled text: SOURCE=FILE", str),
-        Option("--random", (), f"BERTs of random weights: {', '.join(random_checkpoints.WHOLE)}", str),
+        Option("--labelled", (), "Checkpoints, each with its labeled text: SOURCE=FILE.", str),
+        Option("--random", (), f"BERT models with random weights: {', '.join(random_checkpoints.WHOLE)}.", str),
     )
 
     def facts(self) -> dict[str, Any]:

@@ -73,13 +73,13 @@ class GpuBenchmark(Benchmark):
     """Also writes docs/benchmarks/gpu-costs.json, a cost file for `bertserve simulate`, and the server's `/status`."""
 
     name = "gpu"
-    purpose = "BERT-base and BERT-large on the GPU at hand: engines, PyTorch, the server; within eight minutes"
+    purpose = "Measure BERT-base and BERT-large on this GPU: engines, PyTorch, the server. Takes up to eight minutes."
     seconds = BUDGET_S
     models = ""
     errors = (BenchError, ExportError)
     own = (
-        Option("--engine", "auto", "of the server (%(default)s)"),
-        Option("--costs", Path("docs/benchmarks/gpu-costs.json"), "the cost file (%(default)s)"),
+        Option("--engine", "auto", "Engine of the server (default: %(default)s)."),
+        Option("--costs", Path("docs/benchmarks/gpu-costs.json"), "File for the batch costs (default: %(default)s)."),
     )
 
     @cached_property

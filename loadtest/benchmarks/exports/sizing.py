@@ -44,13 +44,13 @@ class SizingBenchmark(Benchmark):
     """The table of docs/benchmarks/sizing.md; its text is written by hand."""
 
     name = "sizing"
-    purpose = "what partial runs of three layers foretell of a whole encoder"
+    purpose = "Compare a whole encoder with the prediction from runs of up to three layers."
     seconds = 40.0
     models = ""
     errors = (BenchError, ExportError)
     own = (
-        Option("--encoder", ("bert-base", "bert-large"), "as `bertserve size` has it"),
-        Option("--precisions", _PRECISIONS, "which of them"),
+        Option("--encoder", ("bert-base", "bert-large"), "Encoders, as for `bertserve size`."),
+        Option("--precisions", _PRECISIONS, "Precisions to measure."),
     )
 
     def facts(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class HostileBenchmark(Benchmark):
     """Needs the fake engine alone."""
 
     name = "hostile"
-    purpose = "what attacks cost a polite client, in latency and memory"
+    purpose = "Measure what attacks cost a well-behaved client, in latency and memory."
     rounds = 1
     seconds = 4.0
 

@@ -53,7 +53,7 @@ class PeersBenchmark(who.PeerBenchmark):
     """`make bench-peers`."""
 
     name = "peers"
-    purpose = "the server beside Triton, infinity and a FastAPI application"
+    purpose = "Compare the server with Triton, infinity and a FastAPI application, in a closed loop."
     rounds = 5
     seconds = 2.0
     tokens = (8, 32, 128)

@@ -104,7 +104,7 @@ class OpenLoopBenchmark(PeerBenchmark):
     """The curves of the README."""
 
     name = "open-loop"
-    purpose = "texts of mixed lengths that arrive at random, beside Triton, infinity and FastAPI"
+    purpose = "Compare the server with Triton, infinity and FastAPI, in an open loop with mixed lengths."
     rounds = 3
     seconds = 8.0
 

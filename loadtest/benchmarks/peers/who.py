@@ -241,7 +241,9 @@ class PeerBenchmark(Benchmark):
     """A benchmark over the environments that `make bench-peers` installs."""
 
     models = "build/peers/models"
-    own = (Option("--environments", Path("build/peers"), "the peers' environments (%(default)s)"),)
+    own = (
+        Option("--environments", Path("build/peers"), "Directory of the peers' environments (default: %(default)s)."),
+    )
 
     @cached_property
     def kit(self) -> Kit:

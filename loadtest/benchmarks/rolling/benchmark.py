@@ -23,12 +23,12 @@ class RollingBenchmark(Benchmark):
     """Fails if a promise was broken."""
 
     name = "rolling"
-    purpose = "replicas behind HAProxy that are restarted under load: is a request lost?"
+    purpose = "Restart replicas behind HAProxy under load, and count failed requests."
     own = (
-        Option("--restarts", 20, "at least so many (%(default)s)"),
-        Option("--requests", 200_000, "at least so many (%(default)s)"),
-        Option("--rate", None, "requests a second (0.7 of the capacity, which is measured)", float),
-        Option("--lame-duck-s", 5.0, "of the servers (%(default)s)", zero=True),
+        Option("--restarts", 20, "Minimum number of restarts (default: %(default)s)."),
+        Option("--requests", 200_000, "Minimum number of requests (default: %(default)s)."),
+        Option("--rate", None, "Requests/s (default: 0.7 of the measured capacity).", float),
+        Option("--lame-duck-s", 5.0, "Lame duck of the servers, in seconds (default: %(default)s).", zero=True),
     )
 
     def facts(self) -> dict[str, Any]:

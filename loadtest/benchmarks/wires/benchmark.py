@@ -41,11 +41,13 @@ class WiresBenchmark(Benchmark):
     """Every empty server in turns."""
 
     name = "wires"
-    purpose = "empty servers: our HTTP and gRPC connections beside the libraries that they replace"
+    purpose = "Compare the HTTP and gRPC stacks with other libraries, with a no-op engine."
     rounds = 10
     seconds = 1.0
     length = 0  # samples are grouped by tokens, and there are none here
-    own = (Option("--environment", Path("build/wires"), "of the libraries (%(default)s)"),)
+    own = (
+        Option("--environment", Path("build/wires"), "Virtual environment of the libraries (default: %(default)s)."),
+    )
 
     def model_facts(self) -> dict[str, str]:
         return {"model": "none"}

@@ -61,7 +61,7 @@ class OpenAiIds:
 
     def _text(self, index: int, ids: Sequence[int]) -> str:
         if len(ids) > _MAX_IDS:
-            raise InvalidRequest(f"input {index} has {len(ids)} token ids; the maximum is {_MAX_IDS}")
+            raise InvalidRequest(f"input {index} has {len(ids)} token IDs; the maximum is {_MAX_IDS}")
         try:
             return b"".join([self._table[token] for token in ids]).decode("utf-8", "replace")
         except KeyError:

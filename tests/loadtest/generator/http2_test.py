@@ -101,7 +101,7 @@ def test_padding_and_continued_headers_are_read() -> None:
         (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([("grpc-status", "77")])), "grpc-status 77"),
         (frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([(":status", "502")])), "not a gRPC reply (502)"),
         (wire.reset(1, 7), "reset with code 7"),
-        (frame(wire.GOAWAY, 0, 0, struct.pack(">II", 0, 0)), "refused: the server goes away"),
+        (frame(wire.GOAWAY, 0, 0, struct.pack(">II", 0, 0)), "rejected: the server is shutting down"),
         (
             frame(DATA, 0, 1, b"\1" + prefixed(b"x")[1:]) + frame(HEADERS, END_HEADERS | END_STREAM, 1, TAIL),
             "not one uncompressed message",
