@@ -56,8 +56,8 @@ SUBSTITUTED = {
     "http://127.0.0.1:9000": "http://127.0.0.1:8000",  # the same server twice
 }
 ADDED = {
-    "bertserve load --target": " --duration 1",
-    "loadtest.mlperf": " --seconds 1 --target http://127.0.0.1:8000",
+    "bertserve load --target": " --duration 2",
+    "loadtest.mlperf": " --seconds 4 --target http://127.0.0.1:8000",
     "--protocol both": " --grpc-target 127.0.0.1:8001",
     "# with its web page": " --web-host 127.0.0.1 --web-port 8089",
 }
@@ -71,6 +71,7 @@ PRESUPPOSED = {
     "# `steady` for a minute": (USUAL,),
     "--model ms-marco": ("bertserve serve --models rerankers",),
     "-u 1 -t 30s": (USUAL,),
+    "--data texts.txt": (f"{USUAL} --precision fp32",),
     "--data dev-v1.1.json": ("bertserve serve --models questions",),
     "--replay requests.json": (USUAL, "curl http://127.0.0.1:8002/status > status.json"),
     "minilm/load": (f"{USUAL} --model-control true",),
@@ -84,13 +85,13 @@ PRESUPPOSED = {
 WITH_MODELS = ("batches", "load-testing", "models", "security")
 """Guides that presuppose the demo model's export."""
 BATCH_LINE = {"method": "POST", "url": "/v1/embeddings", "body": {"model": "minilm", "input": "What is a T4?"}}
-QUESTION = {"id": "1", "question": "what ran", "answers": [{"text": "the cat", "answer_start": 0}]}
+QUESTION = {"question": "what ran", "answers": [{"text": word} for word in ("cat", "sat", "dog")]}
 FILES: dict[str, Any] = {
     "texts.jsonl": {"custom_id": "text-0", **BATCH_LINE},
-    "texts.txt": "What is a T4?",
+    "texts.txt": "\n".join(f"What is text {number}?" for number in range(24)),  # whole requests of eight
     "queries.jsonl": {"query": "what ran", "texts": ["the cat", "a dog"]},
     "requests.json": [[0.0, 8], [0.01, 32]],
-    "dev-v1.1.json": {"data": [{"paragraphs": [{"context": "the cat ran", "qas": [QUESTION]}]}]},
+    "dev-v1.1.json": {"data": [{"paragraphs": [{"context": "cat sat dog", "qas": [QUESTION]}]}]},
     "docs/a.txt": "A text in a file of its own.",
 }
 T4 = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
@@ -259,7 +260,7 @@ def test_every_command_works(page: str, clone: Path) -> None:
                 wait_for(partial(reader.shows_an_output, command), "the end of the batch", 60)
             if (page, command) == (README, "make run"):
                 (ready,) = re.findall(r"^ {4}(bertserve is ready.*)$", PAGES[page], re.MULTILINE)
-                assert ready in reader.log.read_text()
+                wait_for(lambda: ready in reader.log.read_text(), ready)  # noqa: B023
             assert page != README or kind == "shell" or f"`{reader.printed}`" in PAGES[page]
     finally:
         reader.end(reader.server)

@@ -63,8 +63,19 @@ def main(folder: Path, cwd: Path, words: list[str]) -> None:
 
 
 def _bring(folder: Path, names: set[str]) -> None:
+    """Links packages, and writes their commands."""
     for name in names:
-        link(metadata.distribution(name), _packages(folder))
+        distribution = metadata.distribution(name)
+        link(distribution, _packages(folder))
+        for entry in distribution.entry_points.select(group="console_scripts"):
+            program = folder / "bin" / entry.name
+            lines = (
+                f"#!{folder / 'bin' / 'python'}",
+                f"import sys, {entry.module}",
+                f"sys.exit({entry.value.replace(':', '.')}())",
+            )
+            program.write_text("\n".join(lines))
+            program.chmod(0o755)
 
 
 if __name__ == "__main__":
