@@ -85,13 +85,13 @@ PRESUPPOSED = {
 WITH_MODELS = ("batches", "load-testing", "models", "security")
 """Guides that presuppose the demo model's export."""
 BATCH_LINE = {"method": "POST", "url": "/v1/embeddings", "body": {"model": "minilm", "input": "What is a T4?"}}
-QUESTION = {"question": "what ran", "answers": [{"text": word} for word in ("cat", "sat", "dog")]}
+QUESTION = {"question": "what ran", "answers": [{"text": word} for word in ("server", "text", "is")]}
 FILES: dict[str, Any] = {
     "texts.jsonl": {"custom_id": "text-0", **BATCH_LINE},
     "texts.txt": "\n".join(f"What is text {number}?" for number in range(24)),  # whole requests of eight
     "queries.jsonl": {"query": "what ran", "texts": ["the cat", "a dog"]},
     "requests.json": [[0.0, 8], [0.01, 32]],
-    "dev-v1.1.json": {"data": [{"paragraphs": [{"context": "cat sat dog", "qas": [QUESTION]}]}]},
+    "dev-v1.1.json": {"data": [{"paragraphs": [{"context": "server text is", "qas": [QUESTION]}]}]},
     "docs/a.txt": "A text in a file of its own.",
 }
 T4 = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
