@@ -19,8 +19,8 @@ from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import NotReady, StartupError
 from serving.grpc.server import GrpcListener
 from serving.host import installing
-from serving.http.apis import operations
-from serving.http.apis.openai import EmbeddingLines
+from serving.http.apis import openai, operations, tei
+from serving.http.apis.batch_lines import BatchLines
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.app import App
 from serving.http.app_context import AppContext
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from serving.engine.process.remote_engine import EngineLife
+    from serving.http.apis.batch_lines import LineRoute
     from serving.inference.served_models import Repository
     from serving.logs import LogWriter
     from serving.net.ports import Ports
@@ -73,6 +74,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_LINE_ROUTES: Sequence[LineRoute[Any, Any]] = (openai.LINES, tei.SPARSE_LINES)
+"""The routes whose requests can be lines of batch files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         background.append(RepositoryWatch(settings.models, versions, settings.watch_models_s).run)
     if builder:
         background.append(Upgrade(chooser, builder, slot, loads).run)
+    lines = {route.path: BatchLines(context, route) for route in _LINE_ROUTES}
     server = Server(
         settings=settings,
         lifecycle=lifecycle,
@@ -256,7 +261,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         recent=recent,
         jobs=jobs,
-        runner=BatchesApiRunner(jobs, EmbeddingLines(context), settings) if jobs else None,
+        runner=BatchesApiRunner(jobs, lines, settings) if jobs else None,
         background=background,
         span_sender=span_sender,
     )

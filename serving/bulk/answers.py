@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from serving.tasks.base import Vector
+from serving.tasks.embed_sparse import SparseVector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,8 @@ class AnswerColumn:
 
 def plain(answer: Any) -> Any:  # noqa: ANN401  any task's answer
     """An answer of lists, dicts, strings and numbers; vectors stay NumPy arrays."""
+    if isinstance(answer, SparseVector):
+        return msgspec.structs.asdict(answer)
     return answer if isinstance(answer, np.ndarray) else msgspec.to_builtins(answer)
 
 
@@ -71,9 +74,16 @@ def _type(kind: Any) -> pa.DataType:  # noqa: ANN401  see `Task.column`
 
 
 def _struct(record: type[msgspec.Struct]) -> pa.DataType:
-    """The Arrow type of a record of strings and numbers."""
+    """The Arrow type of a record of strings, numbers, and lists of them."""
     hints = get_type_hints(record)
-    return pa.struct([(name, _SCALARS[_bare(hints[name])]) for name in record.__struct_fields__])
+    return pa.struct([(name, _field(_bare(hints[name]))) for name in record.__struct_fields__])
+
+
+def _field(hint: Any) -> pa.DataType:  # noqa: ANN401  a type
+    if get_origin(hint) is np.ndarray:
+        (number,) = get_args(get_args(hint)[1])
+        return pa.list_(pa.from_numpy_dtype(number))
+    return pa.list_(_SCALARS[get_args(hint)[0]]) if get_origin(hint) is list else _SCALARS[hint]
 
 
 def _bare(hint: Any) -> Any:  # noqa: ANN401  a type

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pydantic
 
@@ -64,6 +65,7 @@ class Model:
 
     Attributes:
         options: Options of the task.
+        engineless: Whether they need no engine.
         column: The column of its answers.
         ignored: Names of ignored options, as in a server's replies; empty for none.
     """
@@ -83,7 +85,8 @@ class Model:
 
         Args:
             models: Model repository: `<models>/<model>/<version>/`.
-            task: `embed`, `embed_tokens`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None for the model's.
+            task: `embed`, `embed_tokens`, `embed_sparse`, `classify`, `rerank`, `answer`, `tag` or `fill_mask`; None
+                for the model's.
             model: Its name; None for the only one of the task.
             options: Of the task, as `{"top_k": 3}`; the classes of `serving.records` list them. Others follow the rules
                 for fields (docs/reference/protocols.md).
@@ -101,11 +104,16 @@ class Model:
             self.settings = Settings(models=Path(models), **settings)
             self.choice: Choice = Chooser(self.settings).first()
             self.served: ServedModel = self.choice.repository.find(model, task=task)
-            self.task = self.served.manifest.task
-            self._way = self.served.task.way
+            self.task = task or self.served.manifest.task
+            self._task = TASKS[self.task]
+            self._way = self._task.way
             self.options, self.ignored = self._read(options or {})
+            if self._way.for_side is not None:
+                self.options = self._way.for_side(self.options, prompt_name)
             self._way.check(self.options, self.served.manifest)
-            self.served.prompted(["text"], prompt_name)
+            self.engineless = self._way.engineless(self.options, self.served.manifest)
+            self._prompt_name = prompt_name
+            self._prompted("text")
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             raise BatchError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", exit_code=2) from error
@@ -115,14 +123,13 @@ class Model:
             raise BatchError(error.message, exit_code=2) from error
         except StartupError as error:
             raise BatchError(str(error), exit_code=error.exit_code) from error
-        self.column = AnswerColumn(self.served.task, self.options, self.served.manifest)
+        self.column = AnswerColumn(self._task, self.options, self.served.manifest)
         self._truncate = truncate
-        self._prompt_name = prompt_name
 
     def _read(self, options: dict[str, Any]) -> tuple[TaskOptions[Any], str]:
         """The known options, and the names of ignored ones."""
         kind = self._way.options
-        level = Level(kind.__struct_fields__, owners=self.served.task.owners)
+        level = Level(kind.__struct_fields__, owners=self._task.owners)
         if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
             names = ", ".join(level.known) or "none"
             raise msgspec.ValidationError(f"unknown option {min(unknown)!r}; available: {names}")
@@ -130,9 +137,16 @@ class Model:
         read = {name: value for name, value in options.items() if name in level.names and value is not None}
         return msgspec.convert(read, kind), str(ignored)
 
+    @property
+    def reads(self) -> list[bool]:
+        """For each output of the graph, whether the task reads it; the graph may answer other tasks too."""
+        beside = () if self._task.beside is None else self._task.beside.graph
+        names = {output.name for output in (*self._task.graph, *beside)}
+        return [spec.name in names for spec in self.served.manifest.outputs]
+
     def check_columns(self, columns: int) -> None:
         """Raises BatchError if the task does not read this number of columns."""
-        allowed = self.served.task.texts
+        allowed = self._task.texts
         if columns not in allowed:
             what = " or ".join(f"{count} column{'s' if count > 1 else ''}" for count in allowed)
             raise BatchError(f"the task {self.task} reads {what} of text, not {columns}", exit_code=2)
@@ -161,7 +175,8 @@ class Model:
 
     def _prompted(self, value: object) -> Sequence[TextInput]:
         texts = value if isinstance(value, tuple) else (value,)
-        return self.served.prompted([text_of(texts)], self._prompt_name)
+        is_query = self._prompt_name is None and getattr(self.options, "query", False)
+        return self.served.prompted([text_of(texts)], self._prompt_name, "query" if is_query else None)
 
 
 class Predictor:
@@ -192,6 +207,7 @@ class Predictor:
             OneByOne(backend.runner(index), [spec]) for index, lane in enumerate(lanes) if lane is kind
         ]
         self._pool = ThreadPoolExecutor(len(self._idle))
+        self._reads = model.reads
 
     def predict(self, values: Sequence[object]) -> list[Prediction]:
         """The result for each row: a text, or a pair of texts as a tuple; anything else is rejected.
@@ -206,15 +222,17 @@ class Predictor:
                 if isinstance(each, InvalidRequest):
                     predictions[len(texts)] = _rejected(each)
                 texts.append(() if isinstance(each, InvalidRequest) else each)
-        keys = [(len(text.ids), row, part) for row, parts in enumerate(texts) for part, text in enumerate(parts)]
+        run = [] if self.model.engineless else texts
+        keys = [(len(text.ids), row, part) for row, parts in enumerate(run) for part, text in enumerate(parts)]
         batches = list(self._batches(sorted(keys, reverse=True)))
         rows: dict[tuple[int, int], Row | str] = {}
-        run = self._pool.map(lambda batch: self._run([texts[row][part] for _, row, part in batch]), batches)
-        for batch, answered in zip(batches, run, strict=True):
+        ran = self._pool.map(lambda batch: self._run([texts[row][part] for _, row, part in batch]), batches)
+        for batch, answered in zip(batches, ran, strict=True):
             rows |= {(row, part): each for (_, row, part), each in zip(batch, answered, strict=True)}
         for row, parts in enumerate(texts):
             if row not in predictions:
-                predictions[row] = self._finished(values[row], parts, [rows[row, part] for part in range(len(parts))])
+                own = [rows[row, part] for part in range(len(parts))] if run else []
+                predictions[row] = self._finished(values[row], parts, own)
         return [predictions[row] for row in range(len(values))]
 
     def _encoded(self, values: Sequence[object]) -> list[Sequence[EncodedText] | InvalidRequest]:
@@ -237,7 +255,10 @@ class Predictor:
             if len(texts) == 1:
                 return [f"the engine failed: {fault.message}"]
         else:
-            rows = zip(*output.arrays, strict=True)
+            # All rows of a chunk are held until its end.
+            unread = np.empty((len(texts), 0), np.float32)
+            arrays = (array if read else unread for array, read in zip(output.arrays, self._reads, strict=True))
+            rows = zip(*arrays, strict=True)
             return [
                 row if finite else "the model returned NaN or infinity"
                 for row, finite in zip(rows, output.finite, strict=True)
@@ -258,9 +279,9 @@ class Predictor:
 class BatchPredictor:
     """A model for `map_batches` of Ray Data, with `batch_format="pyarrow"`: adds a column of answers, and `error`.
 
-    The column is called `embedding`, `embeddings`, `labels`, `score`, `answers`, `entities` or `masks`, by task. A
-    rejected row has null there and the reason in `error`, which is null otherwise. Rows keep their order. Large batches
-    are faster, because their rows are computed by length.
+    The column is called `embedding`, `embeddings`, `sparse`, `labels`, `score`, `answers`, `entities` or `masks`, by
+    task. A rejected row has null there and the reason in `error`, which is null otherwise. Rows keep their order. Large
+    batches are faster, because their rows are computed by length.
     """
 
     def __init__(self, column: str | Sequence[str], **model: Any) -> None:  # noqa: ANN401  those of `Model`

@@ -28,11 +28,13 @@ class Padder:
 
     `input_ids`, `attention_mask` and `token_type_ids` are int32 [texts, longest]. `mask_positions` is int32 [texts,
     masks]: the positions of each text's mask tokens, padded with zeros. A single text, the common case, needs no copy:
-    its ids are used in place, and the mask and token types are slices of constants.
+    its ids are used in place, and the mask and token types are slices of constants. Tokens that attention must ignore
+    get a mask of 0 (see `EncodedText`).
     """
 
     def __init__(self, model: ModelSpec) -> None:
         self._inputs = frozenset(model.inputs)
+        self._unattended = model.unattended
         self._ones = np.ones((1, model.max_length), np.int32)
         self._zeros = np.zeros((1, model.max_length), np.int32)
         self._pad_id = model.special_ids.get("pad", 0)
@@ -41,6 +43,8 @@ class Padder:
     def tensors(self, batch: Batch) -> Tensors:
         """Returns the batch's tensors, which are valid while the batch exists."""
         tensors = self._rectangles(batch)
+        if self._unattended:
+            tensors = _ignoring(tensors)
         if TYPES not in self._inputs:
             del tensors[TYPES]
         if POSITIONS in self._inputs:
@@ -66,6 +70,14 @@ class Padder:
             if text.type_ids is not None:
                 types[row, :length] = text.type_ids
         return {IDS: ids, MASK: mask, TYPES: types}
+
+
+def _ignoring(tensors: Tensors) -> Tensors:
+    """Replaces the complements of ids by the ids, with a mask of 0."""
+    ids, ignored = tensors[IDS], tensors[IDS] < 0
+    if not ignored.any():
+        return tensors
+    return {**tensors, IDS: np.where(ignored, ~ids, ids), MASK: tensors[MASK] & ~ignored}
 
 
 def _positions(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:

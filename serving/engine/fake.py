@@ -13,7 +13,7 @@ import zlib
 from array import array
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -125,12 +125,20 @@ def _shape(spec: TensorSpec, batch: Batch) -> list[int]:
 
 
 def _split(rows: NDArray[np.float32], outputs: Sequence[TensorSpec], shapes: Sequence[list[int]]) -> list[Array]:
-    """Splits each row into the outputs, in their shapes."""
+    """Splits each row into the outputs, in their shapes.
+
+    Integers are ids of tokens, each once. `weights` descend, as those of a graph.
+    """
     arrays: list[Array] = []
     at = 0
     for spec, shape in zip(outputs, shapes, strict=True):
         end = at + math.prod(shape)
-        arrays.append(rows[:, at:end].reshape(len(rows), *shape).astype(spec.dtype, copy=False))
+        part: NDArray[Any] = rows[:, at:end].reshape(len(rows), *shape)
+        if spec.dtype == "int32":
+            part = np.broadcast_to(np.arange(shape[-1], dtype=np.int32), part.shape)
+        elif spec.name == "weights":
+            part = -np.sort(-np.abs(part))
+        arrays.append(part)
         at = end
     return arrays
 

@@ -61,6 +61,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         vocab_size: Exclusive upper bound of token ids.
         max_length: Maximum input length in tokens.
         special_ids: Special token ids by role.
+        unattended: Whether texts may hold tokens that attention must ignore.
         copied: Whether each lane may hold a copy, because the model is small.
         build: Platform of a TensorRT engine; None for a graph.
         parts: Files of a split model after the first one, which is `path`.
@@ -79,6 +80,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     special_ids: dict[str, int]
     inputs: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
+    unattended: bool = False
     copied: bool = False
     build: EngineBuild | None = None
     data_sha256: str = ""

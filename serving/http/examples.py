@@ -13,7 +13,10 @@ import msgspec
 from serving.errors import BertserveError
 from serving.http.exchange import JSON, HttpRequest
 from serving.inference.requests import Outcome, Timings
-from serving.tasks import WAYS
+from serving.tasks import TASKS, WAYS
+from serving.tasks.combined import CombinedOptions, recorded
+from serving.tasks.hybrid import HybridOptions
+from serving.tasks.maxsim import MaxSimOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +54,13 @@ class _Recorded:
     async def infer(self, request: InferRequest[Any]) -> Outcome[Any]:
         model = self._repository.find(request.model, request.version, WAYS[type(request.options)].task)
         count = len(request.inputs)
-        answer = model.task.recorded(request.options, model.manifest, count)
+        way = WAYS[type(request.options)]
+        ranks = isinstance(request.options, MaxSimOptions | HybridOptions)
+        if isinstance(request.options, CombinedOptions):
+            answer = recorded(request.options, model.manifest, count)
+        else:
+            task = TASKS["rerank" if ranks else way.task or model.manifest.task]
+            answer = task.recorded(request.options, model.manifest, count)
         return Outcome(answer, model.name, model.version, Timings(48, 112, 1874, 2211), 9 * count, 0)
 
     async def read(self, model: ServedModel, _: int, work: Callable[[TextTokenizer], bytes]) -> bytes:

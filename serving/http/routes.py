@@ -17,6 +17,7 @@ from starlette.routing import Match
 
 from serving.http.app_context import AppContext, Endpoint
 from serving.http.asgi import read_request, response_of, stream_request
+from serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -189,6 +190,10 @@ class Router:
 
 def of_task(task: str) -> Models:
     return lambda context: [model.name for model in context.repository.of_task(task)]
+
+
+def ranking_models(context: AppContext) -> list[str]:
+    return rankers(context.repository)
 
 
 def all_models(context: AppContext) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from serving.errors import EmptyInput, empty_input, too_many_inputs
+from serving.inference.answer_cache import CachedRows
 from serving.inference.requests import Outcome, Timings
 from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import estimate_tokens
@@ -150,9 +151,16 @@ class Pipeline:
         if trace is not None:
             trace.model = model.name
         _check_count(request)
+        engineless = False
+        if way.for_side is not None:
+            request.options = way.for_side(request.options, request.input_type or request.prompt_name)
+            engineless = way.engineless(request.options, model.manifest)
         way.check(request.options, model.manifest)
+        prompted: Callable[..., Sequence[TextInput]]
         prompted = model.with_prompt_apart if way.prompt_apart else model.prompted
-        inputs: Sequence[TextInput] = prompted(request.inputs, request.prompt_name, request.input_type)
+        if way.prompts_by_side:
+            prompted = model.with_prompts_by_side
+        inputs = prompted(request.inputs, request.prompt_name, request.input_type)
         if way.expand is not None:
             inputs = way.expand(inputs, request.options)
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
@@ -160,7 +168,10 @@ class Pipeline:
         job = _Job(request, way, model, inputs, sizes, cut)
         self._users[model.index] += 1
         try:
-            done = await (self._computed(job) if self._cache is None else self._recalled(job, self._cache))
+            if engineless:
+                done = await self._tokenized(job)
+            else:
+                done = await (self._computed(job) if self._cache is None else self._recalled(job, self._cache))
         finally:
             self._users[model.index] -= 1
         total_us = (time.perf_counter() - request.arrival) * 1e6
@@ -245,6 +256,19 @@ class Pipeline:
             else:
                 answer = job.finish(texts, rows)
         return _Done(texts, tokenize_us, rows, tokens, computed_at, answer)
+
+    async def _tokenized(self, job: _Job[A]) -> _Done[A]:
+        """The answer of a request that needs no engine."""
+        rows = CachedRows((), cached=False)
+
+        def run(_: TextTokenizer) -> tuple[Sequence[EncodedText], float, A]:
+            started = time.perf_counter()
+            texts = job.encode()
+            tokenize_us = (time.perf_counter() - started) * 1e6
+            return texts, tokenize_us, job.finish(texts, rows)
+
+        texts, tokenize_us, answer = await self.read(job.model, sum(job.sizes), run)
+        return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), answer)
 
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
         """Reads texts with a model's tokenizer: inline if they are short, otherwise in a thread.

@@ -13,6 +13,7 @@ from serving.inference.tokenizer import TextTokenizer
 from serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
 from serving.records import ModelIndex
 from serving.tasks import TASKS
+from serving.tasks.base import QUERIES, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from serving.records import TextInput
     from serving.tasks.base import Task
 
-_QUERIES = ("query", "search_query")
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
-_SIDES = (_QUERIES, _DOCUMENTS)
+_SIDES = (QUERIES, _DOCUMENTS)
 """Names of prompts for the two sides of a search; the first match wins."""
 
 _MAX_NAMES = 10
@@ -87,6 +87,14 @@ class ServedModel(ServableArtifact):
         prompt = self._prompt(name, input_type) if chosen else self.default_prompt
         return [(prompt, value) for value in inputs if isinstance(value, str)]
 
+    def with_prompts_by_side(
+        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
+    ) -> Sequence[TextInput]:
+        """Pairs of query and document, each with its side's prompt; raises `InvalidRequest` for other inputs."""
+        del name, input_type  # each side has its own
+        before, behind = self._prompt(None, "query"), self._prompt(None, "document")
+        return [(before + query, behind + document) for query, document in pairs_of(inputs)]
+
     @property
     def task(self) -> Task[Any, Any]:
         return TASKS[self.manifest.task]
@@ -112,7 +120,7 @@ class ServedModel(ServableArtifact):
         found = next((by_name[own] for own in candidates if own in by_name), None)
         if found is not None:
             return found
-        if any(prompts.values()) and (len(candidates) == 1 or by_name.keys().isdisjoint(_QUERIES + _DOCUMENTS)):
+        if any(prompts.values()) and (len(candidates) == 1 or by_name.keys().isdisjoint(QUERIES + _DOCUMENTS)):
             raise InvalidRequest(
                 f"this model has no prompt for the `input_type` {input_type}; select one with `prompt_name`: {names}"
             )
@@ -140,7 +148,7 @@ class Repository:
         self._alone: dict[str | None, ServedModel] = {}
         self._listeners: list[Callable[[], None]] = []
         for task, name in self._defaults.items():
-            if name not in self._by_name or self._by_name[name].manifest.task != task:
+            if name not in self._by_name or not self._by_name[name].manifest.answers(task):
                 raise StartupError(
                     f"--default {task}={name}: the repository has no model {name!r} with the task {task}"
                 )
@@ -223,7 +231,7 @@ class Repository:
             listener()
 
     def of_task(self, task: str) -> Sequence[ServedModel]:
-        return [model for model in self._by_name.values() if model.manifest.task == task]
+        return [model for model in self._by_name.values() if model.manifest.answers(task)]
 
     def named(self, name: str) -> ServedModel:
         return next(model for model in self.models if model.name == name)
@@ -259,7 +267,7 @@ class Repository:
             raise self.unknown()
         if version and version != model.version:
             raise ModelNotFound(f"unknown version of the model {model.name!r}; available: {model.version}")
-        if task is not None and model.manifest.task != task:
+        if task is not None and not model.manifest.answers(task):
             fitting = [other.name for other in self.of_task(task)]
             there_are = f"; available: {_listed(fitting)}" if fitting else self._those_served()
             raise WrongTask(f"model {model.name!r} has the task {model.manifest.task}, not {task}{there_are}")
@@ -281,7 +289,7 @@ class Repository:
 
     def _only(self, task: str | None) -> ServedModel:
         models = list(self._by_name.values()) if task is None else self.of_task(task)
-        chosen = [model for model in models if model.name == self._defaults.get(model.manifest.task)]
+        chosen = [model for model in models if model.name == self._defaults.get(task or "")]
         if len(models) == 1 or (task is not None and chosen):
             self._alone[task] = (chosen or models)[0]
             return self._alone[task]

@@ -26,6 +26,7 @@ from serving.inference.tokenizer_process import (
 )
 from serving.inference.tokenizer_rules import MAX_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
 from serving.inference.wordpiece_cache import wordpiece_cache_for
+from serving.models import query_weights
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedChunk, EncodedText
 from serving.tasks.windows import chunk_ranges, too_many_chunks
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from serving.models.manifest import Manifest
-    from serving.records import Side, TextInput, Truncate
+    from serving.records import MultiVector, Side, TextInput, Truncate
 
 
 log = logging.getLogger("bertserve")
@@ -73,12 +74,17 @@ class TextTokenizer:
         mask_id: None if the model has no mask token.
         mask_token: The mask token as it appears in a text.
         frame: The special tokens of an empty text, which surround every single text.
+        query_weights: For each token, its weight in a query that needs no engine, float32 [tokens]; None if the model
+            has none.
+        multi_vector: How a multi-vector model reads queries and documents; None for other models.
         truncation_side: The end that is truncated if a request names none.
         turn: Held by the one request whose texts are tokenized, if that must not happen on the event loop; otherwise
             None.
     """
 
     turn: asyncio.Lock | None = None
+    query_weights: NDArray[np.float32] | None = None
+    multi_vector: MultiVector | None = None
 
     def __init__(
         self,
@@ -136,6 +142,8 @@ class TextTokenizer:
         for role, ids in (("cls", opened.frame[:1]), ("sep", opened.frame[-1:])):
             if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
+        opened.query_weights = query_weights.read(bundle, manifest.vocab_size) if manifest.query_weights else None
+        opened.multi_vector = manifest.multi_vector
         return opened
 
     def sizes_bytes(self, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]:
@@ -157,9 +165,26 @@ class TextTokenizer:
             )
         return sizes
 
-    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
-        """Token ids of each input; raises `InvalidRequest` for one that is too long or has unknown ids."""
-        return [self._encoded(index, value, truncate=truncate) for index, value in enumerate(inputs)]
+    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None) -> list[EncodedText]:
+        """Token ids of each input; raises `InvalidRequest` for one that is too long or has unknown ids.
+
+        `most` is the maximum tokens of an input, if that is less than `max_length`.
+        """
+        longest = most or self.max_length
+        return [self._encoded(index, value, truncate=truncate, longest=longest) for index, value in enumerate(inputs)]
+
+    def encode_bare(self, texts: Sequence[str], *, truncate: Truncate) -> list[EncodedText]:
+        """Token ids of each text without special tokens; raises `InvalidRequest` for a text that is too long."""
+        encoded = []
+        for index, text in enumerate(texts):
+            encoding, unread, _ = self._read(text, truncate=truncate)
+            surplus = max(0, len(encoding) - self.max_length)
+            if surplus and not truncate:
+                raise _too_long(index, len(encoding), self.max_length)
+            if surplus:
+                encoding.truncate(self.max_length, direction=self._side(truncate))
+            encoded.append(EncodedText(array("i", encoding.ids), None, surplus + unread))
+        return encoded
 
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]:
         """Token ids of each text, with the characters and the word of each token."""
@@ -381,19 +406,26 @@ class TextTokenizer:
             first.truncate(most, direction=self._side(truncate))
         return first, surplus + unread
 
-    def _encoded(self, index: int, value: TextInput, *, truncate: Truncate) -> EncodedText:
+    def _encoded(self, index: int, value: TextInput, *, truncate: Truncate, longest: int | None = None) -> EncodedText:
+        longest = longest or self.max_length
         if not isinstance(value, str | tuple):
-            return self._check_ids(index, value)
+            return self._check_ids(index, value, longest)
         if self._wordpieces is not None and isinstance(value, str) and len(value) <= self.max_characters:
             ids = self._wordpieces.encode(value)
-            if ids is not None and len(ids) <= self.max_length:
+            if ids is not None and len(ids) <= longest:
                 return EncodedText(ids)
-        whole, surplus, *_ = self._fitted(index, value, truncate=truncate, aligned=False)
+        whole, surplus, *_ = self._fitted(index, value, truncate=truncate, aligned=False, longest=longest)
         types = array("i", whole.type_ids) if self._is_typed or not isinstance(value, str) else None
         return EncodedText(array("i", whole.ids), types, surplus)
 
     def _fitted(
-        self, index: int, value: str | tuple[str, str], *, truncate: Truncate, aligned: bool = True
+        self,
+        index: int,
+        value: str | tuple[str, str],
+        *,
+        truncate: Truncate,
+        aligned: bool = True,
+        longest: int | None = None,
     ) -> tuple[Encoding, int, int, Sequence[tuple[int, int]] | None]:
         """The encoding of an input, truncated to fit.
 
@@ -406,22 +438,20 @@ class TextTokenizer:
             the character offsets of the first part's tokens, because a byte-level tokenizer trims those of the encoding
             twice.
         """
+        longest = longest or self.max_length
         parts = (value,) if isinstance(value, str) else value
         if sum(map(len, parts)) <= self.max_characters or not truncate:
             # Unlike `encode`, these calls release the GIL.
             encode = self._tokenizer.encode_batch if aligned else self._tokenizer.encode_batch_fast
             encoding = encode([value])[0]
-            if len(encoding) <= self.max_length:
+            if len(encoding) <= longest:
                 return encoding, 0, 0, None
             if not truncate:
-                raise InvalidRequest(
-                    f"input {index} has {len(encoding)} tokens; the model takes {self.max_length}:"
-                    " shorten it or allow truncation"
-                )
+                raise _too_long(index, len(encoding), longest)
         read = [self._read(part, truncate=truncate) for part in parts]
         encodings = [encoding for encoding, _, _ in read]
         lengths = list(map(len, encodings))
-        room = self.max_length - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
+        room = longest - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
         surplus = max(0, sum(lengths) - room)
         if surplus:
             kept = [room] if len(lengths) == 1 else shares(*self._whole_lengths(parts, read, room), room)
@@ -483,10 +513,10 @@ class TextTokenizer:
             return 0
         return len(encoding) - tokens[1] if left else int(tokens[0])
 
-    def _check_ids(self, index: int, value: list[int] | EncodedText) -> EncodedText:
+    def _check_ids(self, index: int, value: list[int] | EncodedText, longest: int) -> EncodedText:
         ids = value if isinstance(value, list) else value.ids
-        if not 0 < len(ids) <= self.max_length:
-            raise InvalidRequest(f"input {index} has {len(ids)} token IDs; send 1 to {self.max_length}")
+        if not 0 < len(ids) <= longest:
+            raise InvalidRequest(f"input {index} has {len(ids)} token IDs; send 1 to {longest}")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequest(f"input {index} has a token ID outside 0..{self._vocab_size - 1}")
         return EncodedText(array("i", value)) if isinstance(value, list) else value
@@ -517,17 +547,19 @@ class IsolatedTokenizer(TextTokenizer):
         self.turn = asyncio.Lock()
         self.process = TokenizerProcess(content, (max_length, vocab_size, mask_id, truncation_side))
 
-    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]:
+    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None) -> list[EncodedText]:
         """Encodes texts in the other process; token ids need no rules and are checked here."""
+        longest = most or self.max_length
         ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str | tuple)}
-        checked = {index: self._check_ids(index, value) for index, value in ids.items()}
+        checked = {index: self._check_ids(index, value, longest) for index, value in ids.items()}
         if len(ids) == len(inputs):
             return list(checked.values())
         texts = ["" if index in ids else value for index, value in enumerate(inputs)]
-        encoded: list[EncodedText] = self._encode_texts(texts, truncate=truncate)
+        encoded: list[EncodedText] = self._encode_texts(texts, truncate=truncate, most=most)
         return [checked.get(index, text) for index, text in enumerate(encoded)]
 
     _encode_texts: Any = _remote("encode")
+    encode_bare: Any = _remote("encode_bare")
     encode_aligned: Any = _remote("encode_aligned")
     encode_windows: Any = _remote("encode_windows")
     encode_chunks: Any = _remote("encode_chunks")
@@ -590,6 +622,12 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     short = min(first, second, room // 2)
     long = room - short
     return (long, short) if first > second else (short, long)
+
+
+def _too_long(index: int, tokens: int, longest: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"input {index} has {tokens} tokens; the model takes {longest}: shorten it or allow truncation"
+    )
 
 
 def _windowed(value: str | tuple[str, str]) -> str:

@@ -50,6 +50,7 @@ _ARRAY, _NUMBERS, _SPANS = 1, 2, 3
 
 _ROWS: Mapping[str, type[msgspec.Struct]] = {
     "encode": EncodedText,
+    "encode_bare": EncodedText,
     "encode_aligned": AlignedText,
     "encode_windows": AlignedText,
     "encode_chunks": EncodedChunk,

@@ -86,6 +86,7 @@ class ServableArtifact:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
+            unattended=manifest.unattended,
             copied=all(each.total_bytes <= _COPIED_BYTES for each in self.artifacts),
             build=artifact.engine,
             data_sha256=_data_sha256(artifact),

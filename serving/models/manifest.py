@@ -9,7 +9,7 @@ import msgspec
 
 from serving.engine.kinds.tensorrt import GpuTarget
 from serving.engine.specs import DATA_SUFFIX, EngineBuild, SplitBy, stages
-from serving.records import Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
+from serving.records import MultiVector, Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+QUERY_WEIGHTS = "query_weights.npy"
 REPORT = "report.html"
 SCHEMA_VERSION = 3
 
@@ -32,6 +33,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_DIMENSION = 1 << 20
 _SHORTEST_LIMIT = 3  # [CLS], one token, [SEP]
 _MAX_CANDIDATES = 1000
+_MAX_ACTIVE = 1 << 16
 _SUFFIXES = {"onnx": ".onnx", "tensorrt": ".engine"}
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -129,11 +131,13 @@ class Quantisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         activations: `static` uses ranges seen on calibration text, `dynamic` uses ranges found at run time.
         calibration: Source of the calibration text: a file name, never a path. Empty if none was used or it is unknown.
+        fp32_words: Whether a sparse encoder's products with its vocabulary stay in fp32.
     """
 
     activations: Literal["static", "dynamic"]
     calibration: str = ""
     texts: int = 0
+    fp32_words: bool = False
 
 
 class GraphProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,6 +179,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reserved: Why it is served only if `--precision` asks for it or nothing else can be served, as half a sentence;
             empty if it is served by default.
         limits: Limits that the recipe set in place of the default ones.
+        also: As `parity` for the other tasks of `Manifest.also`, by task.
         proven_on: `host.integer_kernels` of the machine that compared it; empty if unknown.
         sample: The part of `parity` that a node with another processor repeats before it serves INT8.
         engine: What a TensorRT engine is tied to.
@@ -204,6 +209,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waived: tuple[str, ...] = ()
     reserved: str = ""
     limits: dict[str, float] = {}
+    also: dict[str, Parity] = {}
     proven_on: tuple[str, ...] = ()
     sample: Parity | None = None
     engine: EngineBuild | None = None
@@ -282,10 +288,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_length: Tokens of the longest input, special tokens included.
-        special_ids: Ids of the special tokens by role: pad, unk, cls, sep, mask.
+        also: Further tasks that the graph answers, each with its outputs after those of `task`.
+        special_ids: Ids of the special tokens by role: pad, unk, cls, sep, mask; eos if tokens have weights.
         hidden_size: Components of a token's vector.
         pooling: For embed: one of `POOLING_MODES`, or several joined by `+`, whose vectors are concatenated.
-        dimensions: For embed: components of a text's vector; None for `hidden_size`.
+        dimensions: For embed and embed_tokens: components of a vector; None for `hidden_size`.
         normalize: For embed: whether vectors are scaled to length 1 by default.
         matryoshka: For embed: sizes to which vectors may be truncated; empty allows any.
         similarity: For embed: the similarity function that the vectors are meant for; None if unknown.
@@ -294,6 +301,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         regression: For classify: whether the labels name values that answers return unchanged.
         activation: For rerank: the default function from a logit to a score.
         candidates: For fill_mask: number of tokens that the graph offers for each mask.
+        active: For embed_sparse: number of weights that the graph offers for each text.
+        query_weights: For embed_sparse: whether queries take their weights from `QUERY_WEIGHTS`, without the engine.
+        multi_vector: For embed_tokens: how a multi-vector model reads queries and documents; None for other models.
         truncation_side: The end of a text that is cut off by default.
         prompts: Texts by name. A request may ask to put one before its inputs.
         default_prompt: Name of the prompt if a request names none. Token ids get no prompt by default.
@@ -318,6 +328,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     tools: dict[str, str]
     created: str
+    also: tuple[str, ...] = ()
     pooling: str | None = None
     dimensions: int | None = None
     normalize: bool = True
@@ -328,6 +339,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     regression: bool = False
     activation: Activation = "sigmoid"
     candidates: int = 0
+    active: int = 0
+    query_weights: bool = False
+    multi_vector: MultiVector | None = None
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     recipe: str = ""
@@ -338,6 +352,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def vector_size(self) -> int:
         """Components of a vector in an answer."""
         return self.dimensions or self.hidden_size
+
+    @property
+    def token_size(self) -> int:
+        """Components of a token's vector in an answer."""
+        own = None if self.multi_vector is None else self.multi_vector.dimensions
+        return own or self.vector_size
+
+    def answers(self, task: str) -> bool:
+        return task == self.task or task in self.also
+
+    @property
+    def unattended(self) -> bool:
+        """Whether inputs may hold tokens that attention must ignore."""
+        return self.multi_vector is not None and self.multi_vector.unattended
 
     def data_of(self, graph: str) -> FileEntry | None:
         """The file with a graph's weights; None if they lie in the graph."""
@@ -378,7 +406,10 @@ def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str
 def _size_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     return [
         (not 0 < manifest.hidden_size <= _LARGEST_DIMENSION, "hidden_size is out of range"),
-        (not 0 < manifest.vector_size <= _LARGEST_DIMENSION, "dimensions is out of range"),
+        (
+            not all(0 < size <= _LARGEST_DIMENSION for size in (manifest.vector_size, manifest.token_size)),
+            "dimensions is out of range",
+        ),
         (not 0 < manifest.vocab_size <= _LARGEST_DIMENSION * 8, "vocab_size is out of range"),
         (not _SHORTEST_LIMIT <= manifest.max_length <= _LARGEST_DIMENSION, "max_length is out of range"),
         (
@@ -400,10 +431,13 @@ _OF_TASKS = {
     "activation": "sigmoid",
     "default_prompt": None,
     "candidates": 0,
+    "active": 0,
+    "query_weights": False,
+    "multi_vector": None,
 }
 """Fields that only some tasks have, with their value for all other tasks."""
 
-_NEEDED = ("pooling", "labels", "candidates")
+_NEEDED = ("pooling", "labels", "candidates", "active")
 """Fields that are required for the tasks that have them."""
 
 
@@ -411,13 +445,31 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     task = TASKS.get(manifest.task)
     if task is None:
         return [(True, f"unknown task {manifest.task!r}; available: {', '.join(TASKS)}")]
+    also = [TASKS[name] for name in manifest.also if name in TASKS and TASKS[name].beside is not None]
+    facts = task.facts.union(*(other.beside.facts for other in also if other.beside is not None))
     inputs = [task.graph_inputs(segments=segments) for segments in (True, False)]
     outputs = task.graph_outputs(
-        hidden_size=manifest.vector_size, labels=len(manifest.labels), candidates=manifest.candidates
+        *also,
+        hidden_size=manifest.vector_size,
+        labels=len(manifest.labels),
+        candidates=manifest.candidates,
+        active=manifest.active,
+        token_size=manifest.token_size,
     )
     return [
-        *((_misplaced(manifest, task.facts, field), _belongs(field)) for field in _OF_TASKS),
+        (
+            [other.name for other in also] != [*manifest.also]
+            or len({manifest.task, *manifest.also}) <= len(manifest.also)
+            or (bool(also) and "pooling" not in task.facts),
+            "also names a task that the graph cannot answer",
+        ),
+        *((_misplaced(manifest, facts, field), _belongs(field)) for field in _OF_TASKS),
+        (
+            "embed_tokens" in manifest.also and manifest.multi_vector is None,
+            "embed_tokens in also needs multi_vector",
+        ),
         *_vector_rules(manifest),
+        *_multi_vector_rules(manifest),
         (len(manifest.labels) > _LARGEST_DIMENSION, "too many labels"),
         (manifest.regression and manifest.multi_label, "regression and multi_label exclude each other"),
         (
@@ -425,6 +477,7 @@ def _task_rules(manifest: Manifest) -> list[tuple[bool, str]]:
             "default_prompt is not one of the prompts",
         ),
         (not 0 <= manifest.candidates <= min(_MAX_CANDIDATES, manifest.vocab_size), "candidates is out of range"),
+        (not 0 <= manifest.active <= min(_MAX_ACTIVE, manifest.vocab_size), "active is out of range"),
         (bool(manifest.candidates) and "mask" not in manifest.special_ids, "the task needs a mask token"),
         (manifest.outputs != outputs, "the outputs do not match the task"),
         (manifest.inputs not in inputs, "the inputs do not match the task"),
@@ -453,11 +506,38 @@ def _vector_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     ]
 
 
+def _multi_vector_rules(manifest: Manifest) -> list[tuple[bool, str]]:
+    sides = manifest.multi_vector
+    if sides is None:
+        return []
+    lengths, filled = (sides.query_length, sides.document_length), sides.expansion
+    tokens = (*sides.skipped, *([] if filled is None else [filled.token]))
+    return [
+        (
+            not all(_SHORTEST_LIMIT <= length <= manifest.max_length for length in lengths)
+            or (filled is not None and not 0 < filled.length <= sides.query_length),
+            "a length of multi_vector is out of range",
+        ),
+        (
+            sides.dimensions is not None and "embed_tokens" not in manifest.also,
+            "multi_vector has dimensions of its own only beside other outputs",
+        ),
+        (
+            not all(0 <= token < manifest.vocab_size for token in tokens),
+            "a token of multi_vector is outside the vocabulary",
+        ),
+    ]
+
+
 def _file_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     names = [entry.file for entry in manifest.entries()]
     digests = [entry.sha256 for entry in manifest.entries()]
     return [
         (TOKENIZER not in {entry.file for entry in manifest.files}, f"{TOKENIZER} is not listed"),
+        (
+            manifest.query_weights != (QUERY_WEIGHTS in {entry.file for entry in manifest.files}),
+            f"{QUERY_WEIGHTS} must be listed if query_weights is true, and only then",
+        ),
         (
             not all(FILE_NAME.fullmatch(name) and name != MANIFEST for name in names),
             "a file's name is not a plain name",

@@ -14,12 +14,14 @@ from serving.tasks.windows import Long, WindowScores, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import UnionType
 
     from serving.inference.requests import InferRequest
 
 READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),
     *("long", "window_tokens", "window_overlap", "window_scores"),
+    *("top_k", "threshold"),
 )
 """The parameters that control inference."""
 
@@ -42,7 +44,7 @@ def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> No
     """Applies the parameters of a request that control inference.
 
     Raises:
-        InvalidRequest: A parameter has an invalid value, or the task does not support windows.
+        InvalidRequest: A parameter has an invalid value, or the task does not support it.
     """
     request.truncate = typed(values, "truncate", bool, "true or false")
     request.timeout_ms = _timeout_ms(values)
@@ -58,6 +60,12 @@ def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> No
         if "windows" not in request.options.__struct_fields__:
             raise InvalidRequest("the parameter `long` is supported only for the tasks classify, rerank and tag")
         request.options = msgspec.structs.replace(request.options, windows=windows)
+    top_k = typed(values, "top_k", int, "a whole number")
+    threshold = typed(values, "threshold", int | float, "a number")
+    if top_k is not None or threshold is not None:
+        if "threshold" not in request.options.__struct_fields__:
+            raise InvalidRequest("the parameters `top_k` and `threshold` are supported only for the task embed_sparse")
+        request.options = msgspec.structs.replace(request.options, top_k=top_k, threshold=threshold)
     if (priority := values.get("priority")) is not None:
         request.priority = priority_of(priority, "the parameter `priority`")
 
@@ -69,10 +77,10 @@ def _timeout_ms(values: Mapping[str, Any]) -> float | None:
     return value / _US_PER_MS if value else None
 
 
-def typed(values: Mapping[str, Any], name: str, kind: type, words: str) -> Any:  # noqa: ANN401  of that type
+def typed(values: Mapping[str, Any], name: str, kind: type | UnionType, words: str) -> Any:  # noqa: ANN401  of that type
     """A parameter of type `kind`, which error messages call `words`; None if the request does not have it."""
     value = values.get(name)
-    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+    if value is not None and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
         raise InvalidRequest(f"the parameter `{name}` must be {words}")
     return value
 

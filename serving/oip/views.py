@@ -15,7 +15,9 @@ import numpy as np
 from serving.errors import InvalidRequest
 from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
 from serving.records import POSITIONS
+from serving.tasks import TASKS, combined
 from serving.tasks.base import TaskOptions, padded
+from serving.tasks.combined import CombinedOptions
 from serving.tasks.tensors import TensorOptions
 
 if TYPE_CHECKING:
@@ -107,7 +109,8 @@ class View(msgspec.Struct, frozen=True):
         served: The model's own name.
         options: The task options of requests to this name.
         inputs: The advertised inputs. More may be accepted.
-        write: Makes the values of the outputs from an answer.
+        write: Makes the values of the outputs from an answer; None for outputs that were not computed.
+        choose: The task options of requests for some of the outputs; None if all are computed in any case.
     """
 
     name: str
@@ -118,6 +121,11 @@ class View(msgspec.Struct, frozen=True):
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
     write: Callable[[Any, Manifest, int], Values]
+    choose: Callable[[Sequence[str]], TaskOptions[Any]] | None = None
+
+    def options_for(self, names: Sequence[str]) -> TaskOptions[Any]:
+        """The task options of a request for these outputs; no names means all."""
+        return self.options if self.choose is None or not names else self.choose(names)
 
     def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  of any task
         """The outputs of an answer.
@@ -133,6 +141,7 @@ class View(msgspec.Struct, frozen=True):
         outputs = [
             _output(info, values)
             for info, values in zip(self.outputs, self.write(answer, self.model.manifest, width), strict=True)
+            if values is not None
         ]
         if not names:
             return outputs
@@ -204,8 +213,14 @@ def _text_view(model: ServedModel) -> View:
     manifest = model.manifest
     task = model.task
     inputs = tuple(TensorMetadata(name, BYTES, [-1, 1]) for name in ((TEXT, PAIR) if task.paired else (TEXT,)))
-    outputs = tuple(TensorMetadata(name, kind, [-1, *dims(manifest)]) for name, kind, dims in task.outputs)
+    tasks = (task, *(TASKS[name] for name in manifest.also))
+    outputs = tuple(
+        TensorMetadata(name, kind, [-1, *dims(manifest)]) for each in tasks for name, kind, dims in each.outputs
+    )
     write = task.write
+    if manifest.also:
+        options = CombinedOptions(combined.offered(manifest))
+        return View(model.name, model, model.name, options, True, inputs, outputs, _write_several, _options_for)
     return View(
         model.name,
         model,
@@ -216,6 +231,22 @@ def _text_view(model: ServedModel) -> View:
         outputs,
         lambda answer, facts, _: write(answer, facts),
     )
+
+
+_PARTS = {output.name: part for part, task in combined.TASKS.items() for output in task.outputs}
+"""The part of a combined answer that an output belongs to."""
+
+
+def _options_for(names: Sequence[str]) -> CombinedOptions:
+    return CombinedOptions(tuple(dict.fromkeys(_PARTS[name] for name in names)))
+
+
+def _write_several(answer: Sequence[combined.Embedded], manifest: Manifest, _: int) -> Values:
+    values: list[Any] = []
+    for part in combined.offered(manifest):
+        task, found = combined.TASKS[part], combined.column(answer, part)
+        values += [None] * len(task.outputs) if found is None else task.write(found, manifest)
+    return values
 
 
 def _output(info: TensorMetadata, values: Any) -> Output:  # noqa: ANN401  numbers or texts

@@ -129,6 +129,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "version": model.version,
         "task": manifest.task,
+        "also": manifest.also,
         "architecture": manifest.source.architecture,
         "source": manifest.source.name,
         "max_length": manifest.max_length,

@@ -232,10 +232,11 @@ class Versions:
         warn_of_schema(bundle)
         if slot.choice.engine != choice.engine:
             raise EngineLost("the engine for this version has exited; try again", retry_after_s=_AGAIN_S)
-        if bundle.manifest.task != before.manifest.task:
+        served = before.manifest
+        if bundle.manifest.task != served.task or not set(served.also) <= {*bundle.manifest.also}:
             raise BundleError(
-                f"bundle {path}: it has the task {bundle.manifest.task}, but the served version has"
-                f" {before.manifest.task}; give it another model name"
+                f"bundle {path}: it has the task {_tasks(bundle.manifest)}, but the served version has"
+                f" {_tasks(served)}; give it another model name"
             )
         models = list(slot.models)  # perhaps without `before`: the slot may have fallen back meanwhile
         position = [model.name for model in models].index(before.name)
@@ -292,6 +293,10 @@ def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
     if verified_dir.digest(bundle.path / TOKENIZER) != sha256:
         raise BundleError(f"bundle {bundle.path}: {TOKENIZER} changed while loading")
     return TextTokenizer.open(bundle.path, bundle.manifest)
+
+
+def _tasks(manifest: Manifest) -> str:
+    return ", ".join((manifest.task, *manifest.also))
 
 
 def _reading(manifest: Manifest) -> tuple[Any, ...]:

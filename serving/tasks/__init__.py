@@ -11,9 +11,13 @@ from serving.tasks import (
     answer,
     chunks,
     classify,
+    combined,
     embed,
+    embed_sparse,
     embed_tokens,
     fill_mask,
+    hybrid,
+    maxsim,
     rerank,
     tag,
     tensors,
@@ -27,7 +31,8 @@ TASKS: dict[str, Task[Any, Any]] = {}
 """All tasks by name."""
 
 WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
-    way.options: way for way in (chunks.WAY, chunks.LATE, zero_shot.WAY, tensors.WAY)
+    way.options: way
+    for way in (chunks.WAY, chunks.LATE, combined.WAY, hybrid.WAY, maxsim.WAY, zero_shot.WAY, tensors.WAY)
 }
 """How a request is answered, by the class of its options."""
 
@@ -37,5 +42,5 @@ def add(task: Task[Any, Any]) -> None:
     WAYS[task.way.options] = task.way
 
 
-for _module in (embed, embed_tokens, classify, rerank, answer, tag, fill_mask):
+for _module in (embed, embed_tokens, classify, rerank, answer, tag, fill_mask, embed_sparse):
     add(_module.TASK)

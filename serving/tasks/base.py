@@ -6,7 +6,7 @@ bundles' nor the requests' packages, so that both can import tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import AlignedText, EncodedChunk, EncodedText, Row, TextInput, Truncate
+    from serving.records import AlignedText, EncodedChunk, EncodedText, MultiVector, Row, TextInput, Truncate
 
 
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
+S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A", bound=Sized)
 """The answer of a task: one element for each input."""
 
@@ -42,6 +43,8 @@ class Facts(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def vector_size(self) -> int: ...
+    @property
+    def token_size(self) -> int: ...
     @property
     def max_length(self) -> int: ...
     @property
@@ -66,6 +69,14 @@ class Facts(Protocol):
     def activation(self) -> str: ...
     @property
     def candidates(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def query_weights(self) -> bool: ...
+    @property
+    def multi_vector(self) -> MultiVector | None: ...
 
 
 class Tokenizer(Protocol):
@@ -75,11 +86,16 @@ class Tokenizer(Protocol):
     mask_id: int | None
     mask_token: str
     frame: list[int]
+    query_weights: NDArray[np.float32] | None
+    multi_vector: MultiVector | None
 
     @property
     def marks_subwords(self) -> bool: ...
     def sizes_bytes(self, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]: ...
-    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate) -> list[EncodedText]: ...
+    def encode(
+        self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None
+    ) -> list[EncodedText]: ...
+    def encode_bare(self, texts: Sequence[str], *, truncate: Truncate) -> list[EncodedText]: ...
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]: ...
     def windows_sizes_bytes(
         self, inputs: Sequence[str | tuple[str, str]], *, truncate: Truncate = False
@@ -107,7 +123,7 @@ class Work(msgspec.Struct, Generic[O]):
 
     Attributes:
         texts: The texts sent to the engine; at least one for each input.
-        rows: Each text's row of every output. Outputs per token are padded.
+        rows: Each text's row of every output. Outputs per token are padded. Empty if no engine was needed.
     """
 
     inputs: Sequence[TextInput]
@@ -137,7 +153,16 @@ def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *,
     return tokenizer.sizes_bytes(inputs, truncate=truncate)
 
 
-def never(_: object) -> bool:
+QUERIES = ("query", "search_query")
+"""The values of `input_type`, and names of prompts, that stand for a search query."""
+
+
+def for_side(options: S, side: str | None) -> S:
+    """The options with the `query` that an `input_type` or a prompt's name stands for; unchanged without one."""
+    return options if side is None else msgspec.structs.replace(options, query=side in QUERIES)
+
+
+def never(_: object, __: object = None) -> bool:
     return False
 
 
@@ -153,7 +178,11 @@ class Way(Generic[O, A]):
         encode: None if each input is encoded by itself, as `TextTokenizer.encode` does.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         prompt_apart: Whether inputs are pairs of prompt and text, instead of both in one text.
+        prompts_by_side: Whether inputs are pairs of query and document, each with the prompt of its side.
         windows: Whether these options read a text that is too long in several windows; otherwise it is truncated.
+        for_side: The options of a request for its `input_type` or the name of its prompt, for tasks that encode queries
+            and documents differently; None for other tasks.
+        engineless: With `for_side`: whether requests with these options need no engine. They finish without rows.
     """
 
     options: type[O]
@@ -166,18 +195,39 @@ class Way(Generic[O, A]):
     token_outputs: bool = False
     windows: Callable[[O], bool] = never
     prompt_apart: bool = False
+    prompts_by_side: bool = False
+    for_side: Callable[[O, str | None], O] | None = None
+    engineless: Callable[[O, Facts], bool] = never
 
 
 class GraphOutput(NamedTuple):
     """An output of a task's graph.
 
     Attributes:
-        dims: Dimensions besides the batch: -1 (per token or mask), `hidden_size`, `labels`, `candidates`, or a number.
+        dims: Dimensions besides the batch: -1 (per token or mask), a number, or the name of a size: `hidden_size`,
+            `labels`, `candidates`, `active`, `token_size`.
     """
 
     name: str
     dims: tuple[int | str, ...]
     dtype: Literal["int32", "float32"] = "float32"
+
+
+class Beside(NamedTuple):
+    """How a task is answered by the graph of another task (see `Manifest.also`).
+
+    Attributes:
+        graph: The outputs, which follow those of the other task.
+        facts: The fields of a manifest that belong to it then.
+    """
+
+    graph: tuple[GraphOutput, ...]
+    facts: frozenset[str] = frozenset()
+
+
+def output_at(facts: Facts, output: str) -> int:
+    """The index of an output of the graph."""
+    return [spec.name for spec in facts.outputs].index(output)
 
 
 def _no_dims(_: Facts) -> tuple[int, ...]:
@@ -237,6 +287,7 @@ class LoadFormat:
         tensors: The input tensors of an item on the Open Inference Protocol, each with one text per row.
         answers: The answer to each input, from a reply's JSON.
         row: The answer to one input, from its row of each output of the Open Inference Protocol.
+        split: Splits the outputs of a reply into the rows of its inputs.
         check: Raises if a value is not an answer; otherwise returns the width that all answers of a model share.
         inputs: Number of inputs in an item.
     """
@@ -249,6 +300,7 @@ class LoadFormat:
     item: Callable[[str], Mapping[str, Any]] = lambda text: {"text": text}
     body: Callable[[Mapping[str, Any]], object] = lambda item: {"inputs": item["text"]}
     tensors: Callable[[Mapping[str, Any]], dict[str, Sequence[str]]] = lambda item: {"text": [item["text"]]}
+    split: Callable[..., Iterable[tuple[Any, ...]]] = lambda *outputs: zip(*outputs, strict=True)
     inputs: Callable[[Mapping[str, Any]], int] = lambda _: 1
 
 
@@ -259,6 +311,7 @@ class Task(Generic[O, A]):
     Attributes:
         graph: The outputs of its graph. The graph computes what a request cannot change; the rest is computed outside.
         facts: The fields of a manifest that belong to it. Those of `NEEDED` are required.
+        beside: How the graph of another task answers it too; None if it cannot.
         head: The suffix of the Transformers class that answers it, after the model's stem.
         texts: Possible numbers of texts in an input. Of two texts, the first is the query or the question.
         served_agreement: Minimum share of decisions equal to PyTorch's with which INT8 is served by default.
@@ -277,6 +330,7 @@ class Task(Generic[O, A]):
     way: Way[O, A]
     graph: tuple[GraphOutput, ...]
     facts: frozenset[str] = frozenset()
+    beside: Beside | None = None
     head: str = "Model"
     texts: tuple[int, ...] = (1,)
     served_agreement: float = 0
@@ -316,11 +370,15 @@ class Task(Generic[O, A]):
         names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if "candidates" in self.facts else [])]
         return tuple(TensorSpec(name, "int32", (-1, -1)) for name in names)
 
-    def graph_outputs(self, **sizes: int) -> tuple[TensorSpec, ...]:
-        """The outputs of its graph for given `hidden_size` (for embed, the vector size), `labels` and `candidates`."""
+    def graph_outputs(self, *also: Task[Any, Any], **sizes: int) -> tuple[TensorSpec, ...]:
+        """The outputs of its graph, for the sizes that `GraphOutput` names; `hidden_size` is embed's vector size.
+
+        `also` are further tasks that the graph answers.
+        """
+        graph = [*self.graph, *(output for task in also if task.beside is not None for output in task.beside.graph)]
         return tuple(
             TensorSpec(name, dtype, (-1, *(sizes[size] if isinstance(size, str) else size for size in dims)))
-            for name, dims, dtype in self.graph
+            for name, dims, dtype in graph
         )
 
     def options(self, facts: Facts) -> O:

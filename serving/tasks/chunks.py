@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, WrongTask
 from serving.records import EncodedChunk
 from serving.tasks import embed
 from serving.tasks.base import TaskOptions, Way, pairs_of
@@ -73,6 +73,12 @@ def check(options: ChunkOptions, manifest: Facts) -> None:
     most = (tokens or manifest.max_length) // 2
     if not 0 <= options.overlap_tokens <= most:
         raise InvalidRequest(f"`chunk_overlap` is {options.overlap_tokens}; it must be 0 to {most}, half a chunk")
+
+
+def check_late(options: ChunkOptions, manifest: Facts) -> None:
+    if manifest.multi_vector is not None:
+        raise WrongTask("the vectors of this model's tokens are for MaxSim, not for late chunking")
+    check(options, manifest)
 
 
 def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate) -> list[int]:
@@ -146,7 +152,7 @@ LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
     LateChunkOptions,
     "embed_tokens",
     _finish_late,
-    check,
+    check_late,
     sizes_bytes,
     encode=encode_whole,
     token_outputs=True,

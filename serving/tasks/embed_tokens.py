@@ -1,51 +1,127 @@
-"""The task `embed_tokens`: a vector for each token of a text, from the model's last layer."""
+"""The task `embed_tokens`: a vector for each token of a text.
+
+The vectors are those of the model's last layer. A multi-vector model (ColBERT) projects and normalizes them, reads
+queries and documents differently, and leaves some tokens out (`multi_vector` of a manifest).
+"""
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.records import EncodedText
 from serving.tasks import replies
-from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way, padded
+from serving.tasks.base import (
+    Beside,
+    GraphOutput,
+    LoadFormat,
+    Output,
+    Task,
+    TaskOptions,
+    Vector,
+    Way,
+    for_side,
+    output_at,
+    padded,
+)
 from serving.tasks.embed import VECTOR
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
-    from serving.tasks.base import Work
+    from serving.records import Array, Expansion, MultiVector, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
 
 
 class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
-    """Options whose answer is, for each input, float32 [tokens, hidden size], with special tokens, not normalized."""
+    """Options whose answer is, for each input, float32 [tokens, vector size], with special tokens.
+
+    Only vectors of multi-vector models may be normalized.
+
+    Attributes:
+        query: Whether the inputs are queries; matters only for multi-vector models.
+    """
+
+    query: bool = False
+
+
+def encode(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], options: EmbedTokensOptions, *, truncate: Truncate
+) -> list[EncodedText]:
+    """Token ids of queries or documents, as Sentence Transformers' MultiVectorEncoder makes them.
+
+    The inputs have their prompts.
+    """
+    sides = tokenizer.multi_vector
+    if sides is None:
+        return tokenizer.encode(inputs, truncate=truncate)
+    texts = tokenizer.encode(inputs, truncate=truncate, most=sides.length(query=options.query))
+    return filled(texts, sides.expansion) if options.query else texts
+
+
+def filled(texts: Sequence[EncodedText], expansion: Expansion | None) -> list[EncodedText]:
+    """Queries, filled up to the length of the expansion."""
+    return list(texts) if expansion is None else [_filled(text, expansion) for text in texts]
+
+
+def _filled(text: EncodedText, expansion: Expansion) -> EncodedText:
+    missing = expansion.length - len(text.ids)
+    if missing <= 0:
+        return text
+    token = expansion.token if expansion.attended else ~expansion.token
+    types = None if text.type_ids is None else text.type_ids + array("i", [0]) * missing
+    return EncodedText(text.ids + array("i", [token]) * missing, types, text.truncated)
+
+
+def vectors(
+    text: EncodedText, token_embeddings: Array, sides: MultiVector | None, *, query: bool
+) -> NDArray[np.float32]:
+    """The vectors of a text, from its row of the graph's output, which may be padded."""
+    ids, found = text.ids, token_embeddings[: len(text.ids)]
+    if sides is not None and sides.skips_first:
+        ids, found = ids[1:], found[1:]
+    if sides is not None and sides.skipped and (sides.skips_queries if query else sides.skips_documents):
+        numbers = np.array(ids, np.int32)
+        found = found[~np.isin(np.where(numbers < 0, ~numbers, numbers), sides.skipped)]
+    return np.ascontiguousarray(found, np.float32)
 
 
 def _finish(work: Work[EmbedTokensOptions]) -> list[NDArray[np.float32]]:
-    """The rows of the graph's `token_embeddings` without padding."""
-    return [
-        np.ascontiguousarray(row[0][: len(text.ids)], np.float32)
-        for text, row in zip(work.texts, work.rows, strict=True)
-    ]
+    sides, query, at = work.manifest.multi_vector, work.options.query, output_at(work.manifest, "token_embeddings")
+    return [vectors(text, row[at], sides, query=query) for text, row in zip(work.texts, work.rows, strict=True)]
 
 
-def _row(vectors: NDArray[Any], count: int) -> NDArray[Any]:
-    if not 0 < count <= len(vectors):
+def _row(found: NDArray[Any], count: int) -> NDArray[Any]:
+    if not 0 < count <= len(found):
         raise replies.WrongError("another number of tokens than of vectors")
-    return vectors[:count]
+    return found[:count]
+
+
+def _summary(facts: Facts) -> str:
+    sides = facts.multi_vector
+    size = f"{facts.token_size} components for each token"
+    if sides is None:
+        return size
+    length = ", of length 1" if sides.normalized else ""
+    return f"{size}{length}; queries of {sides.query_length} tokens, documents of {sides.document_length}"
 
 
 TASK = Task(
-    way=Way(EmbedTokensOptions, "embed_tokens", _finish, token_outputs=True),
+    way=Way(EmbedTokensOptions, "embed_tokens", _finish, encode=encode, token_outputs=True, for_side=for_side),
     graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # includes special tokens
-    facts=frozenset({"default_prompt"}),
+    facts=frozenset({"default_prompt", "dimensions", "multi_vector"}),
+    beside=Beside((GraphOutput("token_embeddings", (-1, "token_size")),), frozenset({"multi_vector"})),
     path="/embed_all",
     example={"inputs": "What is a T4?"},
     parameters=False,
-    outputs=(Output("embeddings", "FP32", lambda facts: (-1, facts.hidden_size)), Output("tokens", "INT64")),
+    outputs=(Output("embeddings", "FP32", lambda facts: (-1, facts.token_size)), Output("tokens", "INT64")),
     write=lambda answer, _: (padded(answer), np.array([len(row) for row in answer], np.int64)),
     recorded=lambda _, __, count: [np.stack([VECTOR, VECTOR[::-1]])] * count,
-    column=lambda _, facts: ("embeddings", [Vector(facts.vector_size)]),
-    summary=lambda facts: f"{facts.hidden_size} components for each token",
-    load=LoadFormat(answers=replies.listed, row=_row, check=lambda vectors: replies.finite(vectors, 2).shape[1]),
+    column=lambda _, facts: ("embeddings", [Vector(facts.token_size)]),
+    summary=_summary,
+    load=LoadFormat(answers=replies.listed, row=_row, check=lambda found: replies.finite(found, 2).shape[1]),
 )

@@ -9,7 +9,9 @@ import msgspec
 from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
 from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
 from serving.inference.pipeline import check_not_empty
+from serving.inference.ranking import ranking
 from serving.oip.service import SERVER_VERSION
+from serving.tasks.combined import offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,12 +21,13 @@ if TYPE_CHECKING:
     from serving.inference.served_models import Repository, ServedModel
     from serving.records import TextInput
     from serving.settings import Settings
+    from serving.tasks.hybrid import HybridOptions
+    from serving.tasks.maxsim import MaxSimOptions
+    from serving.tasks.rerank import RerankOptions
 
 R = TypeVar("R")
 
-NO_SPARSE = "sparse vectors (TEI's pooling `splade`) are not supported"
-
-_MODEL_TYPES: Sequence[str] = ("embed", "embed_tokens", "rerank", "classify")
+_MODEL_TYPES: Sequence[str] = ("embed", "embed_tokens", "embed_sparse", "rerank", "classify")
 BYTES_PER_ID = 4
 _PAIR = 2
 
@@ -37,8 +40,8 @@ class Info(msgspec.Struct):
         model_sha: Digest of the checkpoint.
         model_dtype: Precision of the artifact.
         served_model_name: Name of the model in requests.
-        model_type: `embedding` with its pooling, `classifier` or `reranker` with their labels. A `classifier` whose
-            `problem_type` is `regression` returns raw values.
+        model_type: `embedding` with its pooling (`splade` for sparse vectors), `classifier` or `reranker` with their
+            labels. A `classifier` whose `problem_type` is `regression` returns raw values.
         max_concurrent_requests: Maximum concurrent requests of full length.
         max_input_length: Maximum tokens of an input.
         max_batch_tokens: Maximum tokens of a batch.
@@ -52,6 +55,7 @@ class Info(msgspec.Struct):
         engine: The engine that runs the models, and why faster ones were rejected.
         prompts: Prompts that a request may prepend to its texts, by name.
         default_prompt_name: The prompt that is prepended if a request names none.
+        outputs: Values of `outputs` that `/embed` accepts; empty for models of other tasks.
     """
 
     model_id: str
@@ -72,6 +76,7 @@ class Info(msgspec.Struct):
     engine: EngineChoice | None = None
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
+    outputs: tuple[str, ...] = ()
 
 
 class TeiService:
@@ -99,6 +104,11 @@ class TeiService:
                 return repository.find(None, task=task)
         return repository.find(None)
 
+    def ranking(
+        self, name: str | None, *, raw_scores: bool
+    ) -> tuple[str | None, RerankOptions | MaxSimOptions | HybridOptions]:
+        return ranking(self._repository, name, raw_scores=raw_scores)
+
     def info(self, name: str | None) -> Info:
         model, settings = self.model(name), self.settings
         manifest = model.manifest
@@ -110,7 +120,8 @@ class TeiService:
         if manifest.regression:
             named["problem_type"] = "regression"
         pooling = ("embedding", {"pooling": manifest.pooling})
-        kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling}
+        sparse = ("embedding", {"pooling": "splade"})
+        kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling, "embed_sparse": sparse}
         kind, details = kinds.get(manifest.task, ("classifier", named))
         return Info(
             model_id=manifest.source.name,
@@ -129,6 +140,7 @@ class TeiService:
             engine=self._repository.engine,
             prompts=manifest.prompts,
             default_prompt_name=manifest.default_prompt,
+            outputs=offered(manifest) if manifest.task == "embed" else (),
         )
 
     async def tokenize(

@@ -28,11 +28,11 @@ export function styled(element, properties) {
   return element;
 }
 
-/** A share of one as a bar; the number beside it says the same in words. */
-export function measured(share) {
+/** A share of one as a bar; the number beside it says the same in words, or what else `said` is. */
+export function measured(share, said = percent(share)) {
   const length = `${Math.min(1, Math.max(0, share)) * 100}%`;
   const bar = node("span", { class: "bar", "aria-hidden": "true" }, styled(node("span"), { width: length }));
-  return node("span", { class: "measured" }, bar, node("span", { class: "value" }, percent(share)));
+  return node("span", { class: "measured" }, bar, node("span", { class: "value" }, said));
 }
 
 /** A table: `heads` are [text, class] or text, `rows` lists of text or nodes. The first column names its row. */

@@ -1,13 +1,13 @@
 // Answers, each drawn for what it is. Every drawing returns { summary, nodes }: a sentence and what shows it.
 
-import { clipped, counted, measured, node, percent, table } from "./dom.js";
+import { clipped, counted, measured, node, percent, signed, table } from "./dom.js";
 
-/** A table of bars: rows are { name, share, cells }, `cells` further columns. */
-function bars(caption, heads, rows) {
+/** A table of bars: rows are { name, share, said, cells }, `said` the bar's number, `cells` further columns. */
+function bars(caption, heads, rows, measure = "Score") {
   return table(
     caption,
-    [...heads.slice(0, 1), ["Score", "measure"], ...heads.slice(1)],
-    rows.map(({ name, share, cells = [] }) => [typeof name === "string" ? clipped(name) : name, measured(share), ...cells]),
+    [...heads.slice(0, 1), [measure, "measure"], ...heads.slice(1)],
+    rows.map(({ name, share, said, cells = [] }) => [typeof name === "string" ? clipped(name) : name, measured(share, said), ...cells]),
     "bars",
   );
 }
@@ -18,6 +18,21 @@ export function labels([classes]) {
   return {
     summary: best ? `${best.label}, ${percent(best.score)}` : "The model has no classes.",
     nodes: [bars("Classes by score", ["Class"], classes.map(({ label, score }) => ({ name: label, share: score })))],
+  };
+}
+
+const MAX_WEIGHTS = 24;
+
+/** The heaviest tokens of a sparse vector. */
+export function weights([found]) {
+  if (!found.length) return { summary: "No token has a weight", nodes: [] };
+  const heaviest = [...found].sort((one, other) => other.value - one.value).slice(0, MAX_WEIGHTS);
+  const [{ token, value: most }] = heaviest;
+  const rows = heaviest.map(({ token: name, value, index }) => ({ name, share: value / most, said: signed(value, 3), cells: [String(index)] }));
+  const caption = found.length > rows.length ? `The heaviest ${rows.length} tokens` : "Tokens by weight";
+  return {
+    summary: `${counted(found.length, "token")} with a weight, the heaviest ${token}, ${signed(most, 3)}`,
+    nodes: [bars(caption, ["Token", ["Index", "number"]], rows, "Weight")],
   };
 }
 

@@ -65,9 +65,13 @@ export class RequestForm {
     const running = (this.#running = new AbortController());
     const sent = { path: this.#route, body: JSON.stringify(task.body(input)), headers: this.#headers() };
     this.#wait(running);
+    const beside = task.beside?.(input);
     try {
-      const reply = await ask(sent.path, { ...sent, signal: running.signal });
-      if (this.#running === running) this.#show(task.draw(reply.json, input), reply, sent);
+      const [reply, other] = await Promise.all([
+        ask(sent.path, { ...sent, signal: running.signal }),
+        beside && ask(sent.path, { ...sent, body: JSON.stringify(beside), signal: running.signal }),
+      ]);
+      if (this.#running === running) this.#show(task.draw(reply.json, input, other?.json), reply, sent);
     } catch (error) {
       if (this.#running === running) this.#fail(error, sent);
     } finally {

@@ -1,6 +1,6 @@
-// What each task asks for and answers. A field with `lines` is a text a line.
+// What each task asks for and answers. A field with `lines` is a text a line. `beside` makes a second body, if one is asked.
 
-import { answers, entities, labels, masks, ranks } from "./draw.js";
+import { answers, entities, labels, masks, ranks, weights } from "./draw.js";
 import { tokens, vectors } from "./vectors.js";
 
 const TEXT = { id: "text", label: "Text", rows: 4 };
@@ -28,12 +28,27 @@ export const TASKS = {
     verb: "Embed",
     path: "/embed_all",
     docs: "TEI",
-    fields: [TEXT],
+    fields: [TEXT, { id: "query", label: "Query", hint: "Optional. Shows how well the text matches it (MaxSim).", rows: 2, optional: true }],
     body: ({ text }) => ({ inputs: text }),
+    beside: ({ query }) => (query.trim() ? { inputs: query, input_type: "query" } : null),
     draw: tokens,
     examples: [
-      { name: "Two banks", text: "The bank of the river is far from the bank that lends money." },
-      { name: "A short one", text: "What is a T4?" },
+      { name: "Two banks", text: "The bank of the river is far from the bank that lends money.", query: "" },
+      { name: "A short one", text: "What is a T4?", query: "" },
+      { name: "Query and text", text: "The T4 is a graphics card for servers.", query: "What is a T4?" },
+    ],
+  },
+  embed_sparse: {
+    name: "sparse embeddings",
+    verb: "Embed",
+    path: "/embed_sparse",
+    docs: "TEI",
+    fields: [TEXT],
+    body: ({ text }) => ({ inputs: text, tokens: true }),
+    draw: weights,
+    examples: [
+      { name: "A sentence", text: "The bank raised its interest rates for the third time this year." },
+      { name: "A question", text: "What is a T4?" },
     ],
   },
   classify: {
@@ -145,7 +160,7 @@ export function entered(task, values) {
 
 /** The first field that lacks something; null where a request can be sent. */
 export function missing(task, input) {
-  return task.fields.find(({ id, lines }) => (lines ? !input[id].length : !input[id].trim())) ?? null;
+  return task.fields.find(({ id, lines, optional }) => !optional && (lines ? !input[id].length : !input[id].trim())) ?? null;
 }
 
 /** The route of a model: the plain one where it is alone, else below its name. */

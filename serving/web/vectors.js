@@ -10,12 +10,30 @@ export function vectors(found, { texts }) {
   return found.length === 1 ? profile(found[0]) : heatMap(found, texts);
 }
 
-/** What to draw of a text's vectors, one a token; of a long text those of its first tokens. */
-export function tokens([found]) {
+/** What to draw of a text's vectors, one a token; of a long text those of its first tokens. With a query's, their products. */
+export function tokens([found], _, asked) {
+  if (asked) return products(asked[0], found);
   const shown = found.slice(0, MAX_TOKENS);
   const { summary, nodes } = heatMap(shown, shown.map(() => "token"));
   const all = counted(found.length, "vector");
   return { summary: found.length > shown.length ? `${all}, of which the first ${shown.length} are shown` : all, nodes: [node("p", {}, summary), ...nodes] };
+}
+
+/** Each vector of a query with each of a text: the largest products of the rows add up to MaxSim. */
+function products(query, text) {
+  const rows = query.map((one) => text.map((other) => dot(one, other)));
+  const best = rows.map((row) => Math.max(...row));
+  const cells = rows.slice(0, MAX_TOKENS).map((row, index) => [
+    node("span", { class: "index" }, String(index + 1)),
+    signed(best[index], 2),
+    ...row.slice(0, MAX_TOKENS).map((value) => heat(value, false)),
+  ]);
+  const heads = ["Query", ["Best", "number"], ...text.slice(0, MAX_TOKENS).map((_, index) => [String(index + 1), "number"])];
+  const map = table("Products of the vectors of query and text", heads, cells, "heat");
+  return {
+    summary: `MaxSim ${signed(best.reduce((sum, value) => sum + value, 0), 3)} of ${counted(query.length, "query vector")} and ${counted(text.length, "text vector")}`,
+    nodes: [scrolling("Products of the vectors", map)],
+  };
 }
 
 function profile(vector) {
@@ -70,12 +88,15 @@ function heatMap(found, texts) {
 }
 
 function heat(value, same) {
-  return styled(node("span", { class: same ? "cell same" : "cell" }, signed(value, 2)), { "--heat": same ? 0 : Math.max(0, value) });
+  return styled(node("span", { class: same ? "cell same" : "cell" }, signed(value, 2)), { "--heat": same ? 0 : Math.min(1, Math.max(0, value)) });
+}
+
+function dot(one, other) {
+  return one.reduce((sum, value, index) => sum + value * other[index], 0);
 }
 
 function cosine(one, other) {
-  const dot = one.reduce((sum, value, index) => sum + value * other[index], 0);
-  return dot / (length(one) * length(other) || 1);
+  return dot(one, other) / (length(one) * length(other) || 1);
 }
 
 function length(vector) {

@@ -35,7 +35,7 @@ from serving.errors import (
 from serving.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from serving.bulk.batches_api.service import BatchesApiService
     from serving.settings import Settings
@@ -169,10 +169,14 @@ class BatchesApiRunner:
     """
 
     def __init__(
-        self, jobs: BatchesApiService, endpoint: Endpoint, settings: Settings, clock: Callable[[], float] = time.time
+        self,
+        jobs: BatchesApiService,
+        endpoints: Mapping[str, Endpoint],
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is in seconds since 1970, as the store's."""
-        self._jobs, self._endpoint, self._settings, self._clock = jobs, endpoint, settings, clock
+        """`endpoints` are those of jobs, by path; `clock` is in seconds since 1970, as the store's."""
+        self._jobs, self._endpoints, self._settings, self._clock = jobs, endpoints, settings, clock
         self._slots, self._entering = asyncio.Semaphore(_TEXTS_AT_ONCE), asyncio.Lock()
         self._running: dict[str, _Running] = {}
         self._stopping, self._changed = asyncio.Event(), asyncio.Event()
@@ -312,7 +316,7 @@ class BatchesApiRunner:
                         read.extend(await self._jobs.in_thread(lines.read, _READ_BYTES))
                     if not read:
                         break
-                    window.add(await self._begin(read.popleft()))
+                    window.add(await self._begin(self._endpoints[running.job.endpoint], read.popleft()))
                     await asyncio.sleep(0)  # one line in a turn of the loop: others are not held up
                 if not window.lines:
                     break
@@ -329,31 +333,31 @@ class BatchesApiRunner:
         if self._stopping.is_set() and running.job.settled < running.job.total:
             raise StoppedError
 
-    async def _begin(self, line: Line) -> _Begun:
+    async def _begin(self, endpoint: Endpoint, line: Line) -> _Begun:
         try:
-            prepared = await self._persist(lambda: self._endpoint.prepare(line.id, line.body), 0)
+            prepared = await self._persist(lambda: endpoint.prepare(line.id, line.body), 0)
         except StoppedError:
             raise
         except Exception as error:  # noqa: BLE001  a line's boundary
-            return _Begun(line, 1, asyncio.create_task(self._refused(line, error)))
-        return _Begun(line, prepared.texts, asyncio.create_task(self._answered(line, prepared)))
+            return _Begun(line, 1, asyncio.create_task(self._refused(endpoint, line, error)))
+        return _Begun(line, prepared.texts, asyncio.create_task(self._answered(endpoint, line, prepared)))
 
-    async def _answered(self, line: Line, prepared: Prepared) -> Result:
+    async def _answered(self, endpoint: Endpoint, line: Line, prepared: Prepared) -> Result:
         try:
             return Result(line, await prepared.answer(self._persist))
         except StoppedError:
             raise
         except Exception as error:  # noqa: BLE001  a line's boundary
-            return await self._refused(line, error)
+            return await self._refused(endpoint, line, error)
 
-    async def _refused(self, line: Line, error: Exception) -> Result:
+    async def _refused(self, endpoint: Endpoint, line: Line, error: Exception) -> Result:
         """The answer for an error; an unexpected one ends its line, and not the job."""
         if not isinstance(error, BertserveError):
             log.error("a line of a batch failed", extra=fields(request_id=line.id), exc_info=error)
             error = InternalError()
         elif isinstance(error, EngineFault) and error.news:
             log.error("a line of a batch crashed two engine processes", extra=fields(request_id=line.id))
-        return Result(line, self._endpoint.refusal(line.id, error.without_traceback()))
+        return Result(line, endpoint.refusal(line.id, error.without_traceback()))
 
     @contextlib.asynccontextmanager
     async def _admitted(self, texts: int) -> AsyncIterator[None]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
-from serving.errors import EmptyInput, InvalidRequest, Unsupported
+from serving.errors import EmptyInput, InvalidRequest
 from serving.grpc.calls import Method
 from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
 from serving.inference.pipeline import check_not_empty
-from serving.inference.requests import InferRequest
+from serving.inference.requests import InferRequest, InputType
 from serving.tasks.classify import ClassifyOptions
 from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_sparse import EmbedSparseOptions
 from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tasks.rerank import RerankOptions
-from serving.tei.service import NO_SPARSE, text_or_pair
+from serving.tei.service import text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
 
-_MODEL = b"model"
-"""Metadata key with which a client names the model. The messages have no field for it."""
+_MODEL, _INPUT_TYPE = b"model", b"input_type"
+"""Metadata keys for the model, and for the purpose of a text. The messages have no fields for them."""
 
 _DIRECTIONS = tuple(pb.TruncationDirection.values())
 _INLINE_NUMBERS = 32_768
@@ -49,10 +49,11 @@ class TeiServices:
         self._service = service
 
     def methods(self) -> dict[str, Method | BertserveError]:
-        """The methods by path. An error stands for the methods of sparse vectors."""
+        """The methods by path."""
         each: dict[str, tuple[Any, Any]] = {
             "Embed/Embed": (self.embed, pb.EmbedRequest),
             "Embed/EmbedAll": (self.embed_all, pb.EmbedAllRequest),
+            "Embed/EmbedSparse": (self.embed_sparse, pb.EmbedSparseRequest),
             "Predict/Predict": (self.predict, pb.PredictRequest),
             "Predict/PredictPair": (self.predict_pair, pb.PredictPairRequest),
             "Tokenize/Tokenize": (self.tokenize, pb.EncodeRequest),
@@ -62,8 +63,6 @@ class TeiServices:
             "Info/Info": Method(pb.InfoRequest, unary=self.info),
             "Rerank/Rerank": Method(pb.RerankRequest, unary=self.rerank),
             "Rerank/RerankStream": Method(pb.RerankStreamRequest, gathered=self.rerank_stream),
-            "Embed/EmbedSparse": Unsupported(NO_SPARSE),
-            "Embed/EmbedSparseStream": Unsupported(NO_SPARSE),
         }
         for name, (method, kind) in each.items():
             methods[name] = Method(kind, unary=method)
@@ -91,10 +90,25 @@ class TeiServices:
     ) -> pb.EmbedAllResponse:
         """The embeddings of a text's tokens."""
         options = EmbedTokensOptions()
-        outcome = await self._run_task(call, trace, [request.inputs], options, _cut(request), _prompt(request))
+        outcome = await self._run_task(
+            call, trace, [request.inputs], options, _cut(request), _prompt(request), input_type=_input_type(call)
+        )
         rows = outcome.answer[0]
         embeddings = await asyncio.to_thread(_rows, rows) if rows.size > _INLINE_NUMBERS else _rows(rows)
         return pb.EmbedAllResponse(token_embeddings=embeddings, metadata=_metadata(outcome, request.inputs))
+
+    async def embed_sparse(
+        self, request: pb.EmbedSparseRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.EmbedSparseResponse:
+        """The sparse vector of a text."""
+        options = EmbedSparseOptions()
+        outcome = await self._run_task(
+            call, trace, [request.inputs], options, _cut(request), _prompt(request), input_type=_input_type(call)
+        )
+        (vector,) = outcome.answer
+        weights = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
+        values = [pb.SparseValue(index=index, value=value) for index, value in weights]
+        return pb.EmbedSparseResponse(sparse_embeddings=values, metadata=_metadata(outcome, request.inputs))
 
     async def predict(
         self, request: pb.PredictRequest, call: Call, trace: RequestTrace | None = None
@@ -112,7 +126,7 @@ class TeiServices:
         """Ranks texts by how well they answer a query."""
         pairs = [(request.query, text) for text in request.texts]
         most = self._service.settings.max_client_batch_size
-        outcome = await self._run_task(call, None, pairs, RerankOptions(request.raw_scores), _cut(request), most=most)
+        outcome = await self._rank(call, pairs, _cut(request), raw_scores=request.raw_scores, most=most)
         texts = request.texts if request.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, request.query, *request.texts))
 
@@ -124,7 +138,7 @@ class TeiServices:
         if others:
             raise InvalidRequest("`truncate` and `truncation_direction` must be the same in all messages of a stream")
         pairs = [(request.query, request.text) for request in requests]
-        outcome = await self._run_task(call, None, pairs, RerankOptions(first.raw_scores), cut, most=len(pairs))
+        outcome = await self._rank(call, pairs, cut, raw_scores=first.raw_scores, most=len(pairs))
         texts = [text for _, text in pairs] if first.return_text else []
         return _ranking(outcome, texts, _metadata(outcome, *(part for pair in pairs for part in pair)))
 
@@ -161,6 +175,12 @@ class TeiServices:
         predictions = [pb.Prediction(score=one.score, label=one.label) for one in outcome.answer[0]]
         return pb.PredictResponse(predictions=predictions, metadata=_metadata(outcome, *texts))
 
+    async def _rank(
+        self, call: Call, pairs: Sequence[TextInput], truncate: Truncate, *, raw_scores: bool, most: int
+    ) -> Outcome[list[float]]:
+        model, options = self._service.ranking(_model(call), raw_scores=raw_scores)
+        return await self._run_task(call, None, pairs, options, truncate, most=most, model=model)
+
     async def _run_task(
         self,
         call: Call,
@@ -169,10 +189,16 @@ class TeiServices:
         options: Any,  # noqa: ANN401  those of the task
         truncate: Truncate,
         prompt_name: str | None = None,
+        *,
         most: int = 1,
+        input_type: InputType | None = None,
+        model: str | None = None,
     ) -> Outcome[Any]:
         check_not_empty(inputs)
-        request = InferRequest(inputs, options, most, _model(call), truncate=truncate, prompt_name=prompt_name)
+        named = model or _model(call)
+        request = InferRequest(
+            *(inputs, options, most, named), truncate=truncate, prompt_name=prompt_name, input_type=input_type
+        )
         outcome = await self._service.pipeline.infer(call.stamp(request, time.perf_counter(), trace))
         call.set_trailing_metadata(outcome_metadata(outcome))
         return outcome
@@ -181,6 +207,15 @@ class TeiServices:
 def _model(call: Call) -> str | None:
     name = call.metadata(_MODEL)
     return None if name is None else name.decode("latin-1")
+
+
+def _input_type(call: Call) -> InputType | None:
+    value = call.metadata(_INPUT_TYPE)
+    if value is None:
+        return None
+    if (name := value.decode("latin-1")) not in get_args(InputType):
+        raise InvalidRequest(f"the metadata `input_type` must be one of {', '.join(get_args(InputType))}")
+    return cast("InputType", name)
 
 
 def _cut(request: Any) -> Truncate:  # noqa: ANN401  any message with the two fields

@@ -23,10 +23,11 @@ from serving.http.apis.cohere_messages import (
 from serving.http.apis.openai_messages import Usage
 from serving.http.apis.vectors import in_form
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, Router, of_task
+from serving.http.routes import Docs, Router, of_task, ranking_models
+from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
+from serving.tasks import WAYS
 from serving.tasks.embed import EmbedOptions
-from serving.tasks.rerank import RerankOptions
 from serving.tasks.windows import Windows
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ async def embed_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     return await _embed(context, http, "1")
 
 
-@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
+@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models))
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank documents (Cohere API v2)."""
     return await rank(context, http, "2")
 
 
-@router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, of_task("rerank")))
+@router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models))
 async def rerank_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank documents (Cohere API v1, Jina, vLLM)."""
     return await rank(context, http, "1")
@@ -96,7 +97,7 @@ def brings_documents(body: bytes) -> bool:
 async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpReply:
     message = await http.json(_EMBED, context.large_body_lock)
     texts = _texts(message)
-    model = _model(context, http, message.model, "embed")
+    model = _model(context, http, message.model)
     truncate = None if message.truncate is None else _TRUNCATE[message.truncate]
     inputs, cut = texts, 0
     if message.max_tokens is not None:
@@ -146,14 +147,17 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
         raise InvalidRequest(f"`{field}` is {most}; the minimum is 1")
-    model = _model(context, http, message.model, "rerank")
+    name = http.parameters.get("model") or context.repository.named_or_only(message.model, "rerank")
+    windows = _windows(message.max_chunks_per_doc)
+    name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
+    model = context.repository.find(name, task=WAYS[type(options)].task)
     fields = [_TEXT] if message.rank_fields is None else message.rank_fields
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
     if (tokens := message.max_tokens_per_doc) is not None:
         documents, cut = await _shortened(context, model, documents, tokens, "max_tokens_per_doc", truncate=True)
     request = InferRequest(
         [(message.query, document) for document in documents],
-        RerankOptions(windows=_windows(message.max_chunks_per_doc)),
+        options,
         context.settings.max_openai_batch_size,
         model.name,
     )
@@ -171,10 +175,10 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     return json_reply(reply, head=_head(outcome, cut))
 
 
-def _model(context: AppContext, http: HttpRequest, named: str | None, task: str) -> ServedModel:
-    """The model named by the path, else by the body."""
-    name = http.parameters.get("model") or context.repository.named_or_only(named, task)
-    return context.repository.find(name, task=task)
+def _model(context: AppContext, http: HttpRequest, named: str | None) -> ServedModel:
+    """The model for embeddings that the path names, else the body."""
+    name = http.parameters.get("model") or context.repository.named_or_only(named, "embed")
+    return context.repository.find(name, task="embed")
 
 
 def _read(index: int, document: str | dict[str, str], fields: Sequence[str]) -> str:

@@ -124,6 +124,8 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
         max_tokens_per_doc: Maximum tokens of each document to read; null, or more than the model's limit: that limit.
         max_chunks_per_doc: Maximum overlapping windows of a long document to read. The best score counts. Null: one,
             which truncates the document.
+        weights: Weights of the scores of a model with several outputs, by the names `dense`, `sparse` and `tokens`;
+            null: the same weight for all.
     """
 
     owners: ClassVar[Owners] = documented.RANKING
@@ -137,6 +139,7 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
     rank_fields: list[str] | None = None
     max_tokens_per_doc: int | None = None
     max_chunks_per_doc: int | None = None
+    weights: dict[str, float] | None = None
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):

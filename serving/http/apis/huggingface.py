@@ -243,6 +243,7 @@ async def _features(context: AppContext, http: HttpRequest) -> HttpReply:
 _RUN |= {
     "embed": _features,
     "embed_tokens": tei.embed_all,
+    "embed_sparse": tei.embed_sparse,
     "classify": lambda context, http: _classify(context, http, empty=False),
     "rerank": tei.rerank,
 }

@@ -28,7 +28,7 @@ class InferMessage(msgspec.Struct, forbid_unknown_fields=True):
     """An inference request.
 
     Supported parameters: `timeout` (microseconds), `priority`, `truncate`, `prompt_name`, `input_type`,
-    `binary_data_output`.
+    `binary_data_output`; `top_k` and `threshold` for sparse vectors.
     """
 
     inputs: list[InputTensor]

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 import orjson
 
-from serving.bulk.batches_api.lines import Answer
 from serving.errors import ForeignTokenIds
+from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
 from serving.http.apis.tei import text_inputs
-from serving.http.apis.vectors import in_form
-from serving.http.exchange import JSON, HttpReply, HttpRequest, JsonDecoder, json_reply, outcome_head
-from serving.http.faults import error_body, status_of
+from serving.http.apis.vectors import in_form, size_of, sparse_json, tokens_json
+from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
 from serving.inference.pipeline import check_not_empty
 from serving.inference.requests import InferRequest
-from serving.records import BULK
+from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from serving.bulk.batches_api.runner import Retry
-    from serving.errors import BertserveError
+    from serving.http.apis.vectors import VectorType
     from serving.http.app_context import AppContext
+    from serving.http.exchange import HttpRequest
     from serving.inference.requests import InputType, Outcome
     from serving.inference.served_models import ServedModel
+    from serving.tasks.combined import Embedded
 
 router = Router("OpenAI")
 
@@ -46,6 +39,9 @@ _JINA_TASKS: Mapping[str | None, InputType] = {
     "classification": "classification",
     "separation": "clustering",
 }
+
+_INLINE_NUMBERS = 32_768
+"""Maximum numbers of several embeddings that are encoded on the event loop."""
 
 EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
 _embed_models = of_task("embed")
@@ -79,13 +75,21 @@ async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
     message = await http.json(EMBEDDINGS, context.large_body_lock)
     name, inputs = await inputs_of(context, message)
     outcome = await embed_inputs(context, http, message, name, inputs)
+    if message.outputs is not None and sum(map(size_of, outcome.answer)) > _INLINE_NUMBERS:
+        body = await asyncio.to_thread(_reply, outcome, message)
+    else:
+        body = _reply(outcome, message)
+    return HttpReply(body, head=outcome_head(outcome))
+
+
+def _reply(outcome: Outcome[Any], message: EmbeddingsRequest) -> bytes:
     reply = {
         "object": "list",
         "data": embeddings_of(outcome, message),
         "model": outcome.model,
         "usage": usage_of([outcome]),
     }
-    return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), head=outcome_head(outcome))
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
@@ -106,11 +110,14 @@ async def embed_inputs(
     message: EmbeddingsRequest,
     name: str | None,
     inputs: Sequence[str | list[int]],
-) -> Outcome[NDArray[np.float32]]:
+) -> Outcome[Any]:
     """Embeds all inputs of a message, or some of them."""
-    request = InferRequest(
+    options: EmbedOptions | CombinedOptions = EmbedOptions(message.normalized, message.dimensions)
+    if message.outputs is not None:
+        options = CombinedOptions(tuple(dict.fromkeys(message.outputs)), message.normalized, message.dimensions)
+    request: InferRequest[Any] = InferRequest(
         inputs,
-        EmbedOptions(message.normalized, message.dimensions),
+        options,
         context.settings.max_openai_batch_size,
         name,
         truncate=message.truncate,
@@ -158,12 +165,25 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
-def embeddings_of(
-    outcome: Outcome[NDArray[np.float32]], message: EmbeddingsRequest, first: int = 0
-) -> list[dict[str, Any]]:
+def embeddings_of(outcome: Outcome[Any], message: EmbeddingsRequest, first: int = 0) -> list[dict[str, Any]]:
     """The vectors in the message's format, with indexes from `first`."""
-    rows = in_form(outcome.answer, message.embedding_type or message.encoding_format)
-    return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
+    form = message.embedding_type or message.encoding_format
+    if message.outputs is None:
+        rows = in_form(outcome.answer, form)
+        return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
+    parts = [_embedded(one, form) for one in outcome.answer]
+    return [{"object": "embedding", "index": index, **part} for index, part in enumerate(parts, first)]
+
+
+def _embedded(one: Embedded, form: VectorType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if one.dense is not None:
+        found["embedding"] = in_form(one.dense[None], form)[0]
+    if one.sparse is not None:
+        found["sparse_embedding"] = orjson.Fragment(sparse_json(one.sparse, "list"))
+    if one.tokens is not None:
+        found["token_embeddings"] = orjson.Fragment(tokens_json(one.tokens))
+    return found
 
 
 def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
@@ -171,77 +191,21 @@ def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-PATH = "/v1/embeddings"
-
-_PIECE_TEXTS = 32
-_OK = 200
-_BULK = str(BULK).encode()
-
-
-class EmbeddingLines:
-    """Answers a batch's lines through the pipeline, as bulk work."""
-
-    def __init__(self, context: AppContext) -> None:
-        self._context = context
-        self._headers = {b"content-type": JSON, b"x-request-priority": _BULK}
-
-    async def prepare(self, line_id: str, body: bytes) -> EmbeddingLine:
-        """See `Endpoint`."""
-        http = HttpRequest("POST", PATH, self._headers, body, line_id, time.perf_counter())
-        http.refuses_unknown = self._context.refuses_unknown
-        message = await http.json(EMBEDDINGS, self._context.large_body_lock)
-        name, inputs = await inputs_of(self._context, message)
-        http.body = b""
-        # A line with too many inputs or none is sent in one piece, to get the pipeline's own error.
-        size = _PIECE_TEXTS if len(inputs) <= self._context.settings.max_openai_batch_size else len(inputs)
-        pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
-        return EmbeddingLine(self._context, http, message, name, pieces)
-
-    def refusal(self, line_id: str, error: BertserveError) -> Answer:
-        """See `Endpoint`."""
-        body = error_body(PATH, error, line_id)
-        return Answer(status_of(PATH, error), lambda: [body])
+def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest) -> Iterable[bytes]:
+    yield b'{"object":"list","data":['
+    first = 0
+    for outcome in outcomes:
+        rows = embeddings_of(outcome, message, first)
+        first += len(rows)
+        yield (b"," if first > len(rows) else b"") + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingLine:
-    """A parsed line."""
-
-    context: AppContext
-    http: HttpRequest
-    message: EmbeddingsRequest
-    model: str | None
-    pieces: Sequence[Sequence[str | list[int]]]
-
-    @property
-    def texts(self) -> int:
-        return sum(map(len, self.pieces))
-
-    async def answer(self, retry: Retry) -> Answer:
-        """See `Prepared`. Repeats the line if a new version took over in between: an answer never mixes versions."""
-        while True:
-            outcomes = await self._once(retry)
-            if len({outcome.version for outcome in outcomes}) == 1:
-                return Answer(_OK, partial(self._body, outcomes), self.http.ignored)
-
-    async def _once(self, retry: Retry) -> Sequence[Outcome[NDArray[np.float32]]]:
-        tasks = [asyncio.ensure_future(retry(partial(self._embed, piece), len(piece))) for piece in self.pieces]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _embed(self, piece: Sequence[str | list[int]]) -> Outcome[NDArray[np.float32]]:
-        http = msgspec.structs.replace(self.http, arrival=time.perf_counter())
-        return await embed_inputs(self.context, http, self.message, self.model, piece)
-
-    def _body(self, outcomes: Sequence[Outcome[NDArray[np.float32]]]) -> Iterable[bytes]:
-        """The body in pieces, each made after the previous one has been written."""
-        yield b'{"object":"list","data":['
-        first = 0
-        for outcome in outcomes:
-            rows = embeddings_of(outcome, self.message, first)
-            first += len(rows)
-            yield (b"," if first > len(rows) else b"") + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]
+LINES = LineRoute(
+    "/v1/embeddings",
+    EMBEDDINGS,
+    lambda settings: settings.max_openai_batch_size,
+    inputs_of,
+    embed_inputs,
+    _body,
+)

@@ -62,7 +62,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     input_file_id: str
-    endpoint: Literal["/v1/embeddings"]
+    endpoint: Literal["/v1/embeddings", "/embed_sparse"]
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None

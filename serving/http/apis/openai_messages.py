@@ -8,7 +8,8 @@ import msgspec
 
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.vectors import VectorType  # noqa: TC001  msgspec reads the annotations
+from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  msgspec reads the annotations
+from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
 from serving.inference.requests import InputType  # noqa: TC001  likewise
 
 JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "separation", "text-matching"]
@@ -38,6 +39,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         user: Not used.
         prompt_name: Name of the model's prompt to prepend to each text; null: the default prompt, if there is one.
         input_type: Purpose of the texts, which selects a prompt instead of its name.
+        outputs: Return several embeddings of each text: any of `dense` (as `embedding`), `sparse` (as
+            `sparse_embedding`) and `tokens` (as `token_embeddings`) that the model has; null: the dense vector alone.
     """
 
     owners: ClassVar[Owners] = documented.EMBEDDINGS
@@ -53,14 +56,23 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     user: str | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
+    outputs: list[str] | None = None
 
 
 class Embedding(msgspec.Struct):
-    """One vector, in the requested format."""
+    """The embedding of a text.
+
+    Attributes:
+        embedding: The vector, in the requested format; missing if `outputs` has no `dense`.
+        sparse_embedding: The weights of its tokens, as in `/embed_sparse`.
+        token_embeddings: The vectors of its tokens.
+    """
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | str | msgspec.UnsetType = msgspec.UNSET
+    sparse_embedding: list[SparseWeight] | msgspec.UnsetType = msgspec.UNSET
+    token_embeddings: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct):

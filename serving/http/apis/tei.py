@@ -11,35 +11,42 @@ import orjson
 
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
 from serving.http.apis import cohere
+from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from serving.http.apis.tei_messages import (
     DecodeRequest,
     Direction,
     EmbedAllRequest,
     EmbeddedChunk,
+    EmbeddedText,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     Rank,
     RerankRequest,
     SimilarityParameters,
     SimilarityRequest,
+    SparseWeight,
     TokenizeReply,
     TokenizeRequest,
 )
+from serving.http.apis.vectors import embedded_json, size_of, sparse_json, tokens_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
-from serving.http.routes import Docs, Router, all_models
+from serving.http.routes import Docs, HotRoute, Router, all_models, ranking_models
 from serving.inference.pipeline import check_not_empty
+from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
 from serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from serving.tasks.classify import ClassifyOptions, LabelScore
+from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_sparse import EmbedSparseOptions
 from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tasks.rerank import RerankOptions
-from serving.tei.service import NO_SPARSE, Info, text_or_pair
+from serving.tei.service import Info, text_or_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     from serving.inference.requests import Outcome
     from serving.records import Side, TextInput, Truncate
     from serving.tasks.base import A, TaskOptions
+    from serving.tasks.embed_sparse import SparseVector
 
 router = Router("TEI")
 
@@ -56,13 +64,18 @@ _TIMES = (
     b"x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
 )
 
-_NUMBERS_AT_ONCE = 8192
-_INLINE_NUMBERS = 4 * _NUMBERS_AT_ONCE
+_INLINE_NUMBERS = 32_768
 """Maximum numbers that are encoded on the event loop; this takes well below a millisecond."""
+
+_INLINE_WEIGHTS = 2048
+"""The same for weights of sparse vectors."""
+
+SPARSE_PATH = "/embed_sparse"
 
 _SIDES: Mapping[Direction, Side] = {"Left": "left", "left": "left", "Right": "right", "right": "right"}
 
-_EMBED, _EMBED_ALL, _PREDICT = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRequest), JsonDecoder(PredictRequest)
+_EMBED, _EMBED_ALL = JsonDecoder(EmbedRequest), JsonDecoder(EmbedAllRequest)
+_EMBED_SPARSE, _PREDICT = JsonDecoder(EmbedSparseRequest), JsonDecoder(PredictRequest)
 _RERANK, _SIMILARITY = JsonDecoder(RerankRequest), JsonDecoder(SimilarityRequest)
 _TOKENIZE, _DECODE = JsonDecoder(TokenizeRequest), JsonDecoder(DecodeRequest)
 
@@ -78,11 +91,12 @@ async def _run_task(
     inputs: Sequence[TextInput],
     options: TaskOptions[A],
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
+    model: str | None = None,
 ) -> Outcome[A]:
     settings = context.settings
     check_not_empty(inputs)
     cut = _truncation(message.truncate, message.truncation_direction, settings.auto_truncate)
-    model = http.parameters.get("model")
+    model = model or http.parameters.get("model")
     request = InferRequest(inputs, options, settings.max_client_batch_size, model, truncate=cut)
     if not isinstance(message, PredictRequest | RerankRequest):
         request.prompt_name, request.input_type = message.prompt_name, message.input_type
@@ -93,7 +107,7 @@ async def _run_task(
     "/embed",
     "embed",
     EmbedRequest,
-    list[list[float | EmbeddedChunk]],
+    list[list[float | EmbeddedChunk] | EmbeddedText],
     {"inputs": ["What is a T4?", "A graphics card."]},
 )
 async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
@@ -105,11 +119,33 @@ async def embed_texts(context: AppContext, http: HttpRequest, message: EmbedRequ
     inputs = text_inputs(message.inputs)
     options = EmbedOptions(message.normalize, message.dimensions)
     if message.chunk:
+        if message.outputs is not None:
+            raise InvalidRequest("`outputs` cannot be combined with `chunk`; leave one out")
         return await _embed_chunks(context, http, message, inputs, options)
     if message.late_chunking or message.chunk_tokens is not None or message.chunk_overlap:
         raise InvalidRequest("`chunk_tokens`, `chunk_overlap` and `late_chunking` need `chunk` to be true")
+    if message.outputs is not None:
+        return await _embed_several(context, http, message, inputs, message.outputs)
     outcome = await _run_task(context, http, inputs, options, message)
     body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+async def _embed_several(
+    context: AppContext,
+    http: HttpRequest,
+    message: EmbedRequest,
+    inputs: Sequence[str | list[int]],
+    outputs: Sequence[str],
+) -> HttpReply:
+    options = CombinedOptions(tuple(dict.fromkeys(outputs)), message.normalize, message.dimensions)
+    outcome = await _run_task(context, http, inputs, options, message)
+
+    def write() -> bytes:
+        return b"[%b]" % b",".join(map(embedded_json, outcome.answer))
+
+    is_large = sum(map(size_of, outcome.answer)) > _INLINE_NUMBERS
+    body = await asyncio.to_thread(write) if is_large else write()
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
@@ -152,12 +188,56 @@ async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
-@router.named("POST", "/embed_sparse")
+@router.infer(
+    SPARSE_PATH,
+    "embed_sparse",
+    EmbedSparseRequest,
+    list[list[SparseWeight] | dict[str, Any]],
+    {"inputs": "What is a T4?"},
+)
 async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
-    """Sparse vectors are not supported."""
-    await http.json(_EMBED_ALL, context.large_body_lock)
-    context.repository.find(http.parameters.get("model"), task="embed")
-    raise WrongTask(NO_SPARSE)
+    """Compute sparse vectors of texts, with a weight for each of their tokens."""
+    message = await http.json(_EMBED_SPARSE, context.large_body_lock)
+    inputs = text_inputs(message.inputs)
+    outcome = await _embed_sparse(context, http, message, None, inputs)
+    if sum(map(len, outcome.answer)) > _INLINE_WEIGHTS:
+        body = await asyncio.to_thread(_sparse, outcome.answer, message)
+    else:
+        body = _sparse(outcome.answer, message)
+    return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+async def _embed_sparse(
+    context: AppContext, http: HttpRequest, message: EmbedSparseRequest, _: str | None, inputs: Sequence[TextInput]
+) -> Outcome[list[SparseVector]]:
+    named = message.tokens or message.format == "tokens"
+    options = EmbedSparseOptions(message.top_k, message.threshold, tokens=named)
+    return await _run_task(context, http, inputs, options, message)
+
+
+def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest) -> bytes:
+    return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in answer])
+
+
+async def _sparse_inputs(_: AppContext, message: EmbedSparseRequest) -> tuple[None, Sequence[str | list[int]]]:
+    return None, text_inputs(message.inputs)
+
+
+def _sparse_pieces(outcomes: Sequence[Outcome[list[SparseVector]]], message: EmbedSparseRequest) -> Iterable[bytes]:
+    yield b"["
+    for number, outcome in enumerate(outcomes):
+        yield (b"," if number else b"") + _sparse(outcome.answer, message)[1:-1]
+    yield b"]"
+
+
+SPARSE_LINES = LineRoute(
+    SPARSE_PATH,
+    _EMBED_SPARSE,
+    lambda settings: settings.max_client_batch_size,
+    _sparse_inputs,
+    _embed_sparse,
+    _sparse_pieces,
+)
 
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)
@@ -175,14 +255,21 @@ async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
     return HttpReply(body, head=_times_head(outcome, texts))
 
 
-@router.infer("/rerank", "rerank", (RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED)
+_RERANKS = Docs((RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED, ranking_models)
+
+
+@router.named("POST", "/rerank", _RERANKS, kind=HotRoute)
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank texts by relevance to a query, or `documents` in the format of Jina and vLLM."""
     if cohere.brings_documents(http.body):
         return await cohere.rank(context, http, "1", repeat=True)
     message = await http.json(_RERANK, context.large_body_lock)
     pairs = [(message.query, text) for text in message.texts]
-    outcome = await _run_task(context, http, pairs, RerankOptions(message.raw_scores, message.windows), message)
+    named, windows = http.parameters.get("model"), message.windows
+    model, options = ranking(
+        context.repository, named, raw_scores=message.raw_scores, windows=windows, weights=message.weights
+    )
+    outcome = await _run_task(context, http, pairs, options, message, model)
     ranks = [
         Rank(index, score, message.texts[index] if message.return_text else None)
         for index, score in enumerate(outcome.answer)
@@ -307,13 +394,7 @@ def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
 
 
 def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
-    """The vectors as JSON, encoded in pieces, because encoding holds the GIL."""
-    texts = []
-    for vectors in answer:
-        step = max(1, _NUMBERS_AT_ONCE // vectors.shape[1])
-        pieces = [vectors[at : at + step] for at in range(0, len(vectors), step)]
-        texts.append(b",".join([orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in pieces]))
-    return b"[[" + b"],[".join(texts) + b"]]"
+    return b"[%b]" % b",".join(map(tokens_json, answer))
 
 
 def _rows(ids: list[int | list[int]]) -> list[list[int]]:

@@ -8,6 +8,7 @@ import msgspec
 
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
+from serving.http.apis.vectors import SparseFormat  # noqa: TC001  msgspec reads the annotations
 from serving.inference.requests import InputType, Token
 from serving.tasks.windows import LongScored
 
@@ -31,6 +32,8 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         chunk_overlap: Tokens that adjacent chunks share.
         late_chunking: Encode the whole text before mean pooling each chunk's token vectors. Requires a model for the
             task `embed_tokens`.
+        outputs: Return several embeddings of each text as an `EmbeddedText`: any of `dense`, `sparse` and `tokens` that
+            the model has; null: the dense vector alone.
     """
 
     owners: ClassVar[Owners] = documented.TEI_EMBED
@@ -46,6 +49,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     chunk_tokens: int | None = None
     chunk_overlap: int = 0
     late_chunking: bool = False
+    outputs: list[str] | None = None
 
 
 class EmbeddedChunk(msgspec.Struct):
@@ -66,6 +70,40 @@ class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncation_direction: Direction | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
+
+
+class EmbedSparseRequest(EmbedAllRequest, forbid_unknown_fields=True):
+    """Texts whose sparse vectors to compute.
+
+    Attributes:
+        input_type: Purpose of the texts, which selects a prompt, and the query or document side of the model.
+        top_k: Maximum weights per text: the largest; null: all.
+        threshold: Smallest weight to return; null: all.
+        format: `list` returns a list of weights per text, `arrays` an object with the arrays `indices` and `values`,
+            `tokens` an object from token to weight.
+        tokens: Return the token of each weight too.
+    """
+
+    top_k: int | None = None
+    threshold: float | None = None
+    format: SparseFormat = "list"
+    tokens: bool = False
+
+
+class SparseWeight(msgspec.Struct, omit_defaults=True):
+    """The weight of a token; `token` is its name, if the request asks for it."""
+
+    index: int
+    value: float
+    token: str | None = None
+
+
+class EmbeddedText(msgspec.Struct, omit_defaults=True):
+    """The requested embeddings of a text: its vector, its sparse vector, and a vector for each token."""
+
+    dense: list[float] | None = None
+    sparse: list[SparseWeight] | None = None
+    tokens: list[list[float]] | None = None
 
 
 class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
@@ -95,9 +133,13 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         texts: The texts.
         truncate: Truncate long inputs; null: the server's default.
         truncation_direction: End at which inputs are cut; null: the model's own, which is the right end by default.
-        raw_scores: Return logits (true) or their sigmoids (false); null: as the model's folder says.
+        raw_scores: Return logits (true) or their sigmoids (false); null: as the model's folder says. A multi-vector
+            model returns the sum of its products (true) or their mean over the query's vectors (false). A model with
+            several outputs ignores it.
         return_text: Return each text with its score.
         top_n: Number of best texts to return (LiteLLM); null: all.
+        weights: Weights of the scores of a model with several outputs, by the names `dense`, `sparse` and `tokens`;
+            null: the same weight for all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
@@ -110,6 +152,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     raw_scores: bool | None = None
     return_text: bool = False
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    weights: dict[str, float] | None = None
 
 
 class Rank(msgspec.Struct, omit_defaults=True):

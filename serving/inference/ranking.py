@@ -1,0 +1,64 @@
+"""Chooses what ranks texts: a cross-encoder, a multi-vector model by MaxSim, or a model with several outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.errors import InvalidRequest
+from serving.tasks.hybrid import HybridOptions
+from serving.tasks.maxsim import MaxSimOptions
+from serving.tasks.rerank import RerankOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.inference.served_models import Repository
+    from serving.models.manifest import Manifest
+    from serving.tasks.windows import Windows
+
+
+_TASKS = ("embed_tokens", "embed_sparse")
+"""The tasks of models that may embed query and text."""
+
+
+def rankers(repository: Repository) -> list[str]:
+    """Names of the models that rank texts; cross-encoders first."""
+    return [*(model.name for model in repository.of_task("rerank")), *filter(None, _by_vectors(repository))]
+
+
+def ranking(
+    repository: Repository,
+    name: str | None,
+    *,
+    raw_scores: bool | None = None,
+    windows: Windows | None = None,
+    weights: dict[str, float] | None = None,
+) -> tuple[str | None, RerankOptions | MaxSimOptions | HybridOptions]:
+    """The name of the model that ranks, and the options of the request.
+
+    The named model decides. Without a name, cross-encoders go before models that embed query and text.
+
+    Raises:
+        InvalidRequest: There are `windows` or `weights`, and the model that ranks has no use for them.
+    """
+    by_vectors = _by_vectors(repository)
+    if name is None and not repository.of_task("rerank"):
+        # Beside one multi-vector model there may be others of its task.
+        name = next(iter(by_vectors)) if len(by_vectors) == 1 else None
+        ranks_by_vectors = bool(by_vectors)
+    else:
+        ranks_by_vectors = name in by_vectors
+    if ranks_by_vectors and windows is not None:
+        raise InvalidRequest("a multi-vector model reads no windows; leave them out to truncate long texts")
+    if name in by_vectors and by_vectors[name].also:
+        return name, HybridOptions(weights)
+    if weights is not None and (name is not None or not ranks_by_vectors):
+        said = "`weights` needs a model with several outputs, such as bge-m3; leave it out"
+        raise InvalidRequest(said, param="weights")
+    return name, MaxSimOptions(raw_scores) if ranks_by_vectors else RerankOptions(raw_scores, windows)
+
+
+def _by_vectors(repository: Repository) -> Mapping[str | None, Manifest]:
+    """The models that embed query and text: multi-vector models, and those with several outputs."""
+    models = [model for task in _TASKS for model in repository.of_task(task)]
+    return {model.name: model.manifest for model in models if model.manifest.multi_vector or model.manifest.also}

@@ -1,0 +1,83 @@
+"""How well each text answers a query, by several embeddings of both: the weighted mean of up to three scores.
+
+- dense: the dot product of the vectors of length 1
+- sparse: the sum, over the tokens of both, of the products of their weights
+- tokens: MaxSim, as a mean over the query's vectors
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import InvalidRequest
+from serving.tasks import combined
+from serving.tasks.base import TaskOptions, Way, Work, pairs_of
+from serving.tasks.combined import CombinedOptions, Embedded
+from serving.tasks.maxsim import encode, maxsim, sides_of, sizes_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from serving.tasks.base import Facts
+    from serving.tasks.embed_sparse import SparseVector
+
+
+class HybridOptions(TaskOptions[list[float]], frozen=True):
+    """Options whose answer is one score for each pair of query and text.
+
+    Attributes:
+        weights: The weight of each score by name; others have none. None gives all scores the same weight.
+    """
+
+    weights: dict[str, float] | None = None
+
+
+def check(options: HybridOptions, manifest: Facts) -> None:
+    if options.weights is None:
+        return
+    combined.check_offered([*options.weights], manifest, "weights")
+    if min(options.weights.values()) < 0 or not 0 < sum(options.weights.values()) < math.inf:
+        raise InvalidRequest("`weights` must not be negative, and one of them must be above 0", param="weights")
+
+
+def finish(work: Work[HybridOptions]) -> list[float]:
+    given = work.options.weights or dict.fromkeys(combined.offered(work.manifest), 1.0)
+    weights = {output: weight for output, weight in given.items() if weight > 0}
+    options = CombinedOptions(tuple(weights), normalize=True)
+    found = combined.finish(Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer))
+    pairs = pairs_of(work.inputs)
+    count = len(found) - len(pairs)
+    queries = dict(zip(sides_of(pairs)[0], found[:count], strict=True))
+    return [_score(queries[query], text, weights) for (query, _), text in zip(pairs, found[count:], strict=True)]
+
+
+def _score(query: Embedded, text: Embedded, weights: Mapping[str, float]) -> float:
+    scores = {}
+    if query.dense is not None and text.dense is not None:
+        scores["dense"] = float(query.dense @ text.dense)
+    if query.sparse is not None and text.sparse is not None:
+        scores["sparse"] = product(query.sparse, text.sparse)
+    if query.tokens is not None and text.tokens is not None:
+        scores["tokens"] = maxsim(query.tokens, text.tokens) / max(1, len(query.tokens))
+    return sum(weight * scores[output] for output, weight in weights.items()) / sum(weights.values())
+
+
+def product(one: SparseVector, other: SparseVector) -> float:
+    """The dot product of two sparse vectors."""
+    _, at, beside = np.intersect1d(one.indices, other.indices, assume_unique=True, return_indices=True)
+    return float(one.values[at] @ other.values[beside])
+
+
+WAY: Way[HybridOptions, list[float]] = Way(
+    HybridOptions,
+    "embed",
+    finish,
+    check,
+    sizes_bytes,
+    encode=encode,
+    token_outputs=True,
+    prompts_by_side=True,
+)

@@ -1,0 +1,104 @@
+"""MaxSim: how well each text answers a query, by the vectors of a multi-vector model (ColBERT, arXiv 2004.12832).
+
+A text's score is the sum, over the query's vectors, of the largest dot product with one of the text's vectors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import WrongTask
+from serving.tasks.base import TaskOptions, Way, output_at, pairs_of
+from serving.tasks.embed_tokens import EmbedTokensOptions, vectors
+from serving.tasks.embed_tokens import encode as encode_side
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.records import EncodedText, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
+
+LOWEST = -1e9
+"""The score of a text without vectors, as in Sentence Transformers."""
+
+
+class MaxSimOptions(TaskOptions[list[float]], frozen=True):
+    """Options whose answer is one score for each pair of query and text. The model is a multi-vector model.
+
+    Attributes:
+        raw_scores: Return the sum over the query's vectors instead of the mean; None means the model's default.
+    """
+
+    raw_scores: bool | None = None
+
+
+def check(_: MaxSimOptions, manifest: Facts) -> None:
+    if manifest.multi_vector is None:
+        raise WrongTask("the model embeds tokens, but is no multi-vector model (ColBERT), which can rank texts")
+
+
+def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *, truncate: Truncate) -> list[int]:
+    """The size of each text; that of a query counts once, for its first text."""
+    queries, texts = sides_of(inputs)
+    sizes = tokenizer.sizes_bytes(texts, truncate=truncate)
+    firsts = tokenizer.sizes_bytes(list(queries), truncate=truncate)
+    for place, size in zip(queries.values(), firsts, strict=True):
+        sizes[place] += size
+    return sizes
+
+
+def encode(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    """The token ids of each distinct query, then those of each text."""
+    queries, texts = sides_of(inputs)
+    return [
+        *encode_side(tokenizer, list(queries), EmbedTokensOptions(query=True), truncate=truncate),
+        *encode_side(tokenizer, texts, EmbedTokensOptions(), truncate=truncate),
+    ]
+
+
+def maxsim(query: NDArray[np.float32], text: NDArray[np.float32]) -> float:
+    """The score of a text, from vectors float32 [tokens, size]."""
+    return float((query @ text.T).max(axis=1).sum(dtype=np.float64)) if len(text) else LOWEST
+
+
+def finish(work: Work[MaxSimOptions]) -> list[float]:
+    sides = work.manifest.multi_vector
+    pairs = pairs_of(work.inputs)
+    count, at = len(work.texts) - len(pairs), output_at(work.manifest, "token_embeddings")
+    found = [
+        vectors(text, row[at], sides, query=index < count)
+        for index, (text, row) in enumerate(zip(work.texts, work.rows, strict=True))
+    ]
+    queries = dict(zip(sides_of(pairs)[0], found[:count], strict=True))
+    scores = [maxsim(queries[query], text) for (query, _), text in zip(pairs, found[count:], strict=True)]
+    raw = work.options.raw_scores
+    if raw or (raw is None and not (sides is not None and sides.mean)):
+        return scores
+    return [score / max(1, len(queries[query])) for (query, _), score in zip(pairs, scores, strict=True)]
+
+
+def sides_of(inputs: Sequence[TextInput]) -> tuple[dict[str, int], list[str]]:
+    """Each distinct query with the index of its first pair, and all texts."""
+    pairs = pairs_of(inputs)
+    queries: dict[str, int] = {}
+    for index, (query, _) in enumerate(pairs):
+        queries.setdefault(query, index)
+    return queries, [text for _, text in pairs]
+
+
+WAY: Way[MaxSimOptions, list[float]] = Way(
+    MaxSimOptions,
+    "embed_tokens",
+    finish,
+    check,
+    sizes_bytes,
+    encode=encode,
+    token_outputs=True,
+    prompts_by_side=True,
+)
