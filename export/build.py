@@ -18,9 +18,11 @@ import tokenizers
 import torch
 import transformers
 
+from export import tasks
+from export.checkpoint import token_heads
 from export.engines import native, tensorrt
 from export.errors import BrokenLimitError, ExportError, NoRoomError
-from export.graph import editor, optimize, task_model
+from export.graph import editor, optimize, sparse_head, task_model
 from export.precision import emulation, half, int8, openvino
 from export.proof import parity, reference
 from export.proof.end_to_end import EndToEndProof
@@ -33,10 +35,12 @@ from export.split import flow, layers, ranks
 from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
+from serving.models import query_weights
 from serving.models.artifact_selection import few_agree
 from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
 from serving.models.manifest import (
     ENGINE_GRAPHS,
+    QUERY_WEIGHTS,
     REPORT,
     SCHEMA_VERSION,
     TOKENIZER,
@@ -52,7 +56,7 @@ from serving.models.verified_dir import digest
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from export.checkpoint.reader import Checkpoint
     from export.progress import Progress
@@ -88,11 +92,13 @@ class _EngineGraph:
 
     Attributes:
         result: The comparison with PyTorch; None if there was none.
+        way: How it was quantized.
     """
 
     path: Path
     precision: Precision
     result: Result | None = None
+    way: int8.Way = int8.STATIC
 
 
 def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Built:
@@ -168,6 +174,8 @@ class _Export:
             checkpoint.labels.multi_label,
             checkpoint.labels.regression,
             checkpoint.sentence.prompts.get(checkpoint.default_prompt or "", ""),
+            checkpoint.multi_vector,
+            checkpoint.sentence.prompts,
         )
         return [reader.read(path) for path in self._recipe.references]
 
@@ -176,9 +184,12 @@ class _Export:
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
             model = task_model.load(checkpoint)
+        texts, encoded = _texts(checkpoint)
+        if checkpoint.active:
+            with progress.stage("counting the weights of words"):
+                checkpoint = self._limited(model, encoded)
         with progress.stage("exporting the graph"):
             task_model.write(model, self._raw)
-        texts, encoded = _texts(checkpoint)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
         with progress.stage(f"running PyTorch on {len(whole)} texts"):
             rows = task_model.answers(model, whole, threads=available_cpus(), count=progress.count)
@@ -192,9 +203,18 @@ class _Export:
         gc.collect()
         return ReferenceEvaluation(self._comparator, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
 
+    def _limited(self, model: task_model.TaskModel, texts: Sequence[EncodedText]) -> Checkpoint:
+        """Limits the weights that a sparse encoder's graph returns for each text."""
+        most = tensorrt.LARGEST_TOP_K if self._recipe.tensorrt else None
+        self._checkpoint = task_model.limit_active(model, self._checkpoint, texts, most, threads=available_cpus())
+        self._comparator = comparator_of(self._checkpoint)
+        return self._checkpoint
+
     def _end_to_end_proof(self) -> EndToEndProof | None:
         """The answers of the reference library; None if it cannot load the folder."""
         (self._folder / TOKENIZER).write_bytes(self._checkpoint.vocabulary.content)
+        if (weights := sparse_head.query_weights(self._checkpoint)) is not None:
+            query_weights.write(self._folder, weights)
         probes = corpus.for_task(corpus.probes(), self._checkpoint.task)
         try:
             with self._progress.stage("loading the reference library"):
@@ -279,9 +299,9 @@ class _Export:
             return layers.split(graph, paths)
 
     def _eight_bits(
-        self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = int8.WAYS
+        self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = ()
     ) -> Artifact:
-        way, *others = ways
+        way, *others = ways or int8.ways(self._checkpoint)
         made = self._whole(path)
         with self._progress.stage(f"making {path.name}"):
             self._int8.make(name, made, way, self._fused, self._raw)
@@ -290,7 +310,7 @@ class _Export:
         except BrokenLimitError as broken:
             if not others:
                 raise
-            self._progress.notice(f"{way} ranges failed, trying {others[0]} ranges: {broken}")
+            self._progress.notice(f"{way} failed, trying {others[0]}: {broken}")
         return self._eight_bits(path, name, evaluation, others)
 
     def _engines(
@@ -321,10 +341,9 @@ class _Export:
         if "int8" not in precisions:
             return graphs
         quantised = self._raw.with_name(ENGINE_GRAPHS["int8"])
+        ways = [way for way in int8.ways(self._checkpoint) if way.activations == "static"]
         try:
-            with self._progress.stage(f"making {_INT8_GRAPH}"):
-                self._int8.make_for_tensorrt(quantised, self._raw, halved, exponents)
-            _, result = self._compared(_INT8_GRAPH, [self._twin(quantised)], INT8_ENGINE, "cpu", evaluation)
+            way, result = self._quantised_for_tensorrt(quantised, halved, exponents, ways, evaluation)
         except NoRoomError:
             raise
         except ExportError as error:
@@ -332,7 +351,26 @@ class _Export:
             is_broken = sentence.startswith(_INT8_GRAPH)
             self._refused.append(sentence if is_broken else f"{_INT8_GRAPH} cannot be exported: {sentence}")
             return graphs
-        return [*graphs, _EngineGraph(quantised, "int8", result)]
+        return [*graphs, _EngineGraph(quantised, "int8", result, way)]
+
+    def _quantised_for_tensorrt(
+        self,
+        path: Path,
+        halved: Path,
+        exponents: Mapping[str, int],
+        ways: Sequence[int8.Way],
+        evaluation: ReferenceEvaluation,
+    ) -> tuple[int8.Way, Result]:
+        way, *others = ways
+        with self._progress.stage(f"making {_INT8_GRAPH}"):
+            self._int8.make_for_tensorrt(path, way, self._raw, halved, exponents)
+        try:
+            return way, self._compared(_INT8_GRAPH, [self._twin(path)], INT8_ENGINE, "cpu", evaluation)[1]
+        except BrokenLimitError as broken:
+            if not others:
+                raise
+            self._progress.notice(f"{way} failed, trying {others[0]}: {broken}")
+        return self._quantised_for_tensorrt(path, halved, exponents, others, evaluation)
 
     def _engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
@@ -364,9 +402,10 @@ class _Export:
         proven = msgspec.structs.replace(
             artifact,
             graph=GraphProof(verdict.parity, verdict.invariance, verdict.batch_invariant, graph.result.accuracy),
+            also=verdict.further,
             waived=tuple(graph.result.broken),
             limits=self._recipe.asked_of(INT8_ENGINE),
-            quantisation=self._int8.quantisation(INT8_ENGINE, "static"),
+            quantisation=self._int8.quantisation(INT8_ENGINE, graph.way),
         )
         return self._judged(INT8_ENGINE, proven)
 
@@ -415,6 +454,7 @@ class _Export:
             sample=None if quantisation is None else verdict.sample,
             quantisation=quantisation,
             end_to_end=result.end_to_end,
+            also=verdict.further,
             split_by=self._recipe.split_by if others else None,
             parts=tuple(map(part_entry, others)),
             ranks=self._recipe.ranks,
@@ -470,7 +510,8 @@ class _Export:
         Raises:
             BrokenLimitError: It breaks a limit that the recipe does not waive.
         """
-        limits = self._recipe.limits_of(name, self._checkpoint.task)
+        answered = (self._checkpoint.task, *self._checkpoint.also)
+        limits = {task: self._recipe.limits_of(name, task) for task in answered}
         with self._progress.stage(f"comparing {title} with PyTorch"):
             spec = task_model.spec_of(
                 self._checkpoint, *runnable, split=self._recipe.split, split_by=self._recipe.split_by
@@ -498,7 +539,8 @@ class _Export:
     def _files(self) -> tuple[FileEntry, ...]:
         folder = self._folder
         graphs = sorted(path for file in ENGINE_GRAPHS.values() for path in folder.glob(f"{file}*"))
-        return tuple(map(file_entry, (folder / TOKENIZER, folder / reference.REFERENCE, *graphs)))
+        found = [folder / QUERY_WEIGHTS] if self._checkpoint.query_weights is not None else []
+        return tuple(map(file_entry, (folder / TOKENIZER, folder / reference.REFERENCE, *found, *graphs)))
 
     def _manifest(self, artifacts: tuple[Artifact, ...], files: tuple[FileEntry, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer
@@ -513,12 +555,16 @@ class _Export:
             dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.hidden_size else None,
             normalize=sentence.normalize if embeds else True,
             matryoshka=checkpoint.matryoshka,
-            similarity=sentence.similarity if embeds else None,
+            similarity=sentence.similarity if "similarity" in TASKS[checkpoint.task].facts else None,
             labels=checkpoint.labels.names,
             multi_label=checkpoint.labels.multi_label,
             regression=checkpoint.labels.regression,
             activation=checkpoint.score_activation,
             candidates=checkpoint.candidates,
+            active=checkpoint.active,
+            query_weights=checkpoint.query_weights is not None,
+            multi_vector=checkpoint.multi_vector
+            or token_heads.sides(checkpoint.token_heads, checkpoint.max_length, checkpoint.dimensions),
             hidden_size=checkpoint.hidden_size,
             vocab_size=checkpoint.size("vocab_size"),
             max_length=checkpoint.max_length,
@@ -530,6 +576,7 @@ class _Export:
             source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            also=checkpoint.also,
             prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
@@ -539,7 +586,9 @@ class _Export:
 
 
 def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
-    return EXPORTS[checkpoint.task].comparator(
+    return tasks.comparator_of(
+        checkpoint.task,
+        checkpoint.also,
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
         multi_label=checkpoint.labels.multi_label,

@@ -96,6 +96,7 @@ class Recipe:
         max_length: Maximum tokens of an input; None takes it from the checkpoint.
         task: The task; None takes it from the checkpoint.
         case: Whether words keep their case; None takes it from the checkpoint.
+        outputs: Outputs of an encoder with several; None takes all.
         change_task: Whether the model's task may change.
         references: Files of labeled text for the task's metric.
         limits: Limits other than the task's, by name, or by `form.name` for one artifact.
@@ -120,6 +121,7 @@ class Recipe:
     max_length: int | None = None
     task: Asked | None = None
     case: Case | None = None
+    outputs: tuple[str, ...] | None = None
     change_task: bool = False
     references: tuple[Path, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -152,6 +154,7 @@ class Recipe:
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
             *([] if self.split == 1 else [[self.split, self.split_by]]),
+            *([] if self.outputs is None else [["outputs", *self.outputs]]),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 

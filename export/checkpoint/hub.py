@@ -16,6 +16,8 @@ FILES = (
     *("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model", "artifact.metadata"),
     # Many encoders got safetensors later, without these small files beside them.
     *("*_Dense/pytorch_model.bin", "*_LayerNorm/pytorch_model.bin"),
+    # Beside the encoder's own weights; see `export.checkpoint.token_heads`.
+    *("sparse_linear.pt", "colbert_linear.pt"),
 )
 PICKLED = ("pytorch_model*.bin",)
 """Only if there are no safetensors."""

@@ -27,7 +27,7 @@ READ: dict[str, tuple[str, ...]] = {
 """Settings of each module's config.json that are read, beside `FIXED`. Settings of Dropout change no answer."""
 
 FIXED = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
-"""The input of a module, and the only value that can be exported."""
+"""The input of a module, and the only value that can be exported; in multi-vector models it is `token_embeddings`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,6 +40,7 @@ class Dense:
         activation: One of `ACTIVATIONS`.
         residual: Whether the input is added; if the sizes differ, through a matrix of its own.
         weights: Its files.
+        inline: Whether they are the encoder's files, which hold other tensors too.
     """
 
     width: int
@@ -48,6 +49,7 @@ class Dense:
     activation: str
     residual: bool
     weights: weights.Weights
+    inline: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,17 +68,18 @@ class Normalize:
 Module: TypeAlias = Dense | LayerNorm | Normalize
 
 
-def read_module(kind: str, folder: Folder) -> Module | None:
+def read_module(kind: str, folder: Folder, vector: str = _VECTOR) -> Module | None:
     """Reads a module; None for one that does nothing after training.
 
     Args:
         kind: A key of `READERS`.
         folder: Its folder, if it has one.
+        vector: The name of its input and output.
 
     Raises:
         ExportError: Its settings are invalid or cannot be exported.
     """
-    return READERS[kind](folder)
+    return READERS[kind](folder, vector)
 
 
 def width_after(module: Module, width: int) -> int:
@@ -107,8 +110,8 @@ def integer(folder: Folder, config: dict[str, Any], key: str, *, file: str = "co
     return value
 
 
-def _dense(folder: Folder) -> Dense:
-    config = _config(folder, "Dense")
+def _dense(folder: Folder, vector: str) -> Dense:
+    config = _config(folder, "Dense", vector)
     width, outputs = _required(folder, config, "in_features"), _required(folder, config, "out_features")
     bias, residual = _flag(folder, config, "bias", usual=True), _flag(folder, config, "use_residual", usual=False)
     named = config.get("activation_function", "torch.nn.modules.activation.Tanh")
@@ -121,21 +124,21 @@ def _dense(folder: Folder) -> Dense:
     return Dense(width, outputs, bias, activation, residual, weights.find(folder))
 
 
-def _layer_norm(folder: Folder) -> LayerNorm:
-    width = _required(folder, _config(folder, "LayerNorm"), "dimension")
+def _layer_norm(folder: Folder, vector: str) -> LayerNorm:
+    width = _required(folder, _config(folder, "LayerNorm", vector), "dimension")
     return LayerNorm(width, weights.find(folder))
 
 
-def _normalize(folder: Folder) -> Normalize:
-    _config(folder, "Normalize")
+def _normalize(folder: Folder, vector: str) -> Normalize:
+    _config(folder, "Normalize", vector)
     return Normalize()
 
 
-def _nothing(_folder: Folder) -> None:
+def _nothing(_folder: Folder, _vector: str) -> None:
     return None
 
 
-READERS: dict[str, Callable[[Folder], Module | None]] = {
+READERS: dict[str, Callable[[Folder, str], Module | None]] = {
     "Dense": _dense,
     "LayerNorm": _layer_norm,
     "Normalize": _normalize,
@@ -144,12 +147,15 @@ READERS: dict[str, Callable[[Folder], Module | None]] = {
 """Readers of modules by class."""
 
 
-def _config(folder: Folder, kind: str) -> dict[str, Any]:
+def _config(folder: Folder, kind: str, vector: str) -> dict[str, Any]:
     config = folder.object("config.json")
-    for key, only in FIXED.items():
-        if (name := config.get(key) or only) != only:
+    # Old folders of multi-vector models have a Dense without names.
+    name = vector if kind == "Dense" else _VECTOR
+    for key in FIXED:
+        name = config.get(key) or name
+        if name != vector:
             raise ExportError(
-                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {only!r}"
+                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {vector!r}"
             )
     return {key: config[key] for key in READ[kind] if key in config}
 

@@ -12,21 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.folder import Folder
-    from export.checkpoint.labels import Asked
 
-_SPLADE = "SPLADE (a weight for each word of the vocabulary)"
-_COLBERT = "ColBERT (a projected vector for each token, compared one by one)"
+_CSR = "CSR (a sparse autoencoder over a dense vector)"
+_LOOKUP = "a table of weights of words without an encoder"
 
-_SAVED_BY = {"SparseEncoder": _SPLADE, "MultiVectorEncoder": _COLBERT, "ColBERT": _COLBERT}
-"""By `model_type` of config_sentence_transformers.json."""
-
-_MODULES = {
-    **dict.fromkeys(("SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder"), _SPLADE),
-    **dict.fromkeys(("MultiVectorMask", "TokenPooling", "ColBERT"), _COLBERT),
-}
+_MODULES = {"SparseAutoEncoder": _CSR, "SparseStaticEmbedding": _LOOKUP}
 """By the class of a module in modules.json."""
-
-_ARCHITECTURES = frozenset({"HF_ColBERT", "HFColBERT", "ColBERT", "ColBERTModel"})
 
 _ADAPTER = "adapter_config.json"
 _ADAPTED = {
@@ -53,14 +44,8 @@ _OTHER_FORMATS = {
 _OTHER_NAMES = dict.fromkeys(("*model*.safetensors", "*model*.bin"), "rename it if these are the weights")
 
 
-def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
+def refuse(folder: Folder) -> None:
     """Rejects models of other kinds and incomplete models.
-
-    Args:
-        folder: The checkpoint.
-        name: Its name in messages.
-        asked: The requested task. Old SPLADE folders look like masked language models and are recognized by name only.
-            A requested task lets them pass.
 
     Raises:
         ExportError: It is such a model.
@@ -69,13 +54,6 @@ def refuse(folder: Folder, name: str, asked: Asked | None) -> None:
     refuse_adapter(folder)
     if (kind := _kind(folder)) is not None:
         raise ExportError(f"checkpoint {folder.path}: this is {kind}, which cannot be served yet")
-    config = folder.object("config.json")
-    names = f"{name} {config.get('_name_or_path', '')}".lower()
-    if asked != "fill_mask" and "splade" in names and "ForMaskedLM" in str(config.get("architectures")):
-        raise ExportError(
-            f"checkpoint {folder.path}: its name says {_SPLADE}, which cannot be served yet; if it is a masked "
-            "language model, set --task fill_mask"
-        )
 
 
 def _refuse_cache(folder: Folder) -> None:
@@ -185,16 +163,7 @@ def _held(folder: Folder, patterns: Mapping[str, str]) -> str:
 
 
 def _kind(folder: Folder) -> str | None:
-    settings = folder.object("config_sentence_transformers.json")
-    if (kind := _SAVED_BY.get(str(settings.get("model_type")))) is not None:
-        return kind
     modules = folder.json("modules.json")
     listed = modules if isinstance(modules, list) else []
     kinds = [str(module.get("type")).rpartition(".")[2] for module in listed if isinstance(module, dict)]
-    if (kind := next((_MODULES[kind] for kind in kinds if kind in _MODULES), None)) is not None:
-        return kind
-    architectures = folder.object("config.json").get("architectures")
-    named = set(map(str, architectures)) if isinstance(architectures, list) else set()
-    # The first is written by ColBERT's own trainer, the pair of prefixes by PyLate.
-    marks = folder.has("artifact.metadata") or {"query_prefix", "document_prefix"} <= settings.keys()
-    return _COLBERT if marks or named & _ARCHITECTURES else None
+    return next((_MODULES[kind] for kind in kinds if kind in _MODULES), None)

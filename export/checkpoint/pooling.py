@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from export.checkpoint.modules import READERS, Module, Normalize, integer, read_module, width_after
+from export.checkpoint import multi_vector, sparse
+from export.checkpoint.modules import (
+    READERS,
+    Dense,
+    LayerNorm,
+    Module,
+    Normalize,
+    integer,
+    read_module,
+    width_after,
+)
 from export.errors import ExportError
 from serving.models.manifest import POOLING_MODES, Similarity
 
@@ -13,13 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from export.checkpoint.folder import Folder
+    from export.checkpoint.multi_vector import Layout, Sides
+    from export.checkpoint.sparse import Sparse
     from export.checkpoint.weights import Weights
 
 _ASSUMED_MEAN = (
     "the checkpoint has no pooling configuration; using mean pooling, with vectors normalized only on request"
 )
-_SETTINGS = "config_sentence_transformers.json"
-SETTINGS_READ = ("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn")
+_SETTINGS = multi_vector.SETTINGS
+SETTINGS_READ = (
+    *("model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "activation_fn"),
+    "max_active_dims",
+)
 _OWN = "sentence_transformers."
 _BEFORE = ("Transformer", "Pooling")
 _KINDS = (*_BEFORE, *READERS)
@@ -48,6 +63,9 @@ TRANSFORMER_FIXED: dict[str, tuple[object, ...]] = {
 }
 """Further settings of an encoder's Transformer, and the only values that can be exported."""
 
+_OF_SIDES = {key: values for key, values in TRANSFORMER_FIXED.items() if key not in multi_vector.SIDES_READ}
+"""The same for a multi-vector model, which may have lengths and an expansion."""
+
 _SCORING = {
     **TRANSFORMER_FIXED,
     "transformer_task": ("sequence-classification",),
@@ -55,6 +73,13 @@ _SCORING = {
     "module_output_name": ("scores",),
 }
 """The same for a cross-encoder."""
+
+_FILLING = {
+    **TRANSFORMER_FIXED,
+    "transformer_task": (sparse.FILLING,),
+    "modality_config": _SCORING["modality_config"],
+}
+"""The same for a sparse encoder."""
 
 TRANSFORMER_UNUSED = frozenset({"unpad_inputs", "cache_dir", "backend"})
 """Settings that change no answer."""
@@ -103,6 +128,8 @@ class SentenceConfig:
         similarity: The intended similarity; None if unspecified.
         pools: Whether the files define pooling; a checkpoint of another task has no such files.
         is_cross_encoder: Whether the files define a cross-encoder.
+        sparse: How a sparse encoder computes weights of words; None for other checkpoints.
+        sides: How a multi-vector model reads queries and documents; None for other checkpoints.
         width: Size of the pooled vectors; None if unspecified.
         max_length: The checkpoint's own limit in tokens; None if unspecified.
         lowercase: Whether texts are lower-cased before the tokenizer.
@@ -120,6 +147,8 @@ class SentenceConfig:
     similarity: Similarity | None = None
     pools: bool = True
     is_cross_encoder: bool = False
+    sparse: Sparse | None = None
+    sides: Sides | None = None
     width: int | None = None
     max_length: int | None = None
     lowercase: bool = False
@@ -129,7 +158,16 @@ class SentenceConfig:
     notices: tuple[str, ...] = ()
 
     def weights(self) -> list[Weights]:
-        return [module.weights for module in self.modules if not isinstance(module, Normalize)]
+        return [
+            module.weights
+            for module in self.modules
+            if isinstance(module, LayerNorm) or (isinstance(module, Dense) and not module.inline)
+        ]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Prompts that begin with a token of their own."""
+        return () if self.sides is None else self.sides.markers
 
     def dimensions(self, hidden_size: int) -> int:
         """Size of a text's vector, for token vectors of this size.
@@ -159,9 +197,13 @@ def read(folder: Folder) -> SentenceConfig:
     Raises:
         ExportError: The checkpoint computes something else than an encoder, pooling and modules on the vector.
     """
+    if (layout := multi_vector.layout_of(folder)) is not None:
+        return _multi_vector(folder, layout)
     listed = _modules(folder)
     if listed is None:
         return _unlisted(folder)
+    if sparse.are_sparse([kind for kind, _ in listed]):
+        return _sparse(folder, listed)
     encoder = folder.sub(listed[0][1])
     if len(listed) == 1:
         return _cross_encoder(folder, encoder)
@@ -198,7 +240,66 @@ def _unlisted(folder: Folder) -> SentenceConfig:
             f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, but modules.json is missing, so "
             "Sentence Transformers would use mean pooling; add modules.json, or remove 1_Pooling"
         )
-    return SentenceConfig(folder, pools=pooler.has("config.json"), notices=(_ASSUMED_MEAN,))
+    found = sparse.Sparse(queries=folder) if folder.has(sparse.IDF) else None
+    return SentenceConfig(folder, pools=pooler.has("config.json"), sparse=found, notices=(_ASSUMED_MEAN,))
+
+
+def _sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig:
+    """A sparse encoder pools the logits of its vocabulary head."""
+    settings = folder.object(_SETTINGS)
+    found = sparse.read(folder, listed, settings)
+    transformer = _transformer(found.encoder, _FILLING)
+    if found.says_task and transformer.task != sparse.FILLING:
+        raise ExportError(
+            f"checkpoint {found.encoder.path}: a Transformer before SpladePooling must have the transformer_task "
+            f"{sparse.FILLING!r}, not {transformer.task!r}"
+        )
+    prompts, default = _prompts(folder)
+    return SentenceConfig(
+        encoder=found.encoder,
+        pools=False,
+        sparse=found.sparse,
+        similarity=_similarity(folder, settings),
+        max_length=transformer.max_length,
+        lowercase=transformer.lowercase,
+        tokenizer_options=transformer.tokenizer_options,
+        prompts=prompts,
+        default_prompt=default,
+        notices=(_ASSUMED_MEAN,),
+    )
+
+
+def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
+    """A multi-vector model projects the vector of each token."""
+    saved = {} if layout == "stanford" else _prompts(folder)[0]
+    prompts, markers = multi_vector.prompts_of(folder, layout, saved)
+    default = "document" if prompts["document"] else None
+    if layout == "stanford":
+        sides = multi_vector.of_stanford(folder, markers)
+        return SentenceConfig(
+            folder, modules=(Normalize(),), pools=False, sides=sides, prompts=prompts, default_prompt=default
+        )
+    # PyLate's Dense is that of Sentence Transformers.
+    first, *others = _entries(folder, (_OWN, "pylate.models.Dense.")) or [("", "")]
+    if first[0] != _BEFORE[0]:
+        raise ExportError(
+            f"checkpoint {folder.path}: modules.json begins with {first[0] or 'nothing'}; a multi-vector model begins "
+            f"with {_BEFORE[0]}"
+        )
+    encoder = folder.sub(first[1])
+    transformer = _transformer(encoder, _OF_SIDES, multi_vector.SIDES_READ)
+    sides, modules = multi_vector.of_modules(folder, layout, others, transformer.sides, markers)
+    return SentenceConfig(
+        encoder=encoder,
+        modules=modules,
+        pools=False,
+        sides=sides,
+        max_length=transformer.max_length,
+        lowercase=transformer.lowercase,
+        tokenizer_options=transformer.tokenizer_options,
+        prompts=prompts,
+        default_prompt=default,
+    )
 
 
 def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
@@ -222,8 +323,8 @@ def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     )
 
 
-def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
-    """The class and path of each module; None without modules.json."""
+def _entries(folder: Folder, trusted: tuple[str, ...] = (_OWN,)) -> list[tuple[str, str]] | None:
+    """The class and path of each module, of any kind; None without modules.json."""
     listed = folder.json("modules.json")
     if listed is None:
         return None
@@ -231,12 +332,22 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
         isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path"), str) for m in listed
     ):
         raise ExportError(f"checkpoint {folder.path}: modules.json must list modules, each with a type and a path")
-    if foreign := [m["type"] for m in listed if not m["type"].startswith(_OWN)]:
+    if foreign := [m["type"] for m in listed if not m["type"].startswith(trusted)]:
         raise ExportError(
             f"checkpoint {folder.path}: modules.json has a {foreign[0]} module, which is custom code; custom "
             "code is never run"
         )
-    kinds = [m["type"].rpartition(".")[2].replace("BERT", "Transformer") for m in listed]
+    return [(m["type"].rpartition(".")[2].replace("BERT", "Transformer"), m["path"]) for m in listed]
+
+
+def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
+    """The class and path of each module; None without modules.json."""
+    listed = _entries(folder)
+    if listed is None:
+        return None
+    kinds = [kind for kind, _ in listed]
+    if sparse.are_sparse(kinds):
+        return listed
     if unknown := [kind for kind in kinds if kind not in _KINDS]:
         raise ExportError(
             f"checkpoint {folder.path}: modules.json has a {unknown[0]} module, which cannot be exported; "
@@ -249,7 +360,7 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
             f"checkpoint {folder.path}: modules.json lists {', '.join(kinds) or 'nothing'}; supported: Transformer, "
             f"Pooling and then any of {', '.join(READERS)}"
         )
-    return [(kind, m["path"]) for kind, m in zip(kinds, listed, strict=True)]
+    return listed
 
 
 def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
@@ -303,20 +414,22 @@ class _Transformer:
     max_length: int | None
     lowercase: bool
     tokenizer_options: Mapping[str, Any]
+    task: object
+    sides: Mapping[str, object]
 
 
-def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _Transformer:
-    """Reads the first non-empty settings file, as Sentence Transformers does."""
+def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]], sides: tuple[str, ...] = ()) -> _Transformer:
+    """Reads the first non-empty settings file, as Sentence Transformers does; `sides` are further settings."""
     file = next((name for name in TRANSFORMER_FILES if encoder.object(name)), TRANSFORMER_FILES[0])
     settings = encoder.object(file)
     where = f"checkpoint {encoder.path}"
     for key, value in settings.items():
         if key in fixed and value not in (None, *fixed[key]):
             raise ExportError(f"{where}: {key} {value!r} in {file} cannot be exported; supported: {fixed[key][0]!r}")
-        if key not in {*TRANSFORMER_READ, *fixed, *TRANSFORMER_UNUSED, *_ARGUMENTS}:
+        if key not in {*TRANSFORMER_READ, *sides, *fixed, *TRANSFORMER_UNUSED, *_ARGUMENTS}:
             raise ExportError(
                 f"{where}: unknown Transformer setting {key} in {file}; supported: "
-                f"{', '.join((*TRANSFORMER_READ, *fixed))}"
+                f"{', '.join((*TRANSFORMER_READ, *sides, *fixed))}"
             )
     options = _arguments(encoder, file, settings, ("tokenizer_args", "processor_kwargs"))
     for names, unused in ARGUMENTS_UNUSED.items():
@@ -327,6 +440,8 @@ def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]]) -> _T
         integer(encoder, lengths, "max_seq_length", file=file),
         bool(settings.get("do_lower_case")),
         {key: value for key, value in options.items() if key not in _LOADING and key != "model_max_length"},
+        settings.get("transformer_task"),
+        {key: settings[key] for key in sides if key in settings},
     )
 
 

@@ -5,11 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import layouts, other_kinds, pooling, probes, vocabulary, weights
+from export.checkpoint import (
+    layouts,
+    multi_vector,
+    other_kinds,
+    pooling,
+    probes,
+    sparse,
+    token_heads,
+    vocabulary,
+    weights,
+)
 from export.checkpoint.families import FAMILIES, family_of
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
 from export.checkpoint.folder import Folder
 from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
+from export.checkpoint.modules import Dense, Normalize
+from export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
 from export.errors import ExportError
 from export.texts import corpus
 from serving.tasks import TASKS
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from export.checkpoint.layouts.case import Case
     from export.checkpoint.source import Source
     from serving.models.manifest import Activation
-    from serving.records import EncodedText
+    from serving.records import EncodedText, MultiVector
 
 CANDIDATES = 100
 """Candidates of fill_mask for each mask, unless the vocabulary is smaller."""
@@ -32,6 +44,9 @@ _WORDS = ("vocab.txt", "merges.txt", "*.model")
 _MIN_LENGTH = 3
 _OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
 """Tasks that users run with Sentence Transformers; the others run with Transformers."""
+
+_OF_SIDES: Asked = "embed_tokens"
+"""The task of multi-vector models."""
 
 _NO_LABELS = Labels((), multi_label=False)
 
@@ -52,6 +67,9 @@ class Checkpoint:
         max_length: Maximum tokens of an input, including special tokens.
         matryoshka: Vector sizes that requests may truncate to; any size if empty.
         score_activation: The activation of scores, for the task rerank.
+        active: Weights that the graph returns for each text, for the task embed_sparse.
+        multi_vector: How a multi-vector model reads queries and documents; None for other models.
+        token_heads: Layers that make further outputs, for the task embed.
     """
 
     source: Source
@@ -65,6 +83,14 @@ class Checkpoint:
     max_length: int
     matryoshka: tuple[int, ...] = ()
     score_activation: Activation = "sigmoid"
+    active: int = 0
+    multi_vector: MultiVector | None = None
+    token_heads: tuple[TokenHead, ...] = ()
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """The tasks of its heads."""
+        return tuple(head.task for head in self.token_heads)
 
     @property
     def facts(self) -> frozenset[str]:
@@ -87,7 +113,12 @@ class Checkpoint:
     @property
     def dimensions(self) -> int:
         """Size of a text's vector for the task embed; of a token's vector for others."""
-        return self.sentence.dimensions(self.hidden_size) if "pooling" in self.facts else self.hidden_size
+        return self.sentence.dimensions(self.hidden_size) if self.has_modules else self.hidden_size
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether modules of Sentence Transformers follow the encoder."""
+        return "pooling" in self.facts or self.multi_vector is not None
 
     @property
     def layers(self) -> int:
@@ -165,11 +196,23 @@ class Checkpoint:
         return self.sentence.default_prompt if "default_prompt" in self.facts else None
 
     def sha256(self) -> str:
-        """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling."""
-        return weights.sha256([self.weights, *(self.sentence.weights() if "pooling" in self.facts else ())])
+        """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling and head."""
+        modules = self.sentence.weights() if self.has_modules else ()
+        return weights.sha256([self.weights, *modules, *(head.weights for head in self.token_heads)])
+
+    @property
+    def query_weights(self) -> Folder | None:
+        """The folder with the weights of queries, for the task embed_sparse; None if they are encoded."""
+        found = self.sentence.sparse
+        return None if found is None or "query_weights" not in self.facts else found.queries
 
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
-        """Inputs of its task as token ids, truncated to its maximum; for fill_mask with masked tokens."""
+        """Inputs of its task as token ids, truncated to its maximum; for fill_mask with masked tokens.
+
+        Inputs of a multi-vector model are documents and queries in turn.
+        """
+        if self.multi_vector is not None:
+            return self.vocabulary.encode_sides(texts, self.multi_vector, self.sentence.prompts)
         encoded = self.vocabulary.encode(texts, self.max_length)
         return corpus.with_masks(encoded, self.vocabulary.special_ids) if self.candidates else encoded
 
@@ -180,6 +223,7 @@ def open_checkpoint(
     notice: Callable[[str], None],
     asked: Asked | None = None,
     case: Case | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint and reads everything but its tensors.
 
@@ -189,17 +233,19 @@ def open_checkpoint(
         notice: Called with each assumption.
         asked: The requested task; None takes it from the checkpoint.
         case: Whether its words keep their case; None takes that from the checkpoint.
+        outputs: The requested outputs for the task embed, of `token_heads.OUTPUTS`; None takes all that it has.
 
     Raises:
         ExportError: It cannot be exported.
     """
     folder = Folder(source.path)
-    other_kinds.refuse(folder, source.name, asked)
+    other_kinds.refuse(folder)
     sentence = pooling.read(folder)
     sentence = replace(sentence, encoder=layouts.opened(sentence.encoder, case))
     other_kinds.refuse_adapter(sentence.encoder)
     config, family = _config(sentence.encoder)
-    asked = asked or _task(config, family, sentence)
+    asked = asked or _named_sparse(source, config, sentence, notice) or _task(config, family, sentence)
+    _check_task(source, asked, sentence)
     task = "classify" if asked == REGRESSION else asked
     if task in family.tasks_without:
         raise ExportError(
@@ -212,6 +258,7 @@ def open_checkpoint(
         matryoshka = _matryoshka(config, sentence, dimensions)
         for assumed in sentence.notices:
             notice(assumed)
+    sentence, active = _sparse(source, task, sentence, config[family.sizes["vocab_size"]])
     labels = _NO_LABELS
     if "labels" in facts:
         labels = read_labels(sentence.encoder, config, asked)
@@ -220,23 +267,57 @@ def open_checkpoint(
         for path in sentence.encoder.path.glob(pattern):
             sentence.encoder.check_whole(path.name)
     words = vocabulary.read(
-        sentence.encoder, config[family.sizes["vocab_size"]], sentence.tokenizer_options, lowercase=sentence.lowercase
+        sentence.encoder,
+        config[family.sizes["vocab_size"]],
+        sentence.tokenizer_options,
+        lowercase=sentence.lowercase,
+        markers=sentence.markers,
     )
     _check_special(source, config, family, task, words)
+    heads = _token_heads(folder, task, config[family.sizes["hidden_size"]], outputs)
+    words = _with_end(words, config[family.sizes["vocab_size"]], heads)
     own = sentence.max_length or words.length_limit
     # The special tokens alone always fit.
     least = max(_MIN_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
-    length = _length(source, max_length, own, least, _positions(config, family, task, words, sentence))
+    positions = _positions(config, family, task, words, sentence)
+    length = _length(source, max_length, own, least, positions)
+    sentence = _projected(sentence, config[family.sizes["hidden_size"]], files)
+    multi = _sides(source, sentence, words, multi_vector.Ends(own or positions, positions, max_length))
+    length = length if multi is None else max(multi.query_length, multi.document_length)
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
+    _check_queries(task, sentence, words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
     if "activation" in facts:
         activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))
-    return Checkpoint(source, config, family, task, sentence, words, files, labels, length, matryoshka, activation)
+    return Checkpoint(
+        *(source, config, family, task, sentence, words, files, labels, length, matryoshka, activation, active, multi),
+        token_heads=heads,
+    )
+
+
+def _token_heads(folder: Folder, task: str, hidden_size: int, outputs: Sequence[str] | None) -> tuple[TokenHead, ...]:
+    if task == "embed":
+        return token_heads.read(folder, hidden_size, outputs)
+    if outputs is not None:
+        raise ExportError(f"checkpoint {folder.path}: --outputs is for the task embed; this export is for {task}")
+    return ()
+
+
+def _with_end(words: vocabulary.Vocabulary, vocab_size: int, heads: Sequence[TokenHead]) -> vocabulary.Vocabulary:
+    """For heads, the tokenizer with the role of a text's last token, which BERT's tokenizers do not name."""
+    end = words.reference.eos_token_id if heads else None
+    if end is None or end >= vocab_size:
+        return words
+    return replace(words, special_ids={**words.special_ids, "eos": end})
 
 
 def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConfig) -> Asked:
     if sentence.pools:
         return "embed"
+    if sentence.sparse is not None:
+        return "embed_sparse"
+    if sentence.sides is not None:
+        return _OF_SIDES
     architecture = _named_architecture(config, family)
     task = family.task_of(architecture)
     if task is None:
@@ -247,6 +328,77 @@ def _task(config: dict[str, Any], family: Family, sentence: pooling.SentenceConf
     if task != "classify":
         return task
     return task_of_head(sentence.encoder, config, is_cross_encoder=sentence.is_cross_encoder)
+
+
+def _check_task(source: Source, asked: Asked, sentence: pooling.SentenceConfig) -> None:
+    if sentence.sides is not None and asked != _OF_SIDES:
+        raise ExportError(
+            f"checkpoint {source.path}: this is a multi-vector model (ColBERT), whose task is {_OF_SIDES}; remove "
+            f"--task {asked}"
+        )
+
+
+def _projected(sentence: pooling.SentenceConfig, hidden_size: int, files: weights.Weights) -> pooling.SentenceConfig:
+    """A multi-vector model with the projection that is among its encoder's weights, if there is one."""
+    if sentence.sides is None or not sentence.sides.projection:
+        return sentence
+    size = sentence.sides.projection
+    dense = Dense(hidden_size, size, bias=False, activation="Identity", residual=False, weights=files, inline=True)
+    return replace(sentence, modules=(dense, *sentence.modules))
+
+
+def _sides(
+    source: Source, sentence: pooling.SentenceConfig, words: vocabulary.Vocabulary, ends: multi_vector.Ends
+) -> MultiVector | None:
+    """How a multi-vector model reads queries and documents; None for another model."""
+    if sentence.sides is None:
+        return None
+    normalized = sentence.modules[-1:] == (Normalize(),)
+    return multi_vector.resolved(f"checkpoint {source.path}", sentence.sides, words, ends, normalized=normalized)
+
+
+def _named_sparse(
+    source: Source, config: dict[str, Any], sentence: pooling.SentenceConfig, notice: Callable[[str], None]
+) -> Asked | None:
+    if sentence.sparse is not None or sentence.pools or not sparse.is_named(source.name, config):
+        return None
+    notice("its name says SPLADE: exporting sparse vectors; for masked words, set --task fill_mask")
+    return "embed_sparse"
+
+
+def _sparse(
+    source: Source, task: str, sentence: pooling.SentenceConfig, vocab_size: int
+) -> tuple[pooling.SentenceConfig, int]:
+    """The configuration with how weights of words are computed, and their number for each text; 0 for other tasks.
+
+    A folder that does not say it is read as Sentence Transformers reads it.
+    """
+    if "active" not in TASKS[task].facts:
+        return sentence, 0
+    if sentence.sparse is None and (sentence.pools or sentence.is_cross_encoder):
+        raise ExportError(
+            f"checkpoint {source.path}: the modules in modules.json compute no weights of words; the task embed_sparse "
+            "needs SpladePooling, or a model of masked words without modules.json"
+        )
+    found = sentence.sparse or sparse.Sparse()
+    return replace(sentence, sparse=found), min(found.max_active_dims or vocab_size, vocab_size)
+
+
+def _check_queries(
+    task: str, sentence: pooling.SentenceConfig, words: vocabulary.Vocabulary, vocab_size: int, length: int
+) -> None:
+    """Checks that queries and documents have the same tokens; a bundle has one tokenizer."""
+    queries = None if sentence.sparse is None else sentence.sparse.queries
+    if queries is None or "query_weights" not in TASKS[task].facts or queries.has(sparse.IDF):
+        return
+    own = vocabulary.read(queries, vocab_size)
+    if (own.content, own.truncation_side) != (words.content, words.truncation_side):
+        raise ExportError(f"checkpoint {queries.path}: the tokenizer of queries differs from that of documents")
+    if own.length_limit is not None and own.length_limit < length:
+        raise ExportError(
+            f"checkpoint {queries.path}: queries are truncated to {own.length_limit} tokens, but documents to "
+            f"{length}; set --max-length {own.length_limit}"
+        )
 
 
 def _matryoshka(config: dict[str, Any], sentence: pooling.SentenceConfig, dimensions: int) -> tuple[int, ...]:

@@ -6,14 +6,14 @@ import importlib.util
 import json
 from typing import TYPE_CHECKING, Any, Self
 
-from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from export.errors import ExportError
 from export.progress import quiet
 from serving.host import installing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from export.checkpoint.folder import Folder
@@ -95,6 +95,21 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             [backend.decoder, decoders.Fuse(), *(decoders.Replace(spaced, bare) for spaced, bare in _CLEANED_UP)]
         )
     return made
+
+
+def mark(made: Any, markers: Iterable[str]) -> None:  # noqa: ANN401  of Transformers
+    """Makes markers of multi-vector models special tokens, as Sentence Transformers' MultiVectorEncoder does.
+
+    Their trainers put them before a text as tokens; written before it, they would be split.
+    """
+    known = {*made.added_tokens_encoder, *made.get_vocab()}
+    tokens = []
+    for marker in markers:
+        token = next((each for each in (marker, *marker.split(None, 1)[:1]) if each in known), None)
+        if marker.strip() and token is not None and made.tokenize(token) != [token]:
+            tokens.append(AddedToken(token, normalized=False, special=True))
+    if tokens:
+        made.add_special_tokens({"additional_special_tokens": tokens})
 
 
 def _one_line(error: Exception) -> str:

@@ -13,12 +13,15 @@ from export.checkpoint import tokenizer as checkpoint_tokenizer
 from export.checkpoint.tokenizer import TOKENIZER, BareExceptions
 from export.errors import ExportError
 from serving.records import EncodedText
+from serving.tasks.embed_tokens import filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from export.checkpoint.folder import Folder
-    from serving.records import Side
+    from serving.records import MultiVector, Side
+
+    Text = str | tuple[str, str]
 
 _ROLES = {
     "pad": ("[PAD]", "<pad>"),
@@ -52,16 +55,35 @@ class Vocabulary:
     has_segments: bool = True
     reference: Any = field(default=None, repr=False, compare=False)
 
-    def encode(self, texts: Sequence[str | tuple[str, str]], max_length: int) -> list[EncodedText]:
+    def encode(self, texts: Sequence[Text], max_length: int) -> list[EncodedText]:
         """Encodes texts and pairs, truncated to `max_length` tokens including special ones."""
         tokenizer = Tokenizer.from_str(self.content.decode())
         tokenizer.enable_truncation(max_length, direction=self.truncation_side)
         encodings = tokenizer.encode_batch(texts)
         return [EncodedText(array("i", e.ids), array("i", e.type_ids) if any(e.type_ids) else None) for e in encodings]
 
+    def encode_side(
+        self, texts: Sequence[Text], sides: MultiVector, prompts: Mapping[str, str], *, query: bool
+    ) -> list[EncodedText]:
+        """Encodes queries or documents of a multi-vector model with their prompts, which pairs do not get."""
+        prompt = prompts.get("query" if query else "document", "")
+        prompted = [prompt + text if isinstance(text, str) else text for text in texts]
+        encoded = self.encode(prompted, sides.length(query=query))
+        return filled(encoded, sides.expansion) if query else encoded
+
+    def encode_sides(self, texts: Sequence[Text], sides: MultiVector, prompts: Mapping[str, str]) -> list[EncodedText]:
+        """Encodes texts for a multi-vector model: documents, and every second one as a query."""
+        documents, queries = (self.encode_side(texts[first::2], sides, prompts, query=bool(first)) for first in (0, 1))
+        return [(queries if at % 2 else documents)[at // 2] for at in range(len(texts))]
+
 
 def read(
-    folder: Folder, vocab_size: int, options: Mapping[str, Any] | None = None, *, lowercase: bool = False
+    folder: Folder,
+    vocab_size: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    lowercase: bool = False,
+    markers: Sequence[str] = (),
 ) -> Vocabulary:
     """Reads a checkpoint's tokenizer as Transformers does, and checks it against the model.
 
@@ -71,11 +93,13 @@ def read(
         options: Arguments that Sentence Transformers passes to Transformers (`processor_kwargs`, formerly
             `tokenizer_args`).
         lowercase: Whether Sentence Transformers lower-cases texts first.
+        markers: Prompts of which the whole or the first word is one token, if the vocabulary has it.
 
     Raises:
         ExportError: The tokenizer is missing, damaged, or not this model's.
     """
     made = checkpoint_tokenizer.load(folder, options or {}, lowercase=lowercase)
+    checkpoint_tokenizer.mark(made, markers)
     document = json.loads(made.backend_tokenizer.to_str())
     # A checkpoint may carry the lengths of its training data; lengths belong to the manifest.
     document["truncation"] = document["padding"] = None

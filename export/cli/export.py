@@ -12,6 +12,7 @@ from export.checkpoint.labels import REGRESSION
 from export.checkpoint.layouts.case import CASES
 from export.checkpoint.reader import open_checkpoint
 from export.checkpoint.source import DEMO, locate
+from export.checkpoint.token_heads import OUTPUTS
 from export.cli.command import run
 from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
@@ -103,7 +104,9 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(name=name)
     with progress.stage(f"opening {recipe.source}"):
-        checkpoint = open_checkpoint(located.load(), recipe.max_length, progress.notice, recipe.task, recipe.case)
+        checkpoint = open_checkpoint(
+            located.load(), recipe.max_length, progress.notice, recipe.task, recipe.case, recipe.outputs
+        )
         writer = BundleWriter(recipe.out, recipe.name or checkpoint.source.model)
         if not recipe.change_task:
             _check_task(recipe.out / writer.model, checkpoint.task)
@@ -212,6 +215,13 @@ def parser() -> argparse.ArgumentParser:
         choices=CASES,
         help="Case of a TensorFlow or Megatron-LM checkpoint's vocabulary, if its files do not say.",
     )
+    add(
+        "--outputs",
+        type=_outputs,
+        metavar="NAME,...",
+        help=f"Outputs of an encoder with several, such as bge-m3: {', '.join(OUTPUTS)}. The dense output is always "
+        "exported (default: all that the checkpoint has).",
+    )
     add("--change-task", action="store_true", help="Allow another task than the last version has.")
     add(
         "--if-changed",
@@ -285,6 +295,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_proof(arguments)
     return arguments
+
+
+def _outputs(argument: str) -> tuple[str, ...]:
+    names = argument.split(",")
+    if unknown := [name for name in names if name not in OUTPUTS]:
+        raise argparse.ArgumentTypeError(f"unknown output {unknown[0]!r}; available: {', '.join(OUTPUTS)}")
+    return tuple(output for output in OUTPUTS if output in names)
 
 
 def _parts(argument: str) -> int:

@@ -38,6 +38,9 @@ TARGETS = (*CAPABILITIES, NATIVE)
 GRAPH = "graph"
 """No engine, but the graph from which each node builds its own later, without PyTorch."""
 
+LARGEST_TOP_K = 3840
+"""The most numbers that TensorRT chooses of a row."""
+
 MAX_BATCH = 32
 _OPTIMAL_BATCH = 4
 WORKSPACE_BYTES = 2 << 30

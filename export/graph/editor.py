@@ -82,9 +82,11 @@ class GraphEditor:
     def __delitem__(self, name: str) -> None:
         self.graph.initializer.remove(self._tensors.pop(name))
 
-    def joined(self, names: Iterable[str]) -> NDArray[np.float32]:
-        """Concatenates matrices into one product with the same activations."""
-        return np.concatenate([self[name] for name in names], axis=1)
+    def joined(self, names: Iterable[str], most: int | None = None) -> NDArray[np.float32]:
+        """Concatenates matrices into one product with the same activations; of wider ones some columns of each."""
+        matrices = [self[name] for name in names]
+        step = 1 if most is None else -(-sum(matrix.shape[1] for matrix in matrices) // most)
+        return np.concatenate([matrix[:, ::step] for matrix in matrices], axis=1)
 
     def of_type(self, kind: int) -> list[str]:
         """Names of the constants of one type, a number of `TensorProto.DataType`."""

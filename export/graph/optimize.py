@@ -14,6 +14,7 @@ from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
+from export.checkpoint.sparse import blocks
 from export.errors import ExportError
 from export.graph import flow
 from export.graph.editor import GraphEditor
@@ -50,6 +51,7 @@ class Shape:
         projected: Whether embeddings are projected to the layers' size.
         head_products: Matrix products of a head, beside its last one.
         predicts_words: Whether the graph ends in a vocabulary head.
+        word_blocks: Blocks of that head's last matrix.
         shared_layers: Whether layers share their weights.
         stored_layers: Layers with weights of their own; 0 stands for all.
     """
@@ -67,6 +69,7 @@ class Shape:
     projected: bool = False
     head_products: int = 0
     predicts_words: bool = False
+    word_blocks: int = 1
     shared_layers: bool = False
     stored_layers: int = 0
 
@@ -93,6 +96,7 @@ class Shape:
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     family, task = checkpoint.family, TASKS[checkpoint.task]
+    predicts_words = bool(checkpoint.candidates or checkpoint.active)
     return Shape(
         layers=checkpoint.layers,
         heads=checkpoint.heads,
@@ -106,8 +110,9 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
         # Without positions and token types there is no sum for a fused normalization.
         embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
         projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
-        head_products=0 if task.headless or checkpoint.candidates else family.head_products,
-        predicts_words=bool(checkpoint.candidates),
+        head_products=0 if task.headless or predicts_words else family.head_products,
+        predicts_words=predicts_words,
+        word_blocks=blocks(checkpoint.size("vocab_size")) if checkpoint.active else 1,
         shared_layers=family.shared_layers,
         stored_layers=checkpoint.stored_layers,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SentenceHead(nn.Module):
-    """Maps hidden float32 [batch, sequence, width] and mask int [batch, sequence] to one vector per text.
+    """Maps hidden float32 [batch, sequence, width] and mask int [batch, sequence] to one vector per text, or per token.
 
     Texts are padded at their end, and each has a token.
     """
@@ -31,12 +31,19 @@ class SentenceHead(nn.Module):
         self._modes = checkpoint.sentence.pooling
         self._longest = checkpoint.max_length
         self._truncate_dim = checkpoint.sentence.truncate_dim
-        self.following = nn.ModuleList(map(_loaded, checkpoint.sentence.modules))
+        # A vector for each token makes a product of a matrix that is not quantized: see `export.precision.products`.
+        of_texts = checkpoint.multi_vector is None
+        self.following = nn.ModuleList(_loaded(module, of_texts=of_texts) for module in checkpoint.sentence.modules)
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The vectors, float32 [batch, dimensions], before a last normalization, which is the server's."""
-        pooled = [self._pooled(mode, hidden, mask) for mode in self._modes]
-        vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """The vectors, float32 [batch, dimensions], before a last normalization, which is the server's.
+
+        Without a mask, those of tokens, [batch, sequence, dimensions].
+        """
+        vectors = hidden
+        if mask is not None:
+            pooled = [self._pooled(mode, hidden, mask) for mode in self._modes]
+            vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
         for module in self.following:
             vectors = module(vectors)
         return vectors if self._truncate_dim is None else vectors[:, : self._truncate_dim]
@@ -95,14 +102,14 @@ class _LayerNorm(nn.Module):
 class _Normalize(nn.Module):
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         # The bound of 1 on components gives the fp16 form its range.
-        return nn.functional.normalize(vectors).clamp(-1, 1)
+        return nn.functional.normalize(vectors, dim=vectors.ndim - 1).clamp(-1, 1)
 
 
-def _loaded(settings: Module) -> nn.Module:
+def _loaded(settings: Module, *, of_texts: bool) -> nn.Module:
     if isinstance(settings, Dense):
         dense = _Dense(settings)
         _load(dense, settings)
-        return dense.with_biases()
+        return dense.with_biases() if of_texts else dense
     if isinstance(settings, LayerNorm):
         norm = _LayerNorm(settings)
         _load(norm, settings)
@@ -112,7 +119,8 @@ def _loaded(settings: Module) -> nn.Module:
 
 def _load(module: nn.Module, settings: Dense | LayerNorm) -> None:
     needed = module.state_dict()
-    module.load_state_dict(tensors.read_plain(settings.weights, needed, type(settings).__name__))
+    beside = isinstance(settings, Dense) and settings.inline
+    module.load_state_dict(tensors.read_plain(settings.weights, needed, type(settings).__name__, beside=beside))
 
 
 def _mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from export.graph import architectures, tensors
 from export.graph.editor import GraphEditor
 from export.graph.fold import fold
 from export.graph.sentence_head import SentenceHead
+from export.graph.sparse_head import SparseHead
+from export.graph.token_heads import TokenHeads
 from export.progress import quiet
 from export.tasks import EXPORTS
 from serving.engine.specs import ModelSpec, PartFile
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, Row, TensorSpec
 
 OPSET = 17
+_LONGEST_TEXTS = 32
+_ACTIVE_STEP = 64
 _DTYPES = {"int32": np.int32, "float32": np.float32}
 
 
@@ -53,7 +58,9 @@ class TaskModel(torch.nn.Module):
         self.candidates = checkpoint.candidates
         self._forward = EXPORTS[checkpoint.task].forward
         self._first_segment = checkpoint.first_segment
-        self.sentence = SentenceHead(checkpoint) if "pooling" in TASKS[checkpoint.task].facts else None
+        self.sentence = SentenceHead(checkpoint) if checkpoint.has_modules else None
+        self.sparse = SparseHead(model, checkpoint) if checkpoint.active else None
+        self.heads = TokenHeads(checkpoint) if checkpoint.token_heads else None
         self._mask_id = checkpoint.vocabulary.special_ids.get("mask", -1)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,9 +77,11 @@ class TaskModel(torch.nn.Module):
     def answer(self, text: EncodedText) -> Row:
         """PyTorch's answer to one text alone: its part of every output."""
         ids = torch.tensor([text.ids], dtype=torch.int64)
+        mask = (ids >= 0).long()
+        ids = torch.where(ids < 0, ~ids, ids)
         types = torch.zeros_like(ids) if text.type_ids is None else torch.tensor([text.type_ids], dtype=torch.int64)
         masks = (ids == self._mask_id).nonzero()[:, 1:].T
-        tensors = {IDS: ids, MASK: torch.ones_like(ids), TYPES: types, POSITIONS: masks}
+        tensors = {IDS: ids, MASK: mask, TYPES: types, POSITIONS: masks}
         with torch.inference_mode():
             answers = self(*(tensors[spec.name] for spec in self.inputs))
         return tuple(
@@ -86,9 +95,12 @@ def inputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
 
 def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     return TASKS[checkpoint.task].graph_outputs(
+        *(TASKS[task] for task in checkpoint.also),
         hidden_size=checkpoint.dimensions,
         labels=len(checkpoint.labels.names),
         candidates=checkpoint.candidates,
+        active=checkpoint.active,
+        token_size=checkpoint.token_heads[-1].columns if checkpoint.token_heads else 0,
     )
 
 
@@ -107,6 +119,7 @@ def spec_of(
         vocab_size=checkpoint.size("vocab_size"),
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
+        unattended=checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended,
         inputs=tuple(tensor.name for tensor in inputs(checkpoint)),
         outputs=outputs(checkpoint),
         parts=tuple(map(part_file, parts)),
@@ -206,6 +219,36 @@ def answers(
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
     return rows
+
+
+def limit_active(
+    model: TaskModel, checkpoint: Checkpoint, texts: Sequence[EncodedText], most: int | None, *, threads: int
+) -> Checkpoint:
+    """Limits the weights of words that a sparse encoder's graph returns for each text.
+
+    Without a limit of the checkpoint's own, a text may have twice as many as any of the longest texts.
+
+    Args:
+        model: The model, which is changed.
+        checkpoint: Its checkpoint.
+        texts: Texts to count weights on.
+        most: The most that an engine can return; None for no limit.
+        threads: Cores to use.
+
+    Returns:
+        The checkpoint with that limit.
+    """
+    active = checkpoint.active
+    if checkpoint.sentence.sparse is not None and checkpoint.sentence.sparse.max_active_dims is None:
+        longest = sorted(texts, key=lambda text: -len(text.ids))[:_LONGEST_TEXTS]
+        rows = answers(model, longest, threads=threads, count=lambda _done, _total: None)
+        largest = max(int(np.count_nonzero(weights)) for _, weights in rows)
+        active = min(active, max(1, -(-2 * largest // _ACTIVE_STEP)) * _ACTIVE_STEP)
+    limited = replace(checkpoint, active=active if most is None else min(active, most))
+    if model.sparse is not None:
+        model.sparse.active = limited.active
+    model.outputs = outputs(limited)
+    return limited
 
 
 def write(model: TaskModel, path: Path) -> None:

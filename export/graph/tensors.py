@@ -81,18 +81,21 @@ def read(
     return {names[name]: tensor for name, tensor in tensors.items()}
 
 
-def read_plain(weights: Weights, expected: Mapping[str, torch.Tensor], module: str) -> dict[str, torch.Tensor]:
+def read_plain(
+    weights: Weights, expected: Mapping[str, torch.Tensor], module: str, *, beside: bool = False
+) -> dict[str, torch.Tensor]:
     """Reads the tensors of a module without a family, as float32.
 
     Args:
         weights: The files.
         expected: The module's own tensors by name, for their shapes.
         module: The name of its class.
+        beside: Whether the files may hold tensors of other modules.
 
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
-    tensors = dict(_whole(weights))
+    tensors = dict(_whole(weights, (lambda stored, _: stored not in expected) if beside else None))
     _check(weights, tensors, expected, module)
     return tensors
 

@@ -3,7 +3,8 @@
 Matrix products run in fp16, and so do the operators between two of them: bias, activation, splitting into heads.
 Everything else is FP32: normalizations with the residual additions before them, softmax with its scale and mask,
 pooling. The islands are found by structure, so a new architecture needs no new names. No product is in an island, since
-TensorRT has no FP32 product for the T4 (compute capability 7.5).
+TensorRT has no FP32 product for the T4 (compute capability 7.5). A maximum of a product is exact in fp16 too, and saves
+the cast of a large tensor.
 
 A fused normalization between products reads and writes fp16 if its sum is proven to fit: ONNX Runtime's CUDA kernel
 computes in FP32 inside (https://github.com/microsoft/onnxruntime/pull/28682). That saves four casts per layer.
@@ -49,6 +50,7 @@ WAYS: tuple[Way, ...] = ("fp16", "fp32")
 """The faster first; it rounds the residuals."""
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """Operators that commute with a scale by a power of two."""
+_LARGEST_OF = "ReduceMax"
 _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "FastGelu"}
 """Operators that may run in fp16 between two products."""
 
@@ -139,7 +141,10 @@ class _Conversion:
         return {
             node.output[0]
             for node in self._graph.node
-            if _is_product(node) or self._is_table(node) or node.output[0] in between
+            if _is_product(node)
+            or self._is_table(node)
+            or node.output[0] in between
+            or self._is_largest_of_product(node)
         }
 
     def _sum_fits(self, node: NodeProto) -> bool:
@@ -147,6 +152,10 @@ class _Conversion:
         terms = sum(self._ranges[name].peak if name in self._ranges else math.inf for name in node.input[:2])
         weights = (np.abs(self._constants[name]).max() for name in node.input[2:] if name)
         return len(node.output) == 1 and terms + max(weights) <= LARGEST
+
+    def _is_largest_of_product(self, node: NodeProto) -> bool:
+        product = self._producers.get(node.input[0]) if node.op_type == _LARGEST_OF else None
+        return product is not None and _is_product(product)
 
     def _is_table(self, node: NodeProto) -> bool:
         return node.op_type == "Gather" and node.input[0] in self._constants
@@ -293,6 +302,8 @@ def _carried(node: NodeProto, exponents: list[int]) -> int | None:
     """The exponent of a node's result for inputs with these exponents; None if fp16 cannot hold it."""
     if node.op_type in _PRODUCTS or node.op_type == "Mul":
         return sum(exponents)
+    if node.op_type == _LARGEST_OF:
+        return exponents[0]
     if node.op_type in _LINEAR and len(set(exponents)) == 1 and not (node.op_type == "Div" and len(exponents) > 1):
         return exponents[0]
     return None if any(exponents) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from export.errors import ExportError
@@ -28,9 +29,33 @@ if TYPE_CHECKING:
 
 FORMS = frozenset({"int8", "int8-openvino"})
 
-Way = Literal["static", "dynamic"]
-WAYS: tuple[Way, ...] = ("static", "dynamic")
-"""The faster way first; the next one is used if an artifact breaks its limits."""
+_MAX_COLUMNS = 1 << 12
+"""Columns on which factors are chosen; a vocabulary has more, which tell the same."""
+
+
+@dataclass(slots=True, frozen=True)
+class Way:
+    """A way to quantize a graph.
+
+    Attributes:
+        activations: How their ranges are found.
+        words: Whether a sparse encoder's products with its vocabulary are quantized.
+    """
+
+    activations: Literal["static", "dynamic"] = "static"
+    words: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.activations} ranges{'' if self.words else ' with the vocabulary in fp32'}"
+
+
+STATIC = Way()
+
+
+def ways(checkpoint: Checkpoint) -> Sequence[Way]:
+    """The fastest way first; the next one is used if an artifact breaks its limits."""
+    heads = (True, False) if checkpoint.active else (True,)
+    return [Way("static", words) for words in heads] + [Way("dynamic", words) for words in heads]
 
 
 class Int8:
@@ -57,7 +82,7 @@ class Int8:
         Args:
             form: One of `FORMS`.
             path: Where to write.
-            way: Static or dynamic ranges.
+            way: One of `ways`.
             fused: The graph after the fusions.
             raw: The graph before the fusions.
 
@@ -66,16 +91,18 @@ class Int8:
         """
         shape = optimize.shape_of(self._checkpoint)
         if form == "int8":
-            quantize.quantize(fused, path, shape, self._cuts_of(fused), static=way == "static")
+            static = way.activations == "static"
+            quantize.quantize(fused, path, shape, self._cuts_of(fused), static=static, words=way.words)
         else:
-            cuts = self._cuts_of(raw) if way == "static" else None
-            openvino.quantize(raw, path, shape, cuts)
+            cuts = self._cuts_of(raw) if way.activations == "static" else None
+            openvino.quantize(raw, path, shape, cuts, words=way.words)
 
-    def make_for_tensorrt(self, path: Path, raw: Path, halved: Path, exponents: Mapping[str, int]) -> None:
+    def make_for_tensorrt(self, path: Path, way: Way, raw: Path, halved: Path, exponents: Mapping[str, int]) -> None:
         """Writes the quantized graph for TensorRT.
 
         Args:
             path: Where to write.
+            way: One with static ranges.
             raw: The graph before the fusions.
             halved: The fp16 graph made by `half`.
             exponents: The exponents from `half`.
@@ -83,13 +110,14 @@ class Int8:
         Raises:
             ExportError: Some matrix was not quantized.
         """
-        cuts, products = self._cuts_of(raw), find(GraphEditor(raw, raw).graph)
+        cuts, products = self._cuts_of(raw), find(GraphEditor(raw, raw).graph, words=way.words)
         qdq.quantize(halved, path, optimize.shape_of(self._checkpoint), exponents, products, cuts)
 
     def quantisation(self, form: str, way: Way) -> Quantisation:
-        if form != "int8" and way == "dynamic":
-            return Quantisation(way)
-        return Quantisation(way, self._calibration.source, len(self._calibration.texts))
+        if form != "int8" and way.activations == "dynamic":
+            return Quantisation(way.activations, fp32_words=not way.words)
+        source, texts = self._calibration.source, len(self._calibration.texts)
+        return Quantisation(way.activations, source, texts, fp32_words=not way.words)
 
     def _cuts_of(self, path: Path) -> dict[str, Cut]:
         """The quantization parameters of a graph, computed once."""
@@ -114,6 +142,8 @@ def cuts_of(
     products = find(editor.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)
     return {
-        product.activations: choose(activation, editor.joined(product.weights), may_repeat=bool(product.source))
+        product.activations: choose(
+            activation, editor.joined(product.weights, _MAX_COLUMNS), may_repeat=bool(product.source)
+        )
         for product, activation in zip(products, seen, strict=True)
     }

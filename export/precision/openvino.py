@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.graph.editor import GraphEditor
 from export.graph.nodes import matrices, replace
 from export.precision import equalise
-from export.precision.products import find
+from export.precision.products import find, multiplies_words
 from serving.host import installing
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def require_library() -> None:
         raise ExportError(f"an OpenVINO artifact is verified with OpenVINO: {installing('openvino')}")
 
 
-def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None) -> None:
+def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] | None, *, words: bool = True) -> None:
     """Quantizes a fp32 graph.
 
     Args:
@@ -59,13 +59,14 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
         quantized: Where to write.
         shape: The structure of the graph.
         cuts: The quantization parameters of each product by name; None for dynamic ranges.
+        words: Whether a sparse encoder's products with its vocabulary are quantized.
 
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
     editor = GraphEditor(raw, quantized)
-    found = 0 if cuts is None else _cut_products(editor, cuts)
-    axes = _weights(editor.graph)
+    found = 0 if cuts is None else _cut_products(editor, cuts, words=words)
+    axes = _weights(editor.graph, words=words)
     found += sum(axis == _COLUMNS for axis in axes.values())
     expected = shape.products * (shape.stored_layers or shape.layers)
     if found < expected:
@@ -82,10 +83,10 @@ def quantize(raw: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut] |
     editor.write()
 
 
-def _cut_products(editor: GraphEditor, cuts: Mapping[str, Cut]) -> int:
+def _cut_products(editor: GraphEditor, cuts: Mapping[str, Cut], *, words: bool) -> int:
     """Quantizes every product except the last matrices; returns their number."""
     graph = editor.graph
-    by_output = {name: product for product in find(graph) for name in product.outputs}
+    by_output = {name: product for product in find(graph, words=words) for name in product.outputs}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
     for node in graph.node:
@@ -125,12 +126,13 @@ def _matrix(editor: GraphEditor, name: str, matrix: NDArray[np.float32]) -> onnx
     return onnx.helper.make_node("DequantizeLinear", [values, scale], [name], axis=_COLUMNS)
 
 
-def _weights(graph: onnx.GraphProto) -> dict[str, int]:
+def _weights(graph: onnx.GraphProto, *, words: bool) -> dict[str, int]:
     """Names of the matrices to quantize, and the axis of their scales."""
     names = matrices(graph)
     return {
         name: _AXES[node.op_type, position]
         for node in graph.node
+        if words or not multiplies_words(node)
         for position, name in enumerate(node.input)
         if name in names and (node.op_type, position) in _AXES
     }

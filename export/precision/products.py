@@ -17,11 +17,14 @@ _PRODUCTS = frozenset({"Attention", "MatMul"})
 _ACTIVATIONS = frozenset({"BiasGelu", "FastGelu"})
 """Activation operators that work on each channel, with a fused bias."""
 
-_DECISIONS = ("/classifier/", "/qa_outputs/")
+_DECISIONS = ("/classifier/", "/qa_outputs/", "/sentence/", "/heads/")
 """Parts of the names of the last matrices, which have a few columns, cost nothing and stay in fp32.
 
 So do those of a `Gemm`, which works on one vector of each text.
 """
+
+_WORDS = "/sparse/blocks"
+"""Part of the names of a sparse encoder's last matrices."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,12 +45,17 @@ class Product:
     source: str = ""
 
 
-def find(graph: onnx.GraphProto) -> list[Product]:
-    """The products of a graph to quantize."""
+def multiplies_words(node: onnx.NodeProto) -> bool:
+    """Whether an operator is one of a sparse encoder's products with its vocabulary."""
+    return _WORDS in node.name
+
+
+def find(graph: onnx.GraphProto, *, words: bool = True) -> list[Product]:
+    """The products of a graph to quantize; without `words`, not those of a sparse encoder with its vocabulary."""
     weights = matrices(graph)
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
-        decides = any(part in node.name for part in _DECISIONS)
+        decides = any(part in node.name for part in _DECISIONS) or (not words and multiplies_words(node))
         if node.op_type in _PRODUCTS and node.input[1] in weights and not decides:
             users.setdefault(node.input[0], []).append(node)
     products = {node.output[0] for nodes in users.values() for node in nodes if node.op_type == "MatMul"}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from export.graph.optimize import Shape
     from export.precision.equalise import Cut
 
-_MATRICES_OF_WORDS = 2
 _LEVELS = 255
 _BLOCK = 1 << 22
 """Numbers of a table that are rounded at a time."""
@@ -34,7 +33,9 @@ _PARTS = 3
 """The fused matrix of attention holds queries, keys and values side by side."""
 
 
-def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut], *, static: bool) -> None:
+def quantize(
+    fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut], *, static: bool, words: bool = True
+) -> None:
     """Quantizes a fused fp32 graph, except the last matrices.
 
     Args:
@@ -43,12 +44,13 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
         shape: The structure of the graph.
         cuts: The quantization parameters of each product by name.
         static: Whether ranges are static.
+        words: Whether a sparse encoder's products with its vocabulary are quantized.
 
     Raises:
         ExportError: Some matrix was not quantized.
     """
     editor = GraphEditor(fused, quantized)
-    _Quantiser(editor, cuts, static=static).run()
+    _Quantiser(editor, cuts, static=static, words=words).run()
     if shape.shared_layers:
         editor.share_equal()
     editor.write(MAPPED)
@@ -57,18 +59,18 @@ def quantize(fused: Path, quantized: Path, shape: Shape, cuts: Mapping[str, Cut]
         "MatMulIntegerToFloat": (shape.products - _PARTS * shape.attention_fusion) * shape.layers
         + shape.projected
         + shape.head_products
-        + _MATRICES_OF_WORDS * shape.predicts_words,
+        + (1 + shape.word_blocks * words) * shape.predicts_words,
         "QEmbedLayerNormalization": int(shape.embedding_fusion),
     }
     check_counts(operators(quantized), expected, "quantization")
 
 
 class _Quantiser:
-    def __init__(self, editor: GraphEditor, cuts: Mapping[str, Cut], *, static: bool) -> None:
+    def __init__(self, editor: GraphEditor, cuts: Mapping[str, Cut], *, static: bool, words: bool) -> None:
         self._draft, self._graph = editor, editor.graph
         self._cuts, self._static = cuts, static
         self._floats = set(editor.of_type(onnx.TensorProto.FLOAT))
-        self._products = find(editor.graph)
+        self._products = find(editor.graph, words=words)
         self._multiplied = {name for product in self._products for name in product.outputs}
         # Repetitions of each column of a product, by the product's output.
         self._repeats = {

@@ -16,7 +16,7 @@ import torch
 
 from export.errors import ExportError
 from export.progress import quiet
-from export.proof.parity import run_batch
+from export.proof.parity import run_batch, with_broken
 from export.proof.reference_library import as_not_loaded
 from export.tasks import EXPORTS
 from export.tasks.decisions import cosine
@@ -31,7 +31,7 @@ from serving.tasks import WAYS
 from serving.tasks.base import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from export.tasks.libraries.answers import Answer, Form
@@ -105,7 +105,7 @@ class EndToEndProof:
             torch.set_num_threads(before)
 
     def _ask(self, library: Library, folder: Path, probes: Sequence[Text]) -> None:
-        usual, *others = library.forms()
+        forms, tokenized = library.forms(), library.tokenized()
         with as_not_loaded(f"{library.name} cannot tokenize a text"):
             asked = {text: library.encode(text) for probe in probes if (text := library.asked(probe)) is not None}
         # A tokenizer's class may add special tokens without rows in the model, which then fails.
@@ -113,7 +113,7 @@ class EndToEndProof:
         asked = {text: there for text, there in asked.items() if all(max(ids) < most for ids, _ in there)}
         texts, sizes = list(asked), []
         for text, there in asked.items():
-            here = [self._seen(one) for one in self._read(usual, [text])[1]]
+            here = [self._seen(one) for form in tokenized for one in self._read(form, [text])[1]]
             if here != (seen := [self._blind(one) for one in there]):
                 setting = _setting(library, (folder / TOKENIZER).read_bytes(), self._manifest)
                 raise ExportError(
@@ -123,7 +123,7 @@ class EndToEndProof:
             sizes.append(sum(len(ids) for ids, _ in here))
         self.texts = len(texts)
         chosen = _chosen(texts, sizes)
-        self._questions = [self._question(library, form, chosen[: form.most]) for form in (usual, *others)]
+        self._questions = [self._question(library, form, chosen[: form.most]) for form in forms]
 
     def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
         inputs, encoded = self._read(form, texts)
@@ -131,13 +131,13 @@ class EndToEndProof:
             return _Question(form, texts, inputs, encoded, library.answer(texts, form))
 
     def compare(
-        self, engine: Engine, limits: Limits, *, exact: bool, batched: bool
+        self, engine: Engine, limits: Mapping[str, Limits], *, exact: bool, batched: bool
     ) -> tuple[EndToEnd | None, dict[str, str]]:
         """Answers the texts as a server does, with an artifact.
 
         Args:
             engine: Runs it as its only model.
-            limits: The limits to keep.
+            limits: The limits to keep, by task; first those of the bundle's own task.
             exact: Whether every number has a limit, as for fp32.
             batched: Whether it may be batched.
 
@@ -150,38 +150,52 @@ class EndToEndProof:
         if self.obstacle:
             return None, {}
         rows: dict[bytes, Row] = {}
-        found = _Found(self.name, directed=EXPORTS[self._manifest.task].vectors)
+        found = {task: _Found(self.name, directed=EXPORTS[task].vectors) for task in limits}
         try:
             for question in self._questions:
                 if exact or not question.form.exact:
                     here = self._answers(engine, question, rows, batched=batched)
                     for text, ours, theirs in zip(question.texts, here, question.answers, strict=True):
-                        found.add(question.form, text, ours, theirs, self._words)
+                        found[self._task(question.form)].add(question.form, text, ours, theirs, self._words)
         except _DifferentError as error:
             if not self._lacks_weights:
                 raise ExportError(str(error)) from None
             broken = {"": str(error)}
         else:
-            broken = found.broken(limits, exact=exact)
+            own, *others = found
+            broken = found[own].broken(limits[own], exact=exact)
+            for task in others:
+                broken = with_broken(broken, task, found[task].broken(limits[task], exact=exact))
         if broken and self._lacks_weights:
             self.obstacle = f"{self.name} has no weights for a part of the model"
             return None, {}
-        return found.figures(), broken
+        return _together([each.figures() for each in found.values()]), broken
 
     def _answers(self, engine: Engine, question: _Question, rows: dict[bytes, Row], *, batched: bool) -> list[Answer]:
         form, model = question.form, self._model
         way = WAYS[type(form.options)]
         way.check(form.options, model.manifest)
         encoded = question.encoded
+        if way.engineless(form.options, model.manifest):
+            return self._finished(question, [])
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
         for begin in range(0, len(missing), size):
             batch = missing[begin : begin + size]
             arrays = run_batch(engine, batch).arrays
             rows.update((_key(text), tuple(array[at] for array in arrays)) for at, text in enumerate(batch))
-        own = [rows[_key(text)] for text in encoded]
-        work = Work(question.inputs, form.options, encoded, own, model.manifest, model.tokenizer)
-        return [EXPORTS[model.manifest.task].read(one, model.manifest) for one in way.finish(work)]
+        return self._finished(question, [rows[_key(text)] for text in encoded])
+
+    def _finished(self, question: _Question, rows: Sequence[Row]) -> list[Answer]:
+        options, model = question.form.options, self._model
+        work = Work(question.inputs, options, question.encoded, rows, model.manifest, model.tokenizer)
+        read = EXPORTS[self._task(question.form)].read
+        return [read(one, model.manifest) for one in WAYS[type(options)].finish(work)]
+
+    def _task(self, form: Form) -> str:
+        """The task of a form, which may be one of those beside the bundle's own."""
+        task = WAYS[type(form.options)].task or ""
+        return task if task in self._manifest.also else self._manifest.task
 
     def _read(self, form: Form, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
@@ -277,7 +291,8 @@ class _Found:
                 f"the text {what}: {_short(here.numbers)} here, {_short(there.numbers)} there; tokens: {tokens(text)}"
             )
         if self._directed:
-            near = float(cosine(here.numbers, there.numbers))
+            # Two sparse vectors without a weight are the same.
+            near = float(cosine(here.numbers, there.numbers)) if here.numbers.any() or there.numbers.any() else 1.0
             if not self._cosines or near < min(self._cosines):
                 self._farthest = f"the text {what}; tokens: {tokens(text)}"
             self._cosines.append(near)
@@ -307,6 +322,16 @@ class _Found:
                 f"farthest at {self._farthest}"
             )
         return broken
+
+
+def _together(figures: Sequence[EndToEnd]) -> EndToEnd:
+    """The figures of several tasks: the worst of each."""
+    if len(figures) == 1:
+        return figures[0]
+    cosines = [each.cosine_mean for each in figures if each.cosine_mean is not None]
+    return EndToEnd(
+        figures[0].texts, max(each.max_difference for each in figures), min(cosines, default=None), figures[0].agreement
+    )
 
 
 def _short(values: Any) -> str:  # noqa: ANN401  a tuple or an array

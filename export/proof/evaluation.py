@@ -61,7 +61,9 @@ class ReferenceEvaluation:
     max_length: int
     end_to_end_proof: EndToEndProof | None = None
 
-    def compare(self, engine: Engine, limits: Limits, count: parity.Count, *, exact: bool = False) -> Result:
+    def compare(
+        self, engine: Engine, limits: Mapping[str, Limits], count: parity.Count, *, exact: bool = False
+    ) -> Result:
         """Runs an artifact over all texts; the arguments are those of `parity.verify`, and of `EndToEndProof.compare`.
 
         Raises:
@@ -71,7 +73,7 @@ class ReferenceEvaluation:
             engine, self.comparator, self.reference, limits, max_length=self.max_length, count=count
         )
         accuracy = tuple(figure for each in self.labelled for figure in self._score(engine, each, count))
-        broken = verdict.broken | parity.broken_accuracy(accuracy, limits)
+        broken = verdict.broken | parity.broken_accuracy(accuracy, next(iter(limits.values())))
         if self.end_to_end_proof is None:
             return Result(verdict, accuracy, broken)
         end_to_end, apart = self.end_to_end_proof.compare(engine, limits, exact=exact, batched=verdict.batch_invariant)

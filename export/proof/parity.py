@@ -18,7 +18,7 @@ from serving.records import EncodedText, ModelIndex
 from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -94,6 +94,7 @@ class Verdict:
         sample: The same for the texts of the sample.
         invariance: Each text alone, against itself padded in a mixed batch; long texts truncated, some whole.
         batch_invariant: Whether the differences of `invariance` keep the limits.
+        further: As `parity` for the other tasks that the graph answers, by task.
         broken: The broken limits by name, each with a sentence.
     """
 
@@ -102,6 +103,7 @@ class Verdict:
     sample: Parity
     invariance: Invariance
     batch_invariant: bool
+    further: dict[str, Parity]
     broken: dict[str, str]
 
 
@@ -109,7 +111,7 @@ def verify(
     engine: Engine,
     comparator: DecisionComparator,
     reference: Reference,
-    limits: Limits,
+    limits: Mapping[str, Limits],
     *,
     max_length: int,
     count: Count,
@@ -120,7 +122,7 @@ def verify(
         engine: Runs the artifact as its only model; its first lane takes padding and batches.
         comparator: Reads its answers.
         reference: The texts and PyTorch's answers.
-        limits: The limits to keep.
+        limits: The limits to keep, by task; first those of the graph's own task.
         max_length: The model's maximum input in tokens.
         count: Called with the number of finished batches and of all.
 
@@ -138,8 +140,29 @@ def verify(
     parity = _parity(comparator, comparison, alone, reference)
     sample = sample_parity(comparator, [alone[index] for index in reference.sampled], reference)
     invariance = _invariance(comparator, probes.rows(alone, cut), together, len(texts))
-    is_invariant = _is_invariant(invariance, limits)
-    return Verdict(comparison, parity, sample, invariance, is_invariant, broken_limits(parity, limits))
+    own = next(iter(limits.values()))
+    is_invariant = _is_invariant(invariance, own)
+    further = further_parities(comparator, alone, reference)
+    broken = broken_limits(parity, own)
+    for task, figures in further.items():
+        broken = with_broken(broken, task, broken_limits(figures, limits[task]))
+    return Verdict(comparison, parity, sample, invariance, is_invariant, further, broken)
+
+
+def further_parities(comparator: DecisionComparator, rows: Sequence[Row], reference: Reference) -> dict[str, Parity]:
+    """Compares the answers to the other tasks of the graph, by task."""
+    return {
+        task: _parity(other, _compare(other, rows, reference.rows), rows, reference)
+        for task, other in comparator.further.items()
+    }
+
+
+def with_broken(broken: Mapping[str, str], task: str, others: Mapping[str, str]) -> dict[str, str]:
+    """Broken limits with those of another task that the graph answers."""
+    joined = dict(broken)
+    for name, sentence in others.items():
+        joined[name] = "; ".join([*([joined[name]] if name in joined else []), f"{task}: {sentence}"])
+    return joined
 
 
 def sample_parity(comparator: DecisionComparator, rows: Sequence[Row], reference: Reference) -> Parity:
@@ -262,7 +285,8 @@ def _in_company(texts: Sequence[EncodedText], max_length: int) -> Plan:
 def text_of_length(texts: Sequence[EncodedText], length: int) -> EncodedText:
     """A text of exactly `length` tokens (at least 2), made of the tokens of all the others."""
     first, last = texts[0].ids[0], texts[0].ids[-1]
-    inner = cycle([token for text in texts for token in text.ids[1:-1]] or [first])
+    # Attention must see every token: those that it ignores end a text.
+    inner = cycle([token for text in texts for token in text.ids[1:-1] if token >= 0] or [first])
     return EncodedText(array("i", [first, *islice(inner, length - 2), last]))
 
 
@@ -301,10 +325,10 @@ def _run(
 
 
 def _compare(comparator: DecisionComparator, rows: Sequence[Row], reference: Sequence[Row]) -> Comparison:
-    actual, expected = ([comparator.numbers(row) for row in side] for side in (rows, reference))
-    pairs = np.stack([np.concatenate(expected), np.concatenate(actual)], axis=1)
+    found = [comparator.pair(*each) for each in zip(rows, reference, strict=True)]
+    pairs = np.concatenate([np.stack([expected, actual], axis=1) for actual, expected in found])
     chosen = np.random.default_rng(0).permutation(len(pairs))[:_POINTS]
-    return Comparison(_differences(actual, expected), _cosines(comparator, rows, reference), pairs[chosen])
+    return Comparison(_differences(found), _cosines(comparator, rows, reference), pairs[chosen])
 
 
 def _parity(
@@ -325,18 +349,23 @@ def _parity(
 def _invariance(
     comparator: DecisionComparator, alone: Sequence[Row], together: Sequence[Row], texts: int
 ) -> Invariance:
-    expected, actual = ([comparator.numbers(row) for row in rows] for rows in (alone, together))
-    cosines = _cosines(comparator, together, alone)
+    differences, smallest = [], []
+    for each in (comparator, *comparator.further.values()):
+        found = [each.pair(*rows) for rows in zip(together, alone, strict=True)]
+        differences.append(_differences(found).max())
+        if (cosines := _cosines(each, together, alone)) is not None:
+            smallest.append(cosines.min())
+    # NaN stays NaN.
     return Invariance(
         texts=texts,
-        max_abs_difference=float(_differences(actual, expected).max()),
-        cosine_min=None if cosines is None else float(cosines.min()),
+        max_abs_difference=float(np.max(differences)),
+        cosine_min=float(np.min(smallest)) if smallest else None,
     )
 
 
-def _differences(actual: Sequence[Numbers], expected: Sequence[Numbers]) -> NDArray[np.float64]:
+def _differences(pairs: Sequence[tuple[Numbers, Numbers]]) -> NDArray[np.float64]:
     """The largest difference of each text; NaN if a number is NaN."""
-    return np.array([np.abs(one - other).max(initial=0) for one, other in zip(actual, expected, strict=True)])
+    return np.array([np.abs(one - other).max(initial=0) for one, other in pairs])
 
 
 def _cosines(

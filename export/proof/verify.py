@@ -18,7 +18,7 @@ from export.proof import parity, reference
 from export.proof.engine import gpu_obstacle, open_engine
 from export.proof.evaluation import Labelled, ReferenceEvaluation
 from export.recipe import limits_of
-from export.tasks import EXPORTS
+from export.tasks import EXPORTS, comparator_of
 from export.texts import corpus
 from serving.engine.kinds import engine_for
 from serving.engine.specs import ModelSpec, PartFile
@@ -128,7 +128,9 @@ class _Verification:
         manifest = bundle.manifest
         self._bundle, self._manifest = bundle, manifest
         self._threads, self._progress = threads, progress
-        self._comparator = EXPORTS[manifest.task].comparator(
+        self._comparator = comparator_of(
+            manifest.task,
+            manifest.also,
             manifest.outputs,
             manifest.special_ids,
             multi_label=manifest.multi_label,
@@ -151,11 +153,15 @@ class _Verification:
             raise ExportError(f"{artifact.file} was never compared with PyTorch")
         limits = limits_of(artifact, self._manifest.task)
         try:
-            rows = parity.answers(self._engine(artifact), comparator, reference.sample().encoded, self._progress.count)
+            sample = reference.sample()
+            rows = parity.answers(self._engine(artifact), comparator, sample.encoded, self._progress.count)
         except (BundleError, ExportError) as error:
             return Outcome(artifact, State.BROKEN, f"cannot be run: {error}")
         now = parity.sample_parity(comparator, rows, reference)
         broken = parity.broken_limits(parity.elsewhere(proven, artifact.sample, now), limits)
+        for task, figures in parity.further_parities(comparator, rows, sample).items():
+            moved = parity.elsewhere(artifact.also.get(task, figures), None, figures)
+            broken = parity.with_broken(broken, task, parity.broken_limits(moved, limits_of(artifact, task)))
         faults = [sentence for name, sentence in broken.items() if name not in artifact.waived]
         here = msgspec.structs.replace(artifact, parity=now)
         if faults:
@@ -173,7 +179,10 @@ class _Verification:
                 f"bundle {path}: {reference.REFERENCE} has {len(answers.texts)} texts; minimum: {corpus.MIN_TEXTS}"
             )
         with BareExceptions(f"bundle {path}: {TOKENIZER} cannot be used"):
-            encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
+            if manifest.multi_vector is not None and not manifest.also:
+                encoded = self._vocabulary.encode_sides(answers.texts, manifest.multi_vector, manifest.prompts)
+            else:
+                encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
         if manifest.candidates:
             encoded = corpus.with_masks(encoded, manifest.special_ids)
         if encoded != list(answers.encoded):
@@ -190,6 +199,8 @@ class _Verification:
             manifest.multi_label,
             manifest.regression,
             "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
+            manifest.multi_vector,
+            manifest.prompts,
         )
         examples = reader.read(path)
         scores = _pytorch_scores(manifest, examples)
@@ -204,7 +215,7 @@ class _Verification:
         obstacle = _obstacle(artifact)
         if obstacle is not None:
             return Outcome(artifact, State.UNCHECKED, f"was not run: {obstacle}")
-        limits = limits_of(artifact, self._manifest.task)
+        limits = {task: limits_of(artifact, task) for task in (self._manifest.task, *self._manifest.also)}
         try:
             with self._progress.stage(f"comparing {artifact.file} with PyTorch"):
                 result = self._evaluation.compare(self._engine(artifact), limits, self._progress.count)
@@ -217,6 +228,7 @@ class _Verification:
             invariance=verdict.invariance,
             batch_invariant=verdict.batch_invariant,
             accuracy=result.accuracy,
+            also=verdict.further,
         )
         faults = [sentence for name, sentence in result.broken.items() if name not in artifact.waived]
         if artifact.batch_invariant and not verdict.batch_invariant:
@@ -272,6 +284,7 @@ class _Verification:
             special_ids=manifest.special_ids,
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
+            unattended=manifest.unattended,
         )
 
 

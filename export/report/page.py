@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from export.proof.parity import Comparison, Reference
     from export.report.latency import Latency
-    from serving.models.manifest import Artifact, Manifest
+    from serving.models.manifest import Artifact, Manifest, Parity
     from serving.records import TensorSpec
+
+    Figure = tuple[str, float | None, str]
+    """A label, a value, and the name of its limit."""
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _WORST = 5
@@ -126,7 +129,11 @@ def _section(
     limits = limits_of(artifact, manifest.task)
     return {
         "artifact": artifact,
-        "figures": untitled(("figure", "found", "limit", "verdict"), list(_figures(artifact, limits)), words=1),
+        "figures": untitled(
+            ("figure", "found", "limit", "verdict"),
+            [*_figures(artifact, limits), *_figures_of_others(artifact)],
+            words=1,
+        ),
         "comparison": None if finding is None else _comparison(artifact.file, finding.comparison, limits, reference),
     }
 
@@ -136,20 +143,36 @@ def _figures(artifact: Artifact, limits: Limits) -> Iterator[tuple[str, str, str
     if parity is None or invariance is None:
         return
     texts = "" if found is None else f"end to end, {found.texts} texts"
-    # Label, value, and name of the limit.
-    figures = [
+    figures: list[Figure] = [
+        *_of_parity(parity),
+        *((f"points of {f.metric} lost", f.pytorch - f.artifact, "metric_loss") for f in artifact.evidence.accuracy),
+        (f"{texts}: largest difference", found.max_difference if found else None, "max_abs_difference"),
+        (f"{texts}: mean cosine", found.cosine_mean if found else None, "cosine_mean"),
+        (f"{texts}: matching decisions", found.agreement if found else None, "agreement"),
+        ("padded or batched: largest difference", invariance.max_abs_difference, "invariance_difference"),
+        ("padded or batched: minimum cosine", invariance.cosine_min, "invariance_cosine"),
+    ]
+    yield from _judged(artifact, limits, figures)
+
+
+def _figures_of_others(artifact: Artifact) -> Iterator[tuple[str, str, str, str]]:
+    """The figures of the other tasks that a graph answers."""
+    for task, parity in artifact.also.items():
+        figures = [(f"{task}: {what}", value, name) for what, value, name in _of_parity(parity)]
+        yield from _judged(artifact, limits_of(artifact, task), figures)
+
+
+def _of_parity(parity: Parity) -> list[Figure]:
+    return [
         ("largest difference", parity.max_abs_difference, "max_abs_difference"),
         ("mean cosine", parity.cosine_mean, "cosine_mean"),
         ("cosine, 1st percentile", parity.cosine_p01, "cosine_p01"),
         ("minimum cosine", parity.cosine_min, "cosine_min"),
         ("matching decisions", parity.agreement, "agreement"),
-        *((f"points of {f.metric} lost", f.pytorch - f.artifact, "metric_loss") for f in artifact.evidence.accuracy),
-        (f"{texts}: largest difference", found and found.max_difference, "max_abs_difference"),
-        (f"{texts}: mean cosine", found and found.cosine_mean, "cosine_mean"),
-        (f"{texts}: matching decisions", found and found.agreement, "agreement"),
-        ("padded or batched: largest difference", invariance.max_abs_difference, "invariance_difference"),
-        ("padded or batched: minimum cosine", invariance.cosine_min, "invariance_cosine"),
     ]
+
+
+def _judged(artifact: Artifact, limits: Limits, figures: Sequence[Figure]) -> Iterator[tuple[str, str, str, str]]:
     for what, value, name in figures:
         if value is None:
             continue

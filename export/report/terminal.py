@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, EndToEnd, Manifest, Quantisation
+    from serving.models.manifest import Artifact, EndToEnd, Manifest, Parity, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _MIB = 1 << 20
@@ -28,7 +28,8 @@ _NO_LIMITS = Limits()
 
 def answer(manifest: Manifest) -> str:
     """The model's task and its output, in a few words."""
-    return ", ".join(word for word in (manifest.task, TASKS[manifest.task].summary(manifest)) if word)
+    said = ", ".join(word for word in (manifest.task, TASKS[manifest.task].summary(manifest)) if word)
+    return f"{said}; also {' and '.join(manifest.also)}" if manifest.also else said
 
 
 def end_to_end(manifest: Manifest) -> str:
@@ -39,7 +40,9 @@ def end_to_end(manifest: Manifest) -> str:
     if reference.unproven:
         return f"not compared: {reference.unproven}"
     found = [(artifact, beside) for artifact in manifest.artifacts if (beside := artifact.end_to_end) is not None]
-    unit = manifest.normalize and manifest.task == "embed"
+    sides = manifest.multi_vector
+    of_tokens = manifest.task == "embed_tokens"
+    unit = sides is not None and sides.normalized if of_tokens else manifest.normalize and manifest.task == "embed"
     scaled = f"vectors {'' if unit else 'not '}scaled to length 1"
     vectors = any(beside.cosine_mean is not None for _, beside in found)
     figures = "; ".join(_beside(artifact, beside, manifest.task) for artifact, beside in found)
@@ -77,14 +80,15 @@ def executor(artifact: Artifact) -> str:
 
 def ranges(quantisation: Quantisation) -> str:
     """How activations are quantized, in words."""
+    left = "; the vocabulary in fp32" if quantisation.fp32_words else ""
     if not quantisation.calibration and quantisation.activations == "static":
-        return "INT8, static ranges"
+        return f"INT8, static ranges{left}"
     if not quantisation.calibration:
-        return "INT8, dynamic ranges per row"
+        return f"INT8, dynamic ranges per row{left}"
     source = f"{quantisation.texts} texts ({quantisation.calibration})"
     if quantisation.activations == "dynamic":
-        return f"INT8, channels equalized on {source}, dynamic ranges"
-    return f"INT8, channels equalized and static ranges from {source}"
+        return f"INT8, channels equalized on {source}, dynamic ranges{left}"
+    return f"INT8, channels equalized and static ranges from {source}{left}"
 
 
 def size(size_bytes: int) -> str:
@@ -144,7 +148,8 @@ def _details(artifact: Artifact, task: str) -> Iterator[str]:
 def tables(artifacts: Sequence[Artifact]) -> Iterator[str | Table]:
     """The artifacts with their figures compared with PyTorch, one line each."""
     texts = max((parity.texts for artifact in artifacts if (parity := artifact.evidence.parity)), default=0)
-    yield untitled(_COLUMNS, [_row(artifact) for artifact in artifacts], words=2)
+    rows = [row for artifact in artifacts for row in (_row(artifact), *_rows_of_others(artifact))]
+    yield untitled(_COLUMNS, rows, words=2)
     yield f"  over {texts} texts; max diff, cosine, agree: each text alone, compared with PyTorch"
     if (labelled := accuracy(artifacts)).rows:
         yield ""
@@ -184,9 +189,20 @@ def _row(artifact: Artifact) -> tuple[str, ...]:
         artifact.file,
         artifact.precision,
         size(artifact.total_bytes),
+        *_figures(parity),
+        f"{'yes' if artifact.evidence.batch_invariant else 'no'}, {worst}{unproven}",
+    )
+
+
+def _rows_of_others(artifact: Artifact) -> list[tuple[str, ...]]:
+    """The figures of the other tasks that a graph answers."""
+    return [(f"  {task}", "", "", *_figures(parity), "") for task, parity in artifact.also.items()]
+
+
+def _figures(parity: Parity) -> tuple[str, ...]:
+    return (
         f"{parity.max_abs_difference:.1e}",
         *(_figure(value) for value in (parity.cosine_mean, parity.cosine_p01, parity.cosine_min, parity.agreement)),
-        f"{'yes' if artifact.evidence.batch_invariant else 'no'}, {worst}{unproven}",
     )
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from export.tasks import answer, classify, embed, embed_tokens, fill_mask, rerank, tag
+from export.tasks import answer, classify, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from export.tasks.base import TaskExport
+    from export.tasks.decisions import DecisionComparator
+    from serving.records import TensorSpec
 
 EXPORTS: dict[str, TaskExport] = {
     "embed": embed.EXPORT,
@@ -20,4 +24,20 @@ EXPORTS: dict[str, TaskExport] = {
     "answer": answer.EXPORT,
     "tag": tag.EXPORT,
     "fill_mask": fill_mask.EXPORT,
+    "embed_sparse": embed_sparse.EXPORT,
 }
+
+
+def comparator_of(
+    task: str,
+    also: Sequence[str],
+    outputs: Sequence[TensorSpec],
+    special_ids: Mapping[str, int],
+    *,
+    multi_label: bool,
+    regression: bool,
+) -> DecisionComparator:
+    """The comparator of a graph that answers a task, and perhaps others (`Manifest.also`)."""
+    ids = dict(special_ids)
+    further = {other: (EXPORTS[other].beside or EXPORTS[other].comparator)(outputs, ids) for other in also}
+    return EXPORTS[task].comparator(outputs, ids, multi_label, regression, further)

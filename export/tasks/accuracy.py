@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from tokenizers import Tokenizer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from export.checkpoint.vocabulary import Vocabulary
+    from serving.records import MultiVector
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
 """Computes the metrics, times 100 and by name, from raw answers in the order of the examples' texts."""
@@ -54,6 +55,8 @@ class Reader:
         multi_label: Whether each label is decided independently.
         regression: Whether the labels are values.
         prompt: The prefix of each text that is embedded.
+        multi_vector: How a multi-vector model reads queries and documents; None for other models.
+        prompts: Prompts by name.
     """
 
     task: str
@@ -63,6 +66,8 @@ class Reader:
     multi_label: bool
     regression: bool = False
     prompt: str = ""
+    multi_vector: MultiVector | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, path: Path) -> Examples:
         """Reads a file in the usual format of the task's datasets: CSV or TSV, unless the task has another one.

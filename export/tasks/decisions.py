@@ -6,13 +6,13 @@ mask have one entry for each mask of the text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +33,7 @@ class DecisionComparator:
         special_ids: Ids of the special tokens by role.
         multi_label: Whether each label is decided independently.
         regression: Whether the labels are values.
+        further: Comparators of the other tasks that the graph answers, by task. They read the same rows.
         directed: Whether a text's numbers have a direction, so that a cosine is meaningful.
         masked: Whether outputs have an entry for each mask instead of each token.
     """
@@ -41,6 +42,7 @@ class DecisionComparator:
     special_ids: dict[str, int]
     multi_label: bool = False
     regression: bool = False
+    further: Mapping[str, DecisionComparator] = field(default_factory=dict)
     directed: ClassVar[bool] = False
     masked: ClassVar[bool] = False
 
@@ -58,6 +60,10 @@ class DecisionComparator:
         """Number of entries of an output for each text."""
         return [self._size(text) if len(spec.shape) > 1 and spec.shape[1] == -1 else 1 for text in texts]
 
+    def at(self, output: str) -> int:
+        """The index of an output."""
+        return [spec.name for spec in self.outputs].index(output)
+
     def _size(self, text: EncodedText) -> int:
         return text.ids.count(self.special_ids["mask"]) if self.masked else len(text.ids)
 
@@ -68,6 +74,10 @@ class DecisionComparator:
         """
         parts = [array.ravel() for spec, array in zip(self.outputs, row, strict=True) if spec.dtype == "float32"]
         return np.concatenate(parts).astype(np.float64)
+
+    def pair(self, row: Row, other: Row) -> tuple[Numbers, Numbers]:
+        """The numbers of two answers to a text, each number beside its counterpart."""
+        return self.numbers(row), self.numbers(other)
 
     def cosine(self, row: Row, other: Row) -> float:
         """The cosine of two answers to a text."""

@@ -11,22 +11,37 @@ from export.tasks import metrics
 from export.tasks.accuracy import Examples, Reader
 from export.tasks.base import TaskExport
 from export.tasks.decisions import Undecided
-from export.tasks.libraries.answers import FEW, Form, vector
+from export.tasks.libraries.answers import FEW, MANY, Form, vector
 from export.tasks.libraries.sentences import BATCH, SentenceTransformers
 from export.tasks.limits import limits_for
 from serving.records import MASK
 from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_sparse import EmbedSparseOptions
 from serving.tasks.embed_tokens import EmbedTokensOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from export.checkpoint.reader import Checkpoint
+    from export.tasks.decisions import Numbers
     from export.tasks.libraries.answers import Answer
     from export.tasks.libraries.library import Tokens
     from export.texts.corpus import Text
     from serving.records import Row
+    from serving.tasks.base import TaskOptions
 
 _MAX_PROMPTS = 4
+
+
+@dataclass(slots=True, frozen=True)
+class _Comparator(Undecided):
+    """The vectors of texts; the graph's other outputs have comparators of their own."""
+
+    def numbers(self, row: Row) -> Numbers:
+        return row[0].astype(np.float64)
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,12 +98,54 @@ class Encoder(SentenceTransformers):
         return [vector(row) for row in self._model.encode(list(texts), **asked)]
 
 
+class _Library(Encoder):
+    """The encoder, with FlagEmbedding's formulas for sparse vectors and those of tokens."""
+
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
+        super().__init__(checkpoint, folder)
+        if checkpoint.token_heads:
+            self.name += " with FlagEmbedding's formulas"
+
+    def forms(self) -> list[Form]:
+        options: dict[str, TaskOptions[Any]] = {"sparse": EmbedSparseOptions(), "tokens": EmbedTokensOptions()}
+        outputs = [head.output for head in self._checkpoint.token_heads]
+        return [*super().forms(), *(Form(options[output], f"as {output}", most=MANY) for output in outputs)]
+
+    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+        if isinstance(form.options, EmbedOptions):
+            return super().answer(texts, form)
+        output = "sparse" if isinstance(form.options, EmbedSparseOptions) else "tokens"
+        layer = next(head for head in self._checkpoint.token_heads if head.output == output).tensors()
+        weight, bias = layer["weight"].numpy(), layer["bias"].numpy()
+        asked: dict[str, Any] = {"output_value": "token_embeddings", "batch_size": BATCH, "show_progress_bar": False}
+        rows = [hidden.numpy() @ weight.T + bias for hidden in self._model.encode(list(texts), **asked)]
+        if output == "tokens":
+            return [vector(row[1:] / np.linalg.norm(row[1:], axis=1, keepdims=True)) for row in rows]
+        return [vector(self._weights(text, row)) for text, row in zip(texts, rows, strict=True)]
+
+    def _weights(self, text: Text, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The largest weight of each token, for all of the vocabulary."""
+        weights = np.zeros(self._checkpoint.size("vocab_size"), np.float32)
+        named = self.tokenizer.special_tokens_map
+        roles = [role for role in ("cls_token", "eos_token", "pad_token", "unk_token") if role in named]
+        ((ids, _),) = self.encode(text)
+        for token, weight in zip(ids, row[:, 0].tolist(), strict=True):
+            weights[token] = max(weights[token], weight)
+        weights[self.tokenizer.convert_tokens_to_ids([named[role] for role in roles])] = 0
+        return weights
+
+
+def _forward(own: Any, common: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401  see `Forward`
+    hidden = own.model(**common).last_hidden_state
+    return own.sentence(hidden, named[MASK]), *(() if own.heads is None else own.heads(hidden))
+
+
 EXPORT = TaskExport(
-    forward=lambda own, common, named: (own.sentence(own.model(**common).last_hidden_state, named[MASK]),),
+    forward=_forward,
     limits=limits_for(int8={"cosine_mean": 0.99, "cosine_p01": 0.975, "cosine_min": 0.95}),
-    comparator=Undecided,
+    comparator=_Comparator,
     reader=_Reader,
-    library=Encoder,
+    library=_Library,
     read=lambda answer, _: vector(answer),
     vectors=True,
 )

@@ -23,6 +23,7 @@ from serving.models.staging_dir import StagingDir, sync
 from serving.models.verified_dir import digest
 from serving.records import POSITIONS
 from serving.scheduling.cost import bucket_for
+from serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,7 +279,7 @@ def _write_text_model(folder: Path, bundle: Bundle, engines: Mapping[str, Artifa
     shutil.copyfile(bundle.path / TOKENIZER, version / TOKENIZER)
     facts = {
         "inputs": [spec.name for spec in manifest.inputs],
-        "outputs": [spec.name for spec in manifest.outputs],
+        "outputs": [output.name for output in TASKS[manifest.task].graph],
         "max_length": manifest.max_length,
         "truncation_side": manifest.truncation_side,
         "normalize": manifest.normalize,

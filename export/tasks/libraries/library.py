@@ -51,13 +51,20 @@ class Library(ABC):
     def forms(self) -> list[Form]:
         """The forms of requests that are compared, the usual one first."""
 
+    def tokenized(self) -> list[Form]:
+        """The forms whose tokens are compared: by default the usual one."""
+        return self.forms()[:1]
+
     @abstractmethod
     def asked(self, text: Text) -> Text | None:
         """A text as an input of the task; None if it cannot be one."""
 
     @abstractmethod
     def encode(self, text: Text) -> list[Tokens]:
-        """Token ids and token types of an input, or of each of its windows."""
+        """Token ids and token types of an input, or of each of its windows, in each form of `tokenized`.
+
+        Tokens that attention ignores have complements of ids, as in `EncodedText`.
+        """
 
     @abstractmethod
     def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
