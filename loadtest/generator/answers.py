@@ -158,7 +158,8 @@ def _tensor(datatype: str, shape: Sequence[int], blob: bytes) -> Any:  # noqa: A
 def _of_tensors(task: str, tensors: dict[str, Any]) -> Sequence[Any]:
     """The answer for each input, from the task's output tensors."""
     columns = [tensors[name] for name in OUTPUTS[task]]
-    return [TASKS[task].load.row(*row) for row in zip(*columns, strict=True)]
+    load = TASKS[task].load
+    return [load.row(*row) for row in load.split(*columns)]
 
 
 _VALUES: dict[str, Callable[[str, Reply], Sequence[Any]]] = {

@@ -22,6 +22,7 @@ _UNKNOWN = ("400 ", "404 ", "405 ", "422 ", "501 ", "UNIMPLEMENTED", "NOT_FOUND"
 
 _TEI_TASKS = {"embedding": "embed", "classifier": "classify", "reranker": "rerank"}
 _TASKS = {frozenset(outputs): task for task, outputs in OUTPUTS.items()}
+_EMBEDDINGS = frozenset(name for task in ("embed", "embed_sparse", "embed_tokens") for name in OUTPUTS[task])
 
 
 class Model(NamedTuple):
@@ -42,7 +43,10 @@ def models_of(target: Target, name: str = "") -> list[Model]:
         Model(one, task) for one in ([name] if name else asking.names()) if (task := _task_of(*asking.tensors(one)))
     ]
     if not found and target.transport == "http" and (info := asking.get(_info(target))) is not None:
-        tasks = [_TEI_TASKS[kind] for kind in info.get("model_type", ()) if kind in _TEI_TASKS]
+        kinds: dict[str, Any] = info.get("model_type") or {}
+        tasks = [_TEI_TASKS[kind] for kind in kinds if kind in _TEI_TASKS]
+        if kinds.get("embedding", {}).get("pooling") == "splade":
+            tasks = ["embed_sparse"]
         return [Model(name or str(info.get("served_model_name") or info.get("model_id")), task) for task in tasks]
     return found
 
@@ -90,8 +94,11 @@ def _info(target: Target) -> str:
 
 
 def _task_of(inputs: list[str], outputs: list[str]) -> str | None:
-    """The task of a model that takes texts."""
-    return _TASKS.get(frozenset(outputs)) if "text" in inputs else None
+    """The task of a model that takes texts; `embed` if it has sparse vectors and those of tokens beside."""
+    if "text" not in inputs:
+        return None
+    found = frozenset(outputs)
+    return _TASKS.get(found) or ("embed" if {*OUTPUTS["embed"]} < found <= _EMBEDDINGS else None)
 
 
 class _Asking:

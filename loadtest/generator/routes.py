@@ -13,7 +13,13 @@ OUTPUTS = {name: tuple(output.name for output in task.outputs) for name, task in
 
 ROUTES = {
     "http": {name: task.path for name, task in TASKS.items()},
-    "tei": {"embed": "/embed", "embed_tokens": "/embed_all", "classify": "/predict", "rerank": "/rerank"},
+    "tei": {
+        "embed": "/embed",
+        "embed_tokens": "/embed_all",
+        "embed_sparse": "/embed_sparse",
+        "classify": "/predict",
+        "rerank": "/rerank",
+    },
     "openai": {"embed": "/v1/embeddings"},
     "cohere-v1": {"rerank": "/v1/rerank"},
     "cohere-v2": {"rerank": "/v2/rerank"},

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import modules, pooling
+from export.checkpoint import modules, multi_vector, pooling, sparse
 from export.checkpoint.families import FAMILIES, TOLD
 from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
 from export.errors import ExportError
@@ -178,6 +178,13 @@ def _files() -> dict[str, Any]:
         "`modules.json`": dict.fromkeys(("type", "path"), ""),
         f"{own} Pooling": dict.fromkeys((*pooling.POOLING_READ, *pooling.OLD_FLAGS), ""),
         "`config_sentence_transformers.json`": dict.fromkeys(pooling.SETTINGS_READ, ""),
+        f"{own} SpladePooling": dict.fromkeys(sparse.POOLING_READ, ""),
+        f"`{sparse.ROUTER}`": dict.fromkeys(sparse.ROUTER_READ, ""),
+        f"{transformer} of a multi-vector model": dict.fromkeys(multi_vector.SIDES_READ, ""),
+        f"{own} MultiVectorMask": dict.fromkeys(multi_vector.MASK_READ, "")
+        | _only({key: values[0] for key, values in multi_vector.MASK_FIXED.items()}),
+        "`config_sentence_transformers.json` of PyLate": dict.fromkeys(multi_vector.PYLATE_READ, ""),
+        f"`{multi_vector.METADATA}` of Stanford's ColBERT": dict.fromkeys(multi_vector.METADATA_READ, ""),
     }
     for kind, names in modules.READ.items():
         files[f"{own} {kind}"] = dict.fromkeys(names, "") | _only(modules.FIXED if kind != "Dropout" else {})

@@ -77,7 +77,8 @@ class _Export:
         calibration.write_text("\n".join(text for text in texts[_CALIBRATION] if isinstance(text, str)), "utf-8")
         recipe = Recipe(str(folder), folder, forms=tuple(FORMS), calibration=calibration)
         self._int8 = int8.Int8(recipe, checkpoint, Progress(io.StringIO(), lambda: None))
-        self._limits = {form: recipe.limits_of(form, checkpoint.task) for form in FORMS}
+        tasks = (checkpoint.task, *checkpoint.also)
+        self._limits = {form: {task: recipe.limits_of(form, task) for task in tasks} for form in FORMS}
         model = task_model.load(checkpoint)
         task_model.write(model, self._raw)
         optimize.fuse(self._raw, self._fused, optimize.shape_of(checkpoint))
@@ -88,7 +89,10 @@ class _Export:
 
     def form(self, name: str) -> dict[str, Any]:
         """A form's figures, or why it cannot be made; INT8 and fp16 take the first variant within their limits."""
-        ways: dict[str, Sequence[str]] = {"fp16": half.WAYS, **dict.fromkeys(int8.FORMS, int8.WAYS)}
+        ways: dict[str, Sequence[Any]] = {
+            "fp16": half.WAYS,
+            **dict.fromkeys(int8.FORMS, int8.ways(self._checkpoint)),
+        }
         found: dict[str, Any] = {}
         for way in ways.get(name, ("",)):
             path = self._folder / FORMS[name].file
@@ -97,12 +101,12 @@ class _Export:
                 found = self._compared(name, path)
             except ExportError as error:
                 return {"obstacle": str(error)}
-            found["way"] = way if name in int8.FORMS else None
+            found["way"] = str(way).replace(" ranges", "") if isinstance(way, int8.Way) else None
             if not found["broken"]:
                 break
         return found
 
-    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of int8.WAYS or half.WAYS
+    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of `int8.ways` or half.WAYS
         if name in int8.FORMS:
             self._int8.make(name, path, way, self._fused, self._raw)
         elif name == "fp16":
