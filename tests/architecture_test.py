@@ -374,7 +374,7 @@ AWAITED = {
     "serving.http.connection": "an exchange, which has a boundary of its own",
     "serving.grpc.call_kinds": "a call or a message of one, whose boundary is `answer`",
     "serving.http.apis.huggingface": "a group, which waits for its tasks",
-    "serving.http.apis.openai": "pieces that are gathered",
+    "serving.http.apis.batch_lines": "pieces that are gathered",
     "serving.bulk.batches_api.runner": "lines and jobs, whose ends are looked at",
     "serving.rollout.engine_slot": "the supervision, whose end is looked at",
     "serving.server": "what the server waits for until it ends",

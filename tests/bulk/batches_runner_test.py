@@ -124,7 +124,7 @@ async def worked_off(
     jobs: BatchesApiService, endpoint: Endpoint, clock: Clock, reached: Callable[[BatchesApiJob], bool]
 ) -> BatchesApiJob:
     """The only job once a runner has brought it so far; the runner is stopped."""
-    runner = BatchesApiRunner(jobs, endpoint, Settings(), clock)
+    runner = BatchesApiRunner(jobs, {"/v1/embeddings": endpoint}, Settings(), clock)
     running = asyncio.create_task(runner.run())
     job = await stored(jobs, lambda store: job if reached(job := store.job("me", "batch_a")) else None)
     assert job is not None
@@ -382,7 +382,9 @@ async def test_a_server_that_fails_ends_without_room(
                 looks.append(clock.looks)
                 await asyncio.Event().wait()
 
-        running = asyncio.create_task(BatchesApiRunner(jobs, Endpoint(only_the_first), Settings(), clock).run())
+        running = asyncio.create_task(
+            BatchesApiRunner(jobs, {"/v1/embeddings": Endpoint(only_the_first)}, Settings(), clock).run()
+        )
         # The runner looks at the clock when it waits for the first line, has it, and waits for the second.
         await until(lambda: len(looks) == 8 and clock.looks == looks[-1] + 3, "the result of the first line")
         running.cancel()
@@ -531,7 +533,7 @@ async def test_owners_take_turns(tmp_path: Path, clock: Clock) -> None:
         file_id = await uploaded(jobs, 2)
         for n in range(10):
             await jobs.create(job_of(file_id, clock, f"batch_a{n}"))
-        runner = BatchesApiRunner(jobs, Endpoint(only(0)), Settings(), clock)
+        runner = BatchesApiRunner(jobs, {"/v1/embeddings": Endpoint(only(0))}, Settings(), clock)
         running = asyncio.create_task(runner.run())
         other = await uploaded(jobs, 1, "other")
         await jobs.create(job_of(other, clock, "batch_o", "other"))

@@ -44,7 +44,7 @@ def test_the_same_texts_give_the_same_bits(predictor: Predictor) -> None:
         assert [each.answer.tobytes() for each in predictor.predict(TEXTS)] == first
 
 
-@pytest.mark.parametrize("task", ["embed_tokens", "classify", "rerank", "answer", "tag", "fill_mask"])
+@pytest.mark.parametrize("task", ["embed_tokens", "embed_sparse", "classify", "rerank", "answer", "tag", "fill_mask"])
 def test_every_task_answers_a_row_as_it_does_alone(task: str, tasks_repository: Path) -> None:
     """Batches change nothing, and Arrow holds each answer."""
     model = Model(tasks_repository, task, threads=2)

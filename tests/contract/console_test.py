@@ -82,6 +82,39 @@ def test_tokens_are_compared_in_a_heat_map(tasks_server: Server, page: Page) -> 
     assert np.allclose(shown, unit @ unit.T, atol=0.0051)
 
 
+def test_a_query_and_a_text_are_compared_by_maxsim(tasks_server: Server, page: Page) -> None:
+    """Every product of their vectors, and the sum of the largest of each vector of the query."""
+    ask(visit(page, tasks_server), "embed_tokens", text=TEXT, query=QUESTION)
+    (query,) = reply(tasks_server, "/embed_all", {"inputs": QUESTION, "input_type": "query"})
+    (found,) = reply(tasks_server, "/embed_all", {"inputs": TEXT})
+    products = np.array(query) @ np.array(found).T
+    score = products.max(axis=1).sum()
+    assert page.text(".summary").replace(MINUS, "-") == (
+        f"MaxSim {score:.3f} of {len(query)} query vectors and {len(found)} text vectors"
+    )
+    shown = [[float(value.replace(MINUS, "-")) for value in row[1:]] for row in cells(page, ".heat")]
+    assert np.allclose(shown, np.column_stack([products.max(axis=1), products]), atol=0.0051)
+
+
+def test_weights_are_bars(tasks_server: Server, page: Page) -> None:
+    """The heaviest tokens of a sparse vector, each as long as its share of the heaviest."""
+    ask(visit(page, tasks_server), "embed_sparse", text=TEXT)
+    (found,) = reply(tasks_server, "/embed_sparse", {"inputs": TEXT, "tokens": True})
+    heaviest = sorted(found, key=lambda one: -one["value"])[:24]
+    assert [[row[0], row[2]] for row in cells(page, "#drawing")] == [
+        [one["token"], str(one["index"])] for one in heaviest
+    ]
+    assert [row[1] for row in cells(page, "#drawing")] == [f"{one['value']:.3f}" for one in heaviest]
+    widths = page.run("[...document.querySelectorAll('#drawing .bar span')].map((bar) => bar.style.width)")
+    assert [float(width.rstrip("%")) for width in widths] == pytest.approx(
+        [100 * one["value"] / heaviest[0]["value"] for one in heaviest], abs=0.001
+    )
+    most = heaviest[0]
+    assert page.text(".summary") == (
+        f"{len(found)} tokens with a weight, the heaviest {most['token']}, {most['value']:.3f}"
+    )
+
+
 def test_entities_are_marked_in_their_text(tasks_server: Server, page: Page) -> None:
     """At the characters that the server names, each with its type; the text itself is unchanged."""
     ask(visit(page, tasks_server), "tag", text=PASSAGE)
@@ -149,7 +182,7 @@ def test_an_example_is_one_click(tasks_server: Server, page: Page, task: str) ->
     assert page.run("document.querySelector('#route-docs').hash") in {
         f"#/{tag}/post_{path}"
         for tag, path in (
-            *(("TEI", path) for path in ("embed", "embed_all", "rerank")),
+            *(("TEI", path) for path in ("embed", "embed_all", "embed_sparse", "rerank")),
             *(("Tasks", path) for path in ("classify", "answer", "tag", "fill_mask")),
         )
     }

@@ -178,7 +178,7 @@ def test_sagemaker(server: Server, tasks_server: Server) -> None:
     assert len(ask(server, "/classify", {"inputs": ""})[0]) == 3
     for path in ("/invocations", "/vertex"):
         message = {"inputs": TEXT} if path == "/invocations" else {"instances": [{"inputs": TEXT}]}
-        assert "7 models are available" in ask(tasks_server, path, message, 400)["error"]
+        assert "8 models are available" in ask(tasks_server, path, message, 400)["error"]
 
 
 def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
@@ -222,7 +222,7 @@ def test_instances_that_are_refused(server: Server, message: dict[str, Any], sta
 def test_several_models_and_no_name(tasks_server: Server) -> None:
     """The client shows which there are and how one is asked."""
     client = huggingface_hub.InferenceClient(base_url=f"http://{tasks_server.http}")
-    said = r"7 models are available \(.*fill_mask.*\); name one in the path: POST /models/NAME$"
+    said = r"8 models are available \(.*fill_mask.*\); name one in the path: POST /models/NAME$"
     with pytest.raises(HfHubHTTPError, match=said):
         client.feature_extraction("a")
     with pytest.raises(HfHubHTTPError, match="unknown model"):

@@ -26,6 +26,7 @@ TEXTS = ["the server", "a text"]
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("/embed", {"inputs": TEXTS}),
     "embed_tokens": ("/embed_all", {"inputs": TEXTS}),
+    "embed_sparse": ("/embed_sparse", {"inputs": TEXTS}),
     "classify": ("/classify", {"inputs": TEXTS}),
     "rerank": ("/rerank", {"query": "is it", "texts": TEXTS}),
     "answer": ("/answer", {"inputs": {"question": "is it", "context": "it is a text"}}),

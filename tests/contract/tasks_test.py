@@ -275,7 +275,8 @@ def test_bad_requests(server: Server, case: str) -> None:
 
 def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
     """Where no model does what is asked the reply says so, and how to export one that makes vectors of tokens."""
-    for asked, path in ((fake_server, "/embed_all"), (server, "/models/embed/embed_all"), (server, "/embed_sparse")):
+    asked_here = ((server, "/models/embed/embed_all"), (server, "/models/embed/embed_sparse"))
+    for asked, path in ((fake_server, "/embed_all"), (fake_server, "/embed_sparse"), *asked_here):
         reply = post_json(asked.http, path, {"inputs": "x"})
         assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
         assert ("bertserve export MODEL --task embed_tokens" in reply.json()["error"]) is path.endswith("all")

@@ -124,6 +124,8 @@ def test_info_and_health(fake_server: Server, tasks_server: Server) -> None:
     labels = get(tasks_server.http, "/models/classify/info").json()["model_type"]["classifier"]
     assert labels["id2label"] == {"0": "calm", "1": "glad", "2": "sad"}
     assert "reranker" in get(tasks_server.http, "/models/rerank/info").json()["model_type"]
+    sparse = get(tasks_server.http, "/models/embed_sparse/info").json()["model_type"]
+    assert sparse == {"embedding": {"pooling": "splade"}}
     health = get(tasks_server.http, "/health")
     assert (health.status, health.body) == (200, b"")
 
@@ -156,7 +158,7 @@ def test_info_and_health(fake_server: Server, tasks_server: Server) -> None:
         ("/embed", {"inputs": "a", "truncation_direction": "Up"}, 422, "Validation"),
         ("/embed", {"inputs": "a", "prompt_name": "none"}, 422, "Validation"),
         ("/models/embed/embed_all", {"inputs": "a"}, 424, "Backend"),
-        ("/embed_sparse", {"inputs": "a"}, 424, "Backend"),
+        ("/models/embed/embed_sparse", {"inputs": "a"}, 424, "Backend"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -397,7 +399,7 @@ def test_info(channel: grpc.Channel, tasks_server: Server) -> None:
     assert [name for name in unset if reply.HasField(name) or expected[name] is not None] == []
     fields = {field.name for field in pb.InfoResponse.DESCRIPTOR.fields} - unset - {"model_type"}
     assert {name: getattr(reply, name) for name in fields} == {name: expected[name] for name in fields}
-    kinds = {"embed": "EMBEDDING", "classify": "CLASSIFIER", "rerank": "RERANKER"}
+    kinds = {"embed": "EMBEDDING", "embed_sparse": "EMBEDDING", "classify": "CLASSIFIER", "rerank": "RERANKER"}
     for model, kind in kinds.items():
         named = info.Info(pb.InfoRequest(), metadata=[("model", model)])
         assert pb.ModelType.Name(named.model_type) == f"MODEL_TYPE_{kind}"
@@ -406,7 +408,7 @@ def test_info(channel: grpc.Channel, tasks_server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "message", "code", "words"),
     [
-        ("Embed.EmbedSparse", {"inputs": "a"}, "UNIMPLEMENTED", "sparse vectors (TEI's pooling"),
+        ("Embed.EmbedSparse", {"inputs": ""}, "INVALID_ARGUMENT", "`inputs` cannot be empty"),
         ("Embed.Embed", {"inputs": "a", "dimensions": 0}, "INVALID_ARGUMENT", "dimensions"),
         ("Embed.Embed", {"inputs": "a", "prompt_name": "none"}, "INVALID_ARGUMENT", "unknown `prompt_name`"),
         ("Embed.Embed", {"inputs": "a", "truncation_direction": 7}, "INVALID_ARGUMENT", "send 0 to cut the right end"),

@@ -35,14 +35,19 @@ PAGES = {
     page.stem: page.read_text(encoding="utf-8")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md")))
 }
-NO_COMMANDS = ("bertserve is ready: ", "models/\n", "# the search service\n")
-"""How indented blocks begin that are a printed line, a listing, a file of keys."""
+NO_COMMANDS = ("bertserve is ready: ", "models/\n", "# the search service\n", '{"mappings": ', '{"query": ')
+"""How indented blocks begin that are a printed line, a listing, a file of keys, a request to a search engine."""
 EXCUSED = {
     "--model-id sentence-transformers/all-mpnet-base-v2": "loads a model of 400 MB",
     "kubectl ": "needs a cluster; guide_test.py renders and validates what is applied",
     "docker ": "needs a container engine; containers_test.py reads what is built",
     "--address 10.0.0.5:6379": "a cluster of other machines; tests/bulk/ray_job_test.py has one of its own",
     "grpcs://bert.example:8001": "another machine's address; tests/loadtest/secured_test.py has one of its own",
+    "/embed_sparse": "needs a sparse model; tests/contract/sparse_test.py sends the same requests",
+    **dict.fromkeys(
+        ("qdrant_client", "weaviate.classes", "pymilvus", "dict(enumerate(multi("),
+        "needs a database; tests/contract/sparse_test.py fills Qdrant's structures",
+    ),
     "serve run ": "takes Ray's fixed port; ray_serve_test.py runs the same application",
 }
 """Parts of commands that are not run here, and why."""

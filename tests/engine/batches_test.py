@@ -77,6 +77,18 @@ def test_lanes(models: list[ModelSpec], threads: int, narrow: int) -> None:
             {"input_ids": [[5], [6]], "attention_mask": [[1], [1]]},
             id="a-graph-without-segments-gets-none",
         ),
+        pytest.param(
+            model_spec(unattended=True, segments=False),
+            [text(5, ~4, ~4)],
+            {"input_ids": [[5, 4, 4]], "attention_mask": [[1, 0, 0]]},
+            id="what-attention-ignores-is-masked-out",
+        ),
+        pytest.param(
+            model_spec(unattended=True, segments=False, special_ids={"pad": 7}),
+            [text(5, 6, ~4), text(3)],
+            {"input_ids": [[5, 6, 4], [3, 7, 7]], "attention_mask": [[1, 1, 0], [1, 0, 0]]},
+            id="in-a-batch-too",
+        ),
     ],
 )
 def test_padding(spec: ModelSpec, texts: list[EncodedText], expected: dict[str, list[list[int]]]) -> None:

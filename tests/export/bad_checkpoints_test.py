@@ -141,6 +141,17 @@ def kinds(*names: str, path: str = "", prefix: str = "sentence_transformers.x.")
     return lambda folder: write_modules(folder, *((f"{prefix}{name}", path) for name in names))
 
 
+def splade(kind: str = "MLMTransformer", **pooling: object) -> Spoil:
+    """The modules of a sparse encoder, with settings of its pooling."""
+
+    def spoil(folder: Path) -> None:
+        own = (kind, ""), ("SpladePooling", "1_SpladePooling")
+        write_modules(folder, *((f"sentence_transformers.x.{name}", path) for name, path in own))
+        write_json(folder / "1_SpladePooling" / CONFIG, pooling)
+
+    return spoil
+
+
 def follow(kind: str, config: dict[str, object], **shapes: list[int]) -> Spoil:
     """Puts a module behind the pooling, with weights of these shapes."""
 
@@ -431,15 +442,46 @@ CASES: dict[str, tuple[Spoil, str]] = {
         }.items()
     },
     # Models of other kinds
-    "splade-by-modules": (kinds("MLMTransformer", "SpladePooling"), "this is SPLADE .* cannot be served yet"),
-    "colbert-by-modules": (kinds("Transformer", "Dense", "MultiVectorMask"), "this is ColBERT .* cannot be served yet"),
-    "splade-by-its-writer": (put(SETTINGS, model_type="SparseEncoder"), "this is SPLADE"),
-    "colbert-by-prefixes": (put(SETTINGS, query_prefix="[Q]", document_prefix="[D]"), "this is ColBERT"),
-    "colbert-by-its-trainer": (write("artifact.metadata", {"dim": 128}), "this is ColBERT"),
-    "colbert-by-class": (put(CONFIG, architectures=["HF_ColBERT"]), "this is ColBERT"),
-    "splade-by-name": (
-        put(CONFIG, architectures=["BertForMaskedLM"], _name_or_path="x/splade-v2"),
-        "its name says SPLADE",
+    "csr": (kinds("Transformer", "Pooling", "SparseAutoEncoder"), r"this is CSR \(.* cannot be served yet"),
+    "a-table-alone": (kinds("SparseStaticEmbedding"), "this is a table of weights of words without an encoder, which"),
+    "splade-without-a-head": (splade(), "the weights lack .* that BertForMaskedLM needs"),
+    "splade-of-means": (
+        splade(pooling_strategy="mean"),
+        "pooling_strategy 'mean' .* cannot be .*; supported: max, sum",
+    ),
+    "splade-of-another-function": (
+        splade(activation_function="gelu"),
+        "activation_function 'gelu' in .*; supported: relu, log1p_relu",
+    ),
+    "splade-with-an-unknown-setting": (splade(pooling_mode="max"), "unknown SpladePooling setting pooling_mode in"),
+    "splade-of-vectors": (
+        splade("Transformer"),
+        "a Transformer before SpladePooling must have the transformer_task 'fill-mask', not None",
+    ),
+    "splade-with-a-dense": (
+        kinds("MLMTransformer", "Dense", "SpladePooling"),
+        "the modules MLMTransformer, Dense, SpladePooling cannot be exported as a sparse encoder; supported: Transf",
+    ),
+    "masked-words-without-pooling": (kinds("MLMTransformer"), "has a MLMTransformer module, which cannot be exported"),
+    "colbert-by-modules": (
+        kinds("Transformer", "Dense", "MultiVectorMask"),
+        "has a MultiVectorMask, but model_type in .* is None; supported: 'MultiVectorEncoder'",
+    ),
+    "colbert-by-prefixes": (
+        put(SETTINGS, query_prefix="[Q]", document_prefix="[D]"),
+        "says that this is ColBERT, but modules.json has no Dense, which Sentence Transformers would replace by random",
+    ),
+    "colbert-by-its-trainer": (
+        all_of(plain, write("artifact.metadata", {"dim": 128})),
+        r"artifact.metadata says that this is ColBERT, but .* names HF_ColBERT in architectures",
+    ),
+    "colbert-by-class": (
+        put(CONFIG, architectures=["HF_ColBERT"]),
+        "has a Pooling module, which .* a multi-vector model; supported: Transformer and then any of Dense, Normalize",
+    ),
+    "colbert-by-another-class": (
+        all_of(plain, put(CONFIG, architectures=["ColBERTModel"])),
+        "ColBERTModel says that this is ColBERT, but a folder of its trainer names HF_ColBERT",
     ),
     # modules.json and what it leads to
     "modules-in-an-object": (write("modules.json", {"0": "Transformer"}), r"modules\.json must list modules"),

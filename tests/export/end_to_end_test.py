@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("few_texts_of_pytorch")
 
 WITHIN = 1e-5
-NAMES = {"embed": "Sentence Transformers", "embed_tokens": "Sentence Transformers", "rerank": "Sentence Transformers"}
+NAMES = dict.fromkeys(("embed", "embed_tokens", "embed_sparse", "rerank"), "Sentence Transformers")
 """The library of each task; of others it is Transformers."""
 NEARLY_TIED = ("classify", "tag", "fill_mask", "answer")
 """Tasks that decide: their answers are proven with every change where two decisions are nearly tied."""

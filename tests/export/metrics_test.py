@@ -106,7 +106,7 @@ def text(*ids: int) -> EncodedText:
 def comparator(task: str, *, multi_label: bool = False) -> DecisionComparator:
     """A comparator of three labels; 1 pads, 2 separates, 0 begins, 4 masks."""
     ids = {"pad": 1, "cls": 0, "sep": 2, "mask": 4}
-    outputs = TASKS[task].graph_outputs(hidden_size=2, labels=3, candidates=2)
+    outputs = TASKS[task].graph_outputs(hidden_size=2, labels=3, candidates=2, active=3)
     return EXPORTS[task].comparator(outputs, ids, multi_label=multi_label)
 
 
@@ -124,6 +124,19 @@ def test_each_token_must_point_where_pytorchs_does() -> None:
     assert comparator("tag").cosine((found,), (wanted,)) > 0.99
 
 
+def test_weights_are_compared_word_by_word() -> None:
+    """A word that is missing is 0 in a row with room, and as small as the smallest weight in a full one."""
+    sparse = comparator("embed_sparse")
+    row, other = (np.array([7, 3, 9], np.int32), floats(3, 1, 0)), (np.array([3, 7, 4], np.int32), floats(2, 1, 0.5))
+    found, wanted = sparse.pair(row, row)
+    np.testing.assert_array_equal(found, wanted)
+    found, wanted = sparse.pair(row, other)
+    np.testing.assert_array_equal(found, [1, 0, 3, 0])  # of 3, 4, 7, 9
+    np.testing.assert_array_equal(wanted, [1.5, 0, 0.5, 0])
+    assert sparse.cosine(row, row) == pytest.approx(1)
+    assert sparse.cosine(row, other) == pytest.approx(5 / (10 * 5.25) ** 0.5)
+
+
 AGREEMENTS: list[tuple[DecisionComparator, Row, Row, EncodedText, float]] = [
     (comparator("classify"), (floats(1, 2, 0),), (floats(0, 9, 8),), text(0, 5, 2), 1),
     (comparator("classify"), (floats(1, 2, 0),), (floats(3, 2, 0),), text(0, 5, 2), 0),
@@ -136,6 +149,21 @@ AGREEMENTS: list[tuple[DecisionComparator, Row, Row, EncodedText, float]] = [
         (np.array([[7, 9], [8, 9]], np.int32), floats([1, 0], [1, 0]), floats(1, 1)),
         text(0, 4, 4, 2),
         0.5,
+    ),
+    # Of the words that have a weight; the order does not matter, and what fills the row does not count.
+    (
+        comparator("embed_sparse"),
+        (np.array([8, 7, 3], np.int32), floats(2, 1, 0)),
+        (np.array([7, 9, 8], np.int32), floats(2, 1, 0)),
+        text(0, 5, 2),
+        0.5,
+    ),
+    (
+        comparator("embed_sparse"),
+        (np.array([8, 7, 3], np.int32), floats(1, 0, 0)),
+        (np.array([7, 9, 8], np.int32), floats(0, 0, 0)),
+        text(0, 5, 2),
+        1,
     ),
     # The question's logits, however large, are not looked at.
     (

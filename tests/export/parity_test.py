@@ -176,7 +176,7 @@ class Small:
             open_engine(spec, "cpu", 1),
             build.comparator_of(self.checkpoint),
             self.reference,
-            EXPORTS["embed"].limits["fp32"],
+            {"embed": EXPORTS["embed"].limits["fp32"]},
             max_length=64,
             count=ignore,
         )

@@ -35,6 +35,9 @@ EVERY = [
     if model_type not in FAMILIES or task not in FAMILIES[model_type].tasks_without
 ]
 EVERY += [("electra", "embed", True), ("electra", "fill_mask", True), ("albert", "fill_mask", True)]
+ASKED = {task: task for task in ("embed_tokens", "embed_sparse")}
+"""Tasks that a checkpoint of Transformers' own never says that it was made for."""
+
 OFTEN = {
     *(("bert", task) for task in ("embed", "answer", "fill_mask")),
     *((name, "classify") for name in ("roberta", "ernie", "mpnet", "albert", "deberta-v2", "modernbert")),
@@ -64,8 +67,7 @@ def test_every_head_of_every_family_is_tried() -> None:
 def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str, task: str, *, projected: bool) -> None:
     """A padded batch on the serving engine is each text alone in Transformers; fusions, INT8 and fp16 are complete."""
     folder = write_task_checkpoint(tmp_path / "small", model_type, task, projected=projected)
-    # The files of a checkpoint say what it was made for, which never is this.
-    checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
+    checkpoint = opened(folder, ASKED.get(task))
     assert checkpoint.task == task
     assert checkpoint.labels.names == (LABELS[task] if task in {"classify", "tag"} else ())
     path, texts = fused(checkpoint, tmp_path), encoded(checkpoint)
@@ -78,7 +80,7 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
     # Weights that were never trained mind 8 bits more than those that were.
     for name, least in (("int8", 0.9), ("twin", 0.9999)):
         for row, right in zip(answers_together(checkpoint, tmp_path / f"{name}.onnx", texts), exact, strict=True):
-            assert decisions.cosine(comparator.numbers(row), comparator.numbers(right)) > least
+            assert decisions.cosine(*comparator.pair(row, right)) > least
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,14 @@ def test_openvino_runs_every_graph_in_int8(tmp_path: Path, model_type: str, task
     """The graph before the fusions, with fixed ranges, as OpenVINO takes it."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
     folder = write_task_checkpoint(tmp_path / "small", model_type, task)
-    checkpoint = opened(folder, "embed_tokens" if task == "embed_tokens" else None)
+    checkpoint = opened(folder, ASKED.get(task))
     raw, shape, texts = tmp_path / "raw.onnx", optimize.shape_of(checkpoint), encoded(checkpoint)
     task_model.write(task_model.load(checkpoint), raw)
     cuts = int8.cuts_of(raw, task_model.spec_of(checkpoint, raw), texts, ignore)
     openvino.quantize(raw, tmp_path / "int8.onnx", shape, cuts)
     comparator, exact = build.comparator_of(checkpoint), answers_together(checkpoint, raw, texts)
     for row, right in zip(answers_together(checkpoint, tmp_path / "int8.onnx", texts, "openvino"), exact, strict=True):
-        assert decisions.cosine(comparator.numbers(row), comparator.numbers(right)) > 0.97
+        assert decisions.cosine(*comparator.pair(row, right)) > 0.97
 
 
 def test_groups_of_layers_are_stored_once_each(tmp_path: Path) -> None:

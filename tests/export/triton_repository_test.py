@@ -139,7 +139,7 @@ def test_every_tasks_graph_parses(bundle: Bundle, task: str) -> None:
     manifest = changed(
         bundle,
         inputs=TASKS[task].graph_inputs(segments=False),
-        outputs=TASKS[task].graph_outputs(hidden_size=8, labels=3, candidates=5),
+        outputs=TASKS[task].graph_outputs(hidden_size=8, labels=3, candidates=5, active=4),
     ).manifest
     config = parsed_engine(manifest.artifacts[0], manifest)
     assert [(-1, *output.dims) for output in config.output] == [spec.shape for spec in manifest.outputs]

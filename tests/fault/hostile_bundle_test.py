@@ -457,7 +457,7 @@ TOKENIZERS: dict[str, Case] = {
     "cuts": Case(tokenizer(lambda t: t.update(truncation=CUTS)), "must not truncate or pad"),
     "pads": Case(tokenizer(lambda t: t.update(padding=PADS)), "must not truncate or pad"),
     "one-word-more": Case(tokenizer(lambda t: t["model"]["vocab"].update(onetoomany=30_522)), "tokens"),
-    "an-id-beyond": Case(tokenizer(lambda t: t["model"]["vocab"].update(zebra=1 << 20)), "token id"),
+    "an-id-beyond": Case(tokenizer(lambda t: t["model"]["vocab"].update(zebra=1 << 20)), "token ID"),
     "other-special-ids": Case(put(special_ids={"pad": 0, "cls": 2023, "sep": 102}), "cls"),
     "frames-unknown": Case(
         tokenizer(lambda t: t["post_processor"]["special_tokens"].pop("[CLS]")), "not a tokenizer: no entry found"

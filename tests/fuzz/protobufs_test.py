@@ -24,7 +24,7 @@ _shapes = st.lists(st.integers(0, 4) | st.sampled_from([-1, 64, 65, 2**31, 2**62
 _seldom = st.sampled_from([*[False] * 7, True])
 """For each of the things that can go wrong: so that in a few hundred messages all went right in some."""
 
-_MODELS = "embed embed embed.tokens embed_tokens classify rerank answer tag fill_mask fill_mask.tokens x"
+_MODELS = "embed embed embed.tokens embed_tokens embed_sparse classify rerank answer tag fill_mask fill_mask.tokens x"
 _models = st.sampled_from(_MODELS.split())
 _inputs = st.sampled_from(
     [["text"], ["text"], ["text", "text_pair"], ["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]]

@@ -37,6 +37,7 @@ from serving.settings import Settings
 from serving.tasks.answer import AnswerOptions, AnswerSpan
 from serving.tasks.classify import ClassifyOptions, LabelScore
 from serving.tasks.embed import EmbedOptions
+from serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
 from serving.tasks.embed_tokens import EmbedTokensOptions
 from serving.tasks.fill_mask import FilledMask, FillMaskOptions
 from serving.tasks.rerank import RerankOptions
@@ -100,6 +101,7 @@ class Pipeline:
 ANSWERS: dict[type, tuple[Any, Callable[[tuple[str, ...]], Any]]] = {
     EmbedOptions: ("embed", lambda _: np.ones(8, np.float32)),
     EmbedTokensOptions: ("embed_tokens", lambda _: np.ones((2, 8), np.float32)),
+    EmbedSparseOptions: ("embed_sparse", lambda _: SparseVector(np.arange(2, dtype=np.int32), np.ones(2, np.float32))),
     ClassifyOptions: ("classify", lambda labels: [LabelScore(label, 0.5) for label in labels]),
     RerankOptions: ("rerank", lambda _: 0.5),
     AnswerOptions: ("answer", lambda _: [AnswerSpan("a", 0.5, 0, 1)]),
@@ -381,8 +383,8 @@ def test_no_request_changes_what_is_kept_for_others(plain: Everywhere) -> None:
 def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
     """All of them, whichever the protocol, and no others."""
     hot = {route.path.rpartition("/")[2] for route in plain.routes() if isinstance(route, HotRoute)}
-    tasks = {"embed", "embed_all", "similarity", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
-    assert hot == {*tasks, "embeddings", "infer", "", "invocations", "{model}"}
+    tasks = {"embed", "embed_all", "embed_sparse", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
+    assert hot == {*tasks, "similarity", "embeddings", "infer", "", "invocations", "{model}"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from serving.errors import BertserveError, InvalidRequest, MalformedRequest, SlowRequest, UnsupportedMediaType
-from serving.http.apis.openai import EmbeddingLine
+from serving.http.apis.batch_lines import BatchLine
+from serving.http.apis.openai import LINES
 from serving.http.apis.openai_messages import EmbeddingsRequest
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
@@ -172,7 +173,7 @@ def test_no_line_mixes_two_versions() -> None:
     unused: Any = None
     pieces: Sequence[Sequence[str]] = [["a"] * 32, ["b"] * 32, ["c"]]
     http = HttpRequest("POST", "/v1/embeddings", {}, b"", "r-1", 0.0)
-    line = EmbeddingLine(unused, http, EmbeddingsRequest(input=""), "embed", pieces)
+    line = BatchLine(unused, LINES, http, EmbeddingsRequest(input=""), "embed", pieces)
     answer = asyncio.run(line.answer(retry))
     body = b"".join(answer.pieces())
     assert body.count(b"[2.0,2.0]") == 65

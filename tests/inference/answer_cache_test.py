@@ -237,6 +237,7 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
         ("answer", (np.zeros(8), np.zeros(8)), [(3,), (3,)]),
         ("embed", (np.zeros(8),), [(8,)]),
         ("fill_mask", (np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1)), [(1, 4), (1, 4), (1,)]),
+        ("embed_sparse", (np.zeros(4), np.zeros(4)), [(4,), (4,)]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -248,7 +249,10 @@ async def test_answers_for_each_token_are_kept_without_padding(
     bench, cache = Bench(), AnswerCache(MIB)
     permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, 1.0)
     await cache.run(
-        Instant(row), permit, [text(1, 2, 3)], TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4)
+        Instant(row),
+        permit,
+        [text(1, 2, 3)],
+        TASKS[task].graph_outputs(hidden_size=8, labels=8, candidates=4, active=4),
     )
     found = cache.recall(BATCHED, [text(1, 2, 3)])
     assert found is not None

@@ -170,6 +170,7 @@ def test_it_answers_as_the_library_does(both: tuple[IsolatedTokenizer, TextToken
     [
         ("encode", ([*TEXTS, *PAIRS, [CLS, 2051, SEP]],), {"truncate": True}),
         ("encode", ([*TEXTS, *PAIRS],), {"truncate": "left"}),
+        ("encode_bare", (TEXTS,), {"truncate": True}),
         ("encode_aligned", (TEXTS,), {"truncate": True}),
         ("encode_windows", ([*TEXTS, *PAIRS],), {"length": 64, "overlap": 8, "truncate": True}),
         ("encode_chunks", (PAIRS,), {"tokens": 40, "overlap": 4, "most": 100}),

@@ -140,6 +140,18 @@ def test_types_of_a_lone_text_are_the_tokenizers(models: Path) -> None:
         assert list(window.type_ids or ()) == [1] * len(window.ids)
 
 
+@pytest.mark.parametrize(("truncate", "kept"), [(True, slice(MAX_LENGTH)), ("left", slice(44, None))])
+def test_texts_without_special_tokens(tokenizer: TextTokenizer, models: Path, truncate: Truncate, kept: slice) -> None:
+    """They may have as many tokens of their own as others with special ones."""
+    long = words(models, 302)
+    encoded = tokenizer.encode_bare(["What is a T4?", "", long], truncate=truncate)
+    expected = [library(models).encode(text, add_special_tokens=False).ids for text in ("What is a T4?", "", long)]
+    assert [list(text.ids) for text in encoded] == [*expected[:2], expected[2][kept]]
+    assert [text.truncated for text in encoded] == [0, 0, 300 - MAX_LENGTH]
+    with pytest.raises(InvalidRequest, match=f"input 1 has 300 tokens; the model takes {MAX_LENGTH}"):
+        tokenizer.encode_bare(["a", long], truncate=False)
+
+
 def test_truncation_refused(tokenizer: TextTokenizer, models: Path) -> None:
     """With truncation off, the first input that is too long is named with its length."""
     with pytest.raises(InvalidRequest, match=r"input 1 has 257 tokens.* 256"):

@@ -31,6 +31,7 @@ AXES: dict[str, tuple[str, ...]] = {
         "--protocol v2 --model fill_mask",
         "--protocol grpc --model answer",
         "--protocol v2 --task embed_tokens --model embed_tokens",
+        "--protocol grpc --model embed_sparse",
     ),
     "scenario": ("", *(f"--scenario {name}" for name in SCENARIOS), "--scenario FOLDER/own.toml"),
     "texts": ("", "--texts FOLDER/plain.txt", "--texts FOLDER/fields.jsonl"),

@@ -64,6 +64,14 @@ def put_file(name: str, value: object) -> Callable[[dict[str, Any]], object]:
 
 ENGINE = {"flavour": "rtx", "version": "1.7", "compute_capability": "7.5", "profiles": []}
 
+SIDES = {"query_length": 8, "document_length": 16}
+
+
+def of_sides(**changes: object) -> Callable[[dict[str, Any]], object]:
+    """A model of token vectors with something else in how it reads queries and documents."""
+    return lambda manifest: manifest.update(task="embed_tokens", pooling=None, multi_vector=SIDES | changes)
+
+
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a-later-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
     "an-earlier-schema": (put("schema_version", 1), "schema version must be 2 or 3: export again"),
@@ -100,8 +108,37 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda m: m.update(task="rerank", pooling=None, prompts={"query": "q"}, default_prompt="query"),
         "default_prompt belongs",
     ),
+    "sides-elsewhere": (put("multi_vector", SIDES), "multi_vector belongs"),
+    "sides-longer-than-the-model": (of_sides(document_length=1 << 19), "a length of multi_vector is out of range"),
+    "sides-shorter-than-a-text": (of_sides(query_length=2), "a length of multi_vector is out of range"),
+    "filled-beyond-a-query": (
+        of_sides(expansion={"token": 103, "length": 9, "attended": False}),
+        "a length of multi_vector is out of range",
+    ),
+    "filled-with-no-word": (
+        of_sides(expansion={"token": WORDS, "length": 8, "attended": True}),
+        "a token of multi_vector is outside the vocabulary",
+    ),
+    "skips-no-word": (of_sides(skipped=[-1]), "a token of multi_vector is outside the vocabulary"),
     "candidates-elsewhere": (put("candidates", 5), "candidates"),
     "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
+    "active-elsewhere": (put("active", 5), "active belongs"),
+    "no-active": (lambda m: m.update(task="embed_sparse", pooling=None), "active belongs"),
+    "more-active-than-words": (
+        lambda m: m.update(task="embed_sparse", pooling=None, active=WORDS + 1),
+        "active is out of range",
+    ),
+    "weights-of-queries-elsewhere": (put("query_weights", True), "query_weights belongs"),
+    "no-weights-of-queries": (
+        lambda m: m.update(
+            task="embed_sparse",
+            pooling=None,
+            active=3,
+            query_weights=True,
+            outputs=msgspec.to_builtins(TASKS["embed_sparse"].graph_outputs(active=3)),
+        ),
+        "query_weights.npy must be listed",
+    ),
     "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3, special_ids={}), "mask token"),
     "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
     "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
@@ -150,20 +187,23 @@ def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) ->
 def test_every_task_has_its_tensors(bundle: Path, task: str, *, segments: bool) -> None:
     """A manifest of any task passes with that task's inputs and outputs, and with no other task's."""
     labels = ("a", "b") if task in {"classify", "tag"} else ()
-    candidates = 3 if task == "fill_mask" else 0
+    candidates, active = 3 if task == "fill_mask" else 0, 3 if task == "embed_sparse" else 0
     manifest = msgspec.structs.replace(
         opened(bundle),
         task=task,
         pooling="cls" if task == "embed" else None,
         labels=labels,
         candidates=candidates,
+        active=active,
         special_ids={"mask": 4},
         inputs=TASKS[task].graph_inputs(segments=segments),
-        outputs=TASKS[task].graph_outputs(hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates),
+        outputs=TASKS[task].graph_outputs(
+            hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates, active=active
+        ),
     )
     assert problem(manifest, NAME, "1") is None
     for other in set(TASKS) - {task}:
-        outputs = TASKS[other].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=3)
+        outputs = TASKS[other].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=3, active=3)
         assert problem(msgspec.structs.replace(manifest, outputs=outputs), NAME, "1") == (
             "the outputs do not match the task"
         )

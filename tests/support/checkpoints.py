@@ -137,6 +137,7 @@ HEADS = {
     "answer": "ForQuestionAnswering",
     "tag": "ForTokenClassification",
     "fill_mask": "ForMaskedLM",
+    "embed_sparse": "ForMaskedLM",
 }
 LABELS = {"classify": ("bad", "fair", "good"), "rerank": ("relevance",), "tag": ("O", "B-x", "I-x", "B-y", "I-y")}
 BYTE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

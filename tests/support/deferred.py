@@ -35,6 +35,7 @@ MODULES = (
     "export.checkpoint.unpickle",
     "export.graph.architectures",
     "export.graph.optimize",
+    "export.graph.sparse_head",
     "export.graph.task_model",
     "export.precision.int8",
     "export.precision.quantize",

@@ -153,7 +153,7 @@ def light_tasks() -> Path:
 def _change_task(task: str, bundle: Path, manifest: dict[str, Any]) -> None:
     keep_only_fp32(manifest)
     inputs = TASKS[task].graph_inputs(segments=True)
-    outputs = TASKS[task].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=8)
+    outputs = TASKS[task].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=8, active=8)
     infos = [
         [
             onnx.helper.make_tensor_value_info(
@@ -178,6 +178,7 @@ def _change_task(task: str, bundle: Path, manifest: dict[str, Any]) -> None:
         "pooling": "mean" if task == "embed" else None,
         "labels": ["calm", "glad"] if task in {"classify", "tag"} else [],
         "candidates": 8 if task == "fill_mask" else 0,
+        "active": 8 if task == "embed_sparse" else 0,
     }
 
 

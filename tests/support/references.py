@@ -60,6 +60,8 @@ def expected(folder: Path, checkpoint: Checkpoint, text: EncodedText, form: str 
         return [answer.last_hidden_state[0].numpy()]
     if checkpoint.task == "answer":
         return [answer.start_logits[0].numpy(), answer.end_logits[0].numpy()]
+    if checkpoint.task == "embed_sparse":
+        return [answer.logits[0].relu().log1p().amax(0).numpy()]
     if checkpoint.task != "fill_mask":
         return [answer.logits[0].numpy()]
     mask = checkpoint.vocabulary.special_ids["mask"]
@@ -71,6 +73,12 @@ def expected(folder: Path, checkpoint: Checkpoint, text: EncodedText, form: str 
 def check_answers(folder: Path, checkpoint: Checkpoint, graph: Path, form: str = "") -> None:
     """Holds what a graph answers to a padded batch against the library's answers to each text alone."""
     texts = encoded(checkpoint)
-    for row, text in zip(answers_together(checkpoint, graph, texts), texts, strict=True):
+    for answered, text in zip(answers_together(checkpoint, graph, texts), texts, strict=True):
+        row = [_dense(*answered)] if checkpoint.task == "embed_sparse" else answered
         for found, right in zip(row, expected(folder, checkpoint, text, form), strict=True):
             np.testing.assert_allclose(found, right, atol=2e-5 * max(1, np.abs(right).max()))
+
+
+def _dense(indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weights of all words, of which a graph has given every one."""
+    return weights[np.argsort(indices)]

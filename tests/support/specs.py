@@ -20,6 +20,6 @@ def model_spec(
         "max_length": 32,
         "special_ids": {},
         "inputs": tuple(tensor.name for tensor in TASKS[task].graph_inputs(segments=segments)),
-        "outputs": TASKS[task].graph_outputs(hidden_size=size, labels=size, candidates=size),
+        "outputs": TASKS[task].graph_outputs(hidden_size=size, labels=size, candidates=size, active=size),
     }
     return ModelSpec(name=name, **{**fields, **changes})

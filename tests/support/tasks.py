@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MAX_LENGTH = 64
 HIDDEN_SIZE = 32
 CANDIDATES = 8
+ACTIVE = len(vocabulary())
+"""All words of the vocabulary, so that no weight is left out."""
 LABELS: dict[str, tuple[str, ...]] = {
     "classify": ("calm", "glad", "sad"),
     "tag": ("O", "B-place", "I-place", "B-thing", "I-thing"),
@@ -101,7 +103,7 @@ def write_bundle(
     another model tells by its answers who gave them. `fields` are further ones of its manifest, such as prompts.
     """
     task, labels = tiny.task, tiny.labels
-    sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES}
+    sizes = {"hidden_size": HIDDEN_SIZE, "labels": len(labels), "candidates": CANDIDATES, "active": ACTIVE}
     inputs, outputs = (
         known_tasks.TASKS[task].graph_inputs(segments=True),
         known_tasks.TASKS[task].graph_outputs(**sizes),
@@ -150,6 +152,7 @@ def write_bundle(
                 pooling="cls" if task == "embed" else None,
                 labels=labels,
                 candidates=CANDIDATES if task == "fill_mask" else 0,
+                active=ACTIVE if task == "embed_sparse" else 0,
                 **fields,
             )
         ).path
@@ -159,7 +162,7 @@ def _write_graph(tiny: TinyModel, path: Path) -> None:
     """Writes the graph; it is traced once for each state of the model, the code and the libraries, and then kept."""
     inputs = [tensor.name for tensor in known_tasks.TASKS[tiny.task].graph_inputs(segments=True)]
     outputs = known_tasks.TASKS[tiny.task].graph_outputs(
-        hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES
+        hidden_size=HIDDEN_SIZE, labels=len(tiny.labels), candidates=CANDIDATES, active=ACTIVE
     )
     axes = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in inputs}
     for spec in outputs:
@@ -186,7 +189,7 @@ def _trace(tiny: TinyModel, options: dict[str, Any], folder: Path) -> None:
     example = {IDS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), POSITIONS: ids[:, :3] % 8}
     with quiet():
         torch.onnx.export(
-            traced.TaskOutputs(tiny.model, tiny.task, CANDIDATES).eval(),
+            traced.TaskOutputs(tiny.model, tiny.task, ACTIVE if tiny.task == "embed_sparse" else CANDIDATES).eval(),
             tuple(example[name] for name in options["input_names"]),
             folder / _TRACED,
             dynamo=False,

@@ -60,6 +60,12 @@ class TaskOutputs(torch.nn.Module):
             return (answer.last_hidden_state,)
         if self.task == "answer":
             return answer.start_logits, answer.end_logits
+        if self.task == "embed_sparse":
+            weights = torch.log1p(torch.relu(answer.logits * mask.unsqueeze(-1)).amax(1)).topk(self.candidates)
+            # As below: manifests say how many `topk` gives.
+            return tuple(
+                part.reshape(ids.shape[0], self.candidates) for part in (weights.indices.int(), weights.values)
+            )
         if positions is None:
             return (answer.logits,)
         wanted = positions.long().unsqueeze(-1).expand(-1, -1, answer.logits.shape[-1])

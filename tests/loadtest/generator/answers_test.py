@@ -15,6 +15,7 @@ SPAN = {"answer": "glad", "score": 0.5, "start": 3, "end": 7}
 ENTITY = {"entity_group": "place", "score": 0.5, "word": "Paris", "start": 0, "end": 5}
 FILLED = {"score": 0.5, "token": 7, "token_str": "glad", "sequence": "be glad"}
 EMBEDDED = {"index": 0, "embedding": [0.5, -1]}
+WEIGHTS = [{"index": 3, "value": 0.5}, {"index": 7, "value": 1.5}]
 RANKED = [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.1}]
 
 
@@ -40,6 +41,8 @@ def floats(*values: float) -> bytes:
     [
         ("http", "embed", 1, [[0.5, -1]]),
         ("http", "embed_tokens", 1, [[[0.5, -1], [0.25, 1]]]),
+        ("http", "embed_sparse", 2, [WEIGHTS, []]),
+        ("tei", "embed_sparse", 1, [WEIGHTS]),
         ("http", "classify", 1, [[CLASS]]),
         ("http", "classify", 1, [[{"label": "LABEL_0", "score": -3.25}]]),
         ("tei", "classify", 1, [CLASS]),
@@ -72,6 +75,9 @@ def test_an_answer_is_taken(protocol: str, task: str, inputs: int, body: Any) ->
         ("http", "embed", 1, {"embedding": [0.5]}, "not an answer of the task embed"),
         ("http", "embed", 1, [[0.5], [0.5]], "2 answers for 1 inputs"),
         ("http", "embed_tokens", 1, [[0.5, 1]], "not an answer of the task embed_tokens"),
+        ("http", "embed_sparse", 1, WEIGHTS, "not an answer of the task embed_sparse"),
+        ("http", "embed_sparse", 1, [WEIGHTS[::-1]], "indices that do not ascend"),
+        ("http", "embed_sparse", 1, [[{"index": 3, "value": "0.5"}]], "not an answer of the task embed_sparse"),
         ("http", "classify", 1, [[]], "not an answer of the task classify"),
         ("http", "classify", 1, [[{"label": 1, "score": 0.5}]], "not an answer of the task classify"),
         ("http", "rerank", 3, RANKED, "2 answers for 3 inputs"),
@@ -116,3 +122,23 @@ def test_tensors_are_read() -> None:
         ("embeddings", "FP32", [1, 2, 2], floats(1, 2, 0, 0)), ("tokens", "INT64", [1], struct.pack("<q", 3))
     )
     assert Answers("grpc", "embed_tokens").fault(tokens, 1) == "wrong answer: another number of tokens than of vectors"
+
+
+@pytest.mark.parametrize(
+    ("splits", "fault"),
+    [
+        ((0, 2, 2, 3), ""),
+        ((0, 3), "1 answers for 3 inputs"),
+        ((0, 2, 2, 4), "row_splits that do not match the vectors"),
+        ((0, 1, 1, 3), "indices that do not ascend"),
+    ],
+)
+def test_sparse_vectors_are_split(splits: tuple[int, ...], fault: str) -> None:
+    """Those of all inputs lie in one tensor."""
+    tensors = [
+        ("sparse_indices", "INT32", [3], struct.pack("<3i", 3, 7, 5)),
+        ("sparse_values", "FP32", [3], floats(0.5, 1.5, 1)),
+        ("row_splits", "INT32", [len(splits)], struct.pack(f"<{len(splits)}i", *splits)),
+    ]
+    found = Answers("grpc", "embed_sparse").fault(infer_reply(*tensors), 3)
+    assert found == (f"wrong answer: {fault}" if fault else "")

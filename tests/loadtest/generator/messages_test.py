@@ -63,6 +63,7 @@ QUERY = "What is this about?"
 BODIES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("http", "embed", "/embed", {"inputs": "a text"}),
     ("http", "embed_tokens", "/embed_all", {"inputs": "a text"}),
+    ("tei", "embed_sparse", "/embed_sparse", {"inputs": "a text"}),
     ("http", "classify", "/classify", {"inputs": "a text"}),
     ("http", "tag", "/tag", {"inputs": "a text"}),
     ("http", "fill_mask", "/fill-mask", {"inputs": "[MASK] a text"}),

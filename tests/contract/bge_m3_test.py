@@ -1,0 +1,246 @@
+"""A model with three outputs on a server: each alone and together, as FlagEmbedding computes them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from serving.grpc.services import tei_pb2 as pb
+from tests.support.batches import client_of, ended, results_of
+from tests.support.clients import ask, get, metric, post_json
+from tests.support.server import Server, measured
+from tests.support.tasks import write_bundle
+from tests.support.triton_clients import FLAVOURS, TritonClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.support.bge_m3 import FlagModel, Vectors
+    from tests.support.tasks import TinyModel
+
+CLOSE = 1e-5
+TEXTS = ["the server", "A text that is not in it, and a text.", "it", "is it on the server? " * 20]
+EVERY = {"dense": 1.0, "sparse": 1.0, "tokens": 1.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.support.bge_m3 import write_m3  # noqa: PLC0415  PyTorch is slow to import
+
+    return write_m3(tmp_path_factory.mktemp("checkpoint") / "m3")
+
+
+@pytest.fixture(scope="module")
+def repository(folder: Path) -> Path:
+    from export.cli.export import main  # noqa: PLC0415  likewise
+    from export.texts import corpus  # noqa: PLC0415
+    from tests.support.lean_exports import few_probes, few_texts, keep_optimized  # noqa: PLC0415
+
+    keep_optimized()
+    made = folder.with_name("models")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        patch.setattr(corpus, "read", few_texts)
+        patch.setattr(corpus, "probes", few_probes)
+        assert main([str(folder), "--out", str(made), "--precision", "fp32"]) == 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    folder = repository.with_name("batches")
+    with Server(repository, *measured(repository), "--batch-dir", str(folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> FlagModel:
+    from tests.support.bge_m3 import FlagModel  # noqa: PLC0415  likewise
+
+    return FlagModel(folder)
+
+
+@pytest.fixture(scope="module")
+def wanted(library: FlagModel) -> list[Vectors]:
+    return [library.encode(text) for text in TEXTS]
+
+
+def same_weights(found: Mapping[int, float], wanted: Mapping[int, float]) -> None:
+    assert found == pytest.approx(dict(wanted), abs=CLOSE)
+
+
+def weights(vector: list[dict[str, Any]]) -> dict[int, float]:
+    indices = [one["index"] for one in vector]
+    assert indices == sorted(set(indices))
+    return {one["index"]: one["value"] for one in vector}
+
+
+def test_each_route_answers_with_its_output(server: Server, wanted: list[Vectors]) -> None:
+    """The routes of the three tasks, with the model's name in the path and without."""
+    for at in ("", "/models/m3"):
+        dense, sparse, tokens = (
+            ask(server, at + path, inputs=TEXTS) for path in ("/embed", "/embed_sparse", "/embed_all")
+        )
+        for text, expected in enumerate(wanted):
+            np.testing.assert_allclose(dense[text], expected.dense, atol=CLOSE)
+            same_weights(weights(sparse[text]), expected.lexical)
+            np.testing.assert_allclose(tokens[text], expected.colbert, atol=CLOSE)
+    assert any(len(expected.lexical) > 3 for expected in wanted)
+
+
+def test_several_outputs_are_computed_once(server: Server, wanted: list[Vectors]) -> None:
+    """One batch for all of them; a reply has those that were asked for, and is a plain list without `outputs`."""
+    ran = metric(server, "bertserve_batch_size_sum")
+    reply = ask(server, "/embed", inputs=TEXTS, outputs=["tokens", "dense", "sparse"])
+    assert metric(server, "bertserve_batch_size_sum") == ran + len(TEXTS)
+    for found, expected in zip(reply, wanted, strict=True):
+        np.testing.assert_allclose(found["dense"], expected.dense, atol=CLOSE)
+        same_weights(weights(found["sparse"]), expected.lexical)
+        np.testing.assert_allclose(found["tokens"], expected.colbert, atol=CLOSE)
+    alone = ask(server, "/embed", inputs=TEXTS)
+    for output in EVERY:
+        few = ask(server, "/embed", inputs=TEXTS, outputs=[output])
+        assert [one.keys() for one in few] == [{output}] * len(TEXTS)
+        if output == "dense":
+            assert [one["dense"] for one in few] == alone
+    (cut,) = ask(server, "/embed", inputs=TEXTS[0], outputs=["dense", "sparse"], dimensions=8, normalize=False)
+    assert len(cut["dense"]) == 8
+
+
+def test_openai_has_the_others_beside(server: Server, wanted: list[Vectors]) -> None:
+    """In the format that is asked for; a line of a batch file is answered likewise."""
+    message = {"model": "m3", "input": TEXTS, "outputs": ["dense", "sparse", "tokens"]}
+    data = ask(server, "/v1/embeddings", **message)["data"]
+    for found, expected in zip(data, wanted, strict=True):
+        np.testing.assert_allclose(found["embedding"], expected.dense, atol=CLOSE)
+        same_weights(weights(found["sparse_embedding"]), expected.lexical)
+        np.testing.assert_allclose(found["token_embeddings"], expected.colbert, atol=CLOSE)
+    (one,) = ask(server, "/v1/embeddings", input="it", outputs=["sparse"])["data"]
+    assert one.keys() == {"object", "index", "sparse_embedding"}
+    packed = ask(server, "/v1/embeddings", input="it", outputs=["dense"], encoding_format="base64")["data"][0]
+    assert packed == ask(server, "/v1/embeddings", input="it", encoding_format="base64")["data"][0]
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": message}
+    with client_of(server) as client:
+        content = json.dumps(line).encode() + b"\n"
+        file = client.files.create(file=("input.jsonl", content), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        output, _ = results_of(client, ended(client, made.id))
+    assert output[0]["response"]["body"]["data"] == data
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_v2_has_the_outputs_of_all_tasks(server: Server, wanted: list[Vectors], flavour: str) -> None:
+    """All by default, or those that are named, which alone are made."""
+    client = TritonClient(flavour, server)
+    whole = client.infer("m3", {"text": TEXTS})
+    names = ("embedding", "sparse_indices", "sparse_values", "row_splits", "embeddings", "tokens")
+    dense, indices, values, splits, tokens, counts = map(whole.as_numpy, names)
+    for text, expected in enumerate(wanted):
+        np.testing.assert_allclose(dense[text], expected.dense, atol=CLOSE)
+        own = slice(splits[text], splits[text + 1])
+        same_weights(dict(zip(indices[own].tolist(), values[own].tolist(), strict=True)), expected.lexical)
+        np.testing.assert_allclose(tokens[text, : counts[text]], expected.colbert, atol=CLOSE)
+    few = client.infer("m3", {"text": TEXTS}, outputs=["row_splits", "embedding"], parameters={"top_k": 1})
+    np.testing.assert_array_equal(few.as_numpy("embedding"), dense)
+    assert few.as_numpy("row_splits").tolist() == list(range(len(TEXTS) + 1))
+    assert few.as_numpy("embeddings") is None
+    with pytest.raises(InferenceServerException, match="unexpected output; the model has"):
+        client.infer("m3", {"text": TEXTS}, outputs=["label"])
+
+
+def test_grpc_calls_of_all_three(server: Server, wanted: list[Vectors]) -> None:
+    """Text-embeddings-inference's messages."""
+    with grpc.insecure_channel(server.grpc) as channel:
+
+        def call(name: str, request: Any, reply: Any) -> Any:
+            serializer = type(request).SerializeToString
+            return channel.unary_unary(f"/tei.v1.Embed/{name}", serializer, reply.FromString)(request)
+
+        text, expected = TEXTS[1], wanted[1]
+        dense = call("Embed", pb.EmbedRequest(inputs=text, truncate=True, normalize=True), pb.EmbedResponse)
+        np.testing.assert_allclose(dense.embeddings, expected.dense, atol=CLOSE)
+        sparse = call("EmbedSparse", pb.EmbedSparseRequest(inputs=text, truncate=True), pb.EmbedSparseResponse)
+        same_weights({one.index: one.value for one in sparse.sparse_embeddings}, expected.lexical)
+        every = call("EmbedAll", pb.EmbedAllRequest(inputs=text, truncate=True), pb.EmbedAllResponse)
+        np.testing.assert_allclose([one.embeddings for one in every.token_embeddings], expected.colbert, atol=CLOSE)
+
+
+WEIGHTS = [None, EVERY, {"dense": 1.0, "sparse": 0.3, "tokens": 1.0}, {"sparse": 2}, {"dense": 0.4, "tokens": 0.6}]
+
+
+@pytest.mark.parametrize("given", WEIGHTS, ids=str)
+def test_a_hybrid_score_ranks(server: Server, library: FlagModel, given: dict[str, float] | None) -> None:
+    """As `compute_score` of FlagEmbedding, with its default of equal weights, on every route."""
+    query, texts = TEXTS[1], [*TEXTS, "a text"]
+    wanted = [library.score(query, text, given or EVERY) for text in texts]
+    message = {"query": query, **({} if given is None else {"weights": given})}
+    for path, field in (("/rerank", "texts"), ("/v1/rerank", "documents"), ("/v2/rerank", "documents")):
+        ranks = ask(server, path, **message, **{field: texts})
+        ranks = ranks if isinstance(ranks, list) else ranks["results"]
+        found = {rank["index"]: rank.get("score", rank.get("relevance_score")) for rank in ranks}
+        assert list(found) == np.argsort(-np.array(wanted), kind="stable").tolist()
+        assert found == pytest.approx(dict(enumerate(wanted)), abs=CLOSE)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "/embed",
+        {"inputs": "a", "outputs": ["colbert"]},
+        "unknown output 'colbert' in `outputs`; this model has dense, sparse, tokens",
+    ),
+    ("/embed", {"inputs": "a", "outputs": []}, "`outputs` is empty; this model has dense, sparse, tokens"),
+    ("/embed", {"inputs": "a", "outputs": ["dense"], "chunk": True}, "`outputs` cannot be combined with `chunk`"),
+    ("/embed", {"inputs": "a", "chunk": True, "late_chunking": True}, "for MaxSim, not for late chunking"),
+    ("/v1/embeddings", {"input": "a", "outputs": ["lexical"]}, "unknown output 'lexical'"),
+    ("/rerank", {"query": "a", "texts": ["b"], "weights": {"colbert": 1}}, "unknown output 'colbert' in `weights`"),
+    ("/rerank", {"query": "a", "texts": ["b"], "weights": {"dense": -1, "sparse": 2}}, "must not be negative"),
+    ("/rerank", {"query": "a", "texts": ["b"], "weights": {"dense": 0}}, "one of them must be above 0"),
+    ("/rerank", {"query": "a", "texts": ["b"], "long": "window"}, "reads no windows"),
+]
+
+
+@pytest.mark.parametrize(("path", "message", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused_says_what_there_is(server: Server, path: str, message: dict[str, Any], said: str) -> None:
+    """With a client's status."""
+    reply = post_json(server.http, path, message)
+    assert 400 <= reply.status < 500
+    assert said in reply.body.decode().replace('\\"', '"')
+
+
+def test_the_server_names_the_outputs(server: Server) -> None:
+    """In the model's information, the status, and the document, whose examples answer."""
+    assert get(server.http, "/info").json()["outputs"] == ["dense", "sparse", "tokens"]
+    (model,) = get(server.http, "/status").json()["models"]
+    assert (model["task"], model["also"]) == ("embed", ["embed_sparse", "embed_tokens"])
+    document = get(server.http, "/openapi.json").json()
+    for path in ("/embed", "/embed_sparse", "/embed_all", "/rerank", "/v1/rerank"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert content["application/json"]["example"]
+
+
+def test_beside_other_models(repository: Path, tiny_models: dict[str, TinyModel], tmp_path: Path) -> None:
+    """It is one of the models of each of its tasks: a default for one of them, and behind a cross-encoder."""
+    for name in ("embed", "embed_sparse", "rerank"):
+        write_bundle(tmp_path, tiny_models[name])
+    (tmp_path / "m3").symlink_to(repository / "m3")
+    with Server(tmp_path, "--default", "embed_sparse=m3") as both:
+        text = {"inputs": "the server"}
+        assert ask(both, "/embed_sparse", **text) == ask(both, "/models/m3/embed_sparse", **text)
+        assert ask(both, "/embed_all", **text) == ask(both, "/models/m3/embed_all", **text)
+        reply = post_json(both.http, "/embed", text)
+        assert (reply.status, "embed, m3" in reply.body.decode()) == (400, True)
+        ranked = {"query": "a", "texts": ["b", "the server"]}
+        assert ask(both, "/rerank", **ranked) == ask(both, "/models/rerank/rerank", **ranked)
+        reply = post_json(both.http, "/rerank", {**ranked, "weights": {"dense": 1}})
+        assert (reply.status, "needs a model with several outputs" in reply.body.decode()) == (422, True)
+        (dense,) = ask(both, "/models/embed/embed", **text, outputs=["dense"])
+        assert [dense["dense"]] == ask(both, "/models/embed/embed", **text)
+        reply = post_json(both.http, "/models/embed/embed", {**text, "outputs": ["sparse"]})
+        assert (reply.status, "this model has dense" in reply.body.decode()) == (422, True)
