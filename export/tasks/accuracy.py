@@ -106,6 +106,27 @@ class Reader:
         return encodings
 
 
+@dataclass(slots=True, frozen=True)
+class PairReader(Reader):
+    """Sentence, sentence, score; Spearman of the similarity of their embeddings."""
+
+    def rows(self, name: str, rows: list[list[str]]) -> Examples:
+        indices = {text: index for index, text in enumerate(dict.fromkeys(text for row in rows for text in row[:2]))}
+        pairs = [(indices[row[0]], indices[row[1]]) for row in rows]
+        expected = [float(row[2]) for row in rows]
+        return Examples(
+            name,
+            len(pairs),
+            self._encode([self.prompt + text for text in indices]),
+            lambda answers: {"spearman": metrics.spearman(self.similarities(answers, pairs), expected)},
+        )
+
+    @staticmethod
+    def similarities(answers: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """The similarity of each pair, given by the indices of its answers."""
+        raise NotImplementedError
+
+
 def encoded(encoding: Encoding) -> EncodedText:
     types = array("i", encoding.type_ids) if any(encoding.type_ids) else None
     return EncodedText(array("i", encoding.ids), types)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader
+from export.tasks.accuracy import PairReader
 from export.tasks.base import TaskExport
 from export.tasks.decisions import Undecided
 from export.tasks.libraries.answers import FEW, MANY, Form, vector
@@ -45,20 +44,13 @@ class _Comparator(Undecided):
 
 
 @dataclass(slots=True, frozen=True)
-class _Reader(Reader):
-    """Sentence, sentence, score; Spearman of the cosine."""
-
-    def rows(self, name: str, rows: list[list[str]]) -> Examples:
-        indices = {text: index for index, text in enumerate(dict.fromkeys(text for row in rows for text in row[:2]))}
-        pairs = [(indices[row[0]], indices[row[1]], float(row[2])) for row in rows]
-
-        def score(answers: Sequence[Row]) -> dict[str, float]:
-            vectors = np.stack([row[0] for row in answers]).astype(np.float64)
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            actual = [float(vectors[one] @ vectors[other]) for one, other, _ in pairs]
-            return {"spearman": metrics.spearman(actual, [expected for *_, expected in pairs])}
-
-        return Examples(name, len(pairs), self._encode([self.prompt + text for text in indices]), score)
+class _Reader(PairReader):
+    @staticmethod
+    def similarities(answers: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """Cosines."""
+        vectors = np.stack([row[0] for row in answers]).astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return [float(vectors[one] @ vectors[other]) for one, other in pairs]
 
 
 class Encoder(SentenceTransformers):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from export.checkpoint.sparse import IDF
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader
+from export.tasks.accuracy import PairReader
 from export.tasks.base import TaskExport
 from export.tasks.decisions import DecisionComparator, cosine
 from export.tasks.embed import Encoder
@@ -108,18 +107,11 @@ class _OfTokens(DecisionComparator):
 
 
 @dataclass(slots=True, frozen=True)
-class _Reader(Reader):
-    """Sentence, sentence, score; Spearman of the dot product."""
-
-    def rows(self, name: str, rows: list[list[str]]) -> Examples:
-        indices = {text: index for index, text in enumerate(dict.fromkeys(text for row in rows for text in row[:2]))}
-        pairs = [(indices[row[0]], indices[row[1]], float(row[2])) for row in rows]
-
-        def score(answers: Sequence[Row]) -> dict[str, float]:
-            actual = [_product(answers[one], answers[other]) for one, other, _ in pairs]
-            return {"spearman": metrics.spearman(actual, [expected for *_, expected in pairs])}
-
-        return Examples(name, len(pairs), self._encode([self.prompt + text for text in indices]), score)
+class _Reader(PairReader):
+    @staticmethod
+    def similarities(answers: Sequence[Row], pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """Dot products."""
+        return [_product(answers[one], answers[other]) for one, other in pairs]
 
 
 def _product(row: Row, other: Row) -> float:

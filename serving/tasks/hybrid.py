@@ -14,9 +14,9 @@ import numpy as np
 
 from serving.errors import InvalidRequest
 from serving.tasks import combined
-from serving.tasks.base import TaskOptions, Way, Work, pairs_of
+from serving.tasks.base import TaskOptions, Way, Work
 from serving.tasks.combined import CombinedOptions, Embedded
-from serving.tasks.maxsim import encode, maxsim, sides_of, sizes_bytes
+from serving.tasks.maxsim import encode, mean_maxsim, scored, sizes_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,10 +48,7 @@ def finish(work: Work[HybridOptions]) -> list[float]:
     weights = {output: weight for output, weight in given.items() if weight > 0}
     options = CombinedOptions(tuple(weights), normalize=True)
     found = combined.finish(Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer))
-    pairs = pairs_of(work.inputs)
-    count = len(found) - len(pairs)
-    queries = dict(zip(sides_of(pairs)[0], found[:count], strict=True))
-    return [_score(queries[query], text, weights) for (query, _), text in zip(pairs, found[count:], strict=True)]
+    return scored(work.inputs, found, lambda query, text: _score(query, text, weights))
 
 
 def _score(query: Embedded, text: Embedded, weights: Mapping[str, float]) -> float:
@@ -61,7 +58,7 @@ def _score(query: Embedded, text: Embedded, weights: Mapping[str, float]) -> flo
     if query.sparse is not None and text.sparse is not None:
         scores["sparse"] = product(query.sparse, text.sparse)
     if query.tokens is not None and text.tokens is not None:
-        scores["tokens"] = maxsim(query.tokens, text.tokens) / max(1, len(query.tokens))
+        scores["tokens"] = mean_maxsim(query.tokens, text.tokens)
     return sum(weight * scores[output] for output, weight in weights.items()) / sum(weights.values())
 
 

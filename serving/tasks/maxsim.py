@@ -5,7 +5,7 @@ A text's score is the sum, over the query's vectors, of the largest dot product 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,15 @@ from serving.tasks.embed_tokens import EmbedTokensOptions, vectors
 from serving.tasks.embed_tokens import encode as encode_side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from serving.records import EncodedText, TextInput, Truncate
     from serving.tasks.base import Facts, Tokenizer, Work
+
+E = TypeVar("E")
+"""The embedding of a text."""
 
 LOWEST = -1e9
 """The score of a text without vectors, as in Sentence Transformers."""
@@ -67,20 +70,28 @@ def maxsim(query: NDArray[np.float32], text: NDArray[np.float32]) -> float:
     return float((query @ text.T).max(axis=1).sum(dtype=np.float64)) if len(text) else LOWEST
 
 
+def mean_maxsim(query: NDArray[np.float32], text: NDArray[np.float32]) -> float:
+    """The same as a mean over the query's vectors."""
+    return maxsim(query, text) / max(1, len(query))
+
+
 def finish(work: Work[MaxSimOptions]) -> list[float]:
-    sides = work.manifest.multi_vector
-    pairs = pairs_of(work.inputs)
-    count, at = len(work.texts) - len(pairs), output_at(work.manifest, "token_embeddings")
+    sides, raw = work.manifest.multi_vector, work.options.raw_scores
+    count, at = len(work.texts) - len(work.inputs), output_at(work.manifest, "token_embeddings")
     found = [
         vectors(text, row[at], sides, query=index < count)
         for index, (text, row) in enumerate(zip(work.texts, work.rows, strict=True))
     ]
+    is_mean = sides is not None and sides.mean if raw is None else not raw
+    return scored(work.inputs, found, mean_maxsim if is_mean else maxsim)
+
+
+def scored(inputs: Sequence[TextInput], found: Sequence[E], score: Callable[[E, E], float]) -> list[float]:
+    """The score of each pair of query and text, from the embeddings of the texts of `encode`."""
+    pairs = pairs_of(inputs)
+    count = len(found) - len(pairs)
     queries = dict(zip(sides_of(pairs)[0], found[:count], strict=True))
-    scores = [maxsim(queries[query], text) for (query, _), text in zip(pairs, found[count:], strict=True)]
-    raw = work.options.raw_scores
-    if raw or (raw is None and not (sides is not None and sides.mean)):
-        return scores
-    return [score / max(1, len(queries[query])) for (query, _), score in zip(pairs, scores, strict=True)]
+    return [score(queries[query], text) for (query, _), text in zip(pairs, found[count:], strict=True)]
 
 
 def sides_of(inputs: Sequence[TextInput]) -> tuple[dict[str, int], list[str]]:
