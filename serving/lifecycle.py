@@ -91,6 +91,13 @@ class Lifecycle:
             listener(state)
         return True
 
+    def mirror(self, state: State, *, accepting: bool) -> None:
+        """Takes over the state of another process."""
+        self.state, self.accepting = state, accepting
+        self.closing = not self.live or state is State.DRAINING
+        for listener in self._listeners:
+            listener(state)
+
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason
         self.to(State.FAILED)

@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -16,26 +16,23 @@ import uvloop
 from serving.bulk.batches_api.records import JobState
 from serving.bulk.batches_api.runner import BatchesApiRunner
 from serving.bulk.batches_api.service import BatchesApiService
-from serving.errors import NotReady, StartupError
-from serving.grpc.server import GrpcListener
-from serving.host import installing
+from serving.errors import StartupError
+from serving.fronts.calls import Calls
+from serving.fronts.pool import FrontPool
+from serving.fronts.slots import SharedSlots, automatic
+from serving.host import available_cpus
 from serving.http.apis import openai, operations, tei
 from serving.http.apis.batch_lines import BatchLines
-from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.app import App
-from serving.http.app_context import AppContext
-from serving.http.listener import HttpListener
-from serving.http.middleware import is_loopback, known_hosts
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
-from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S, Lifecycle, State
+from serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
 from serving.logs import members, tell
 from serving.net.buffers import BufferBudget, give_back_free_memory
 from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReports
-from serving.oip.service import SERVER_VERSION, V2Service
+from serving.oip.service import SERVER_VERSION
 from serving.operations.announcement import Addresses, Announcement
 from serving.operations.ports import AgentPort, ProbeListener, load_report
 from serving.operations.status import Status
@@ -49,18 +46,14 @@ from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
-from serving.security.keys import ApiKeys
-from serving.security.tls import MIN_GOODBYE_S, Tls
-from serving.security.watch import FileWatch
-from serving.tei.service import TeiService
 from serving.telemetry import catalogue
-from serving.telemetry.metrics import CONTENT_TYPE, Metrics
+from serving.telemetry.metrics import Metrics
 from serving.telemetry.recent import Recent
-from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
 from serving.unawaited import kept, start
+from serving.wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from serving.engine.process.remote_engine import EngineLife
     from serving.http.apis.batch_lines import LineRoute
@@ -69,7 +62,7 @@ if TYPE_CHECKING:
     from serving.net.ports import Ports
     from serving.rollout.engine_choice import Choice, Chooser
     from serving.settings import Settings
-    from serving.telemetry.tracing import SpanSender
+    from serving.telemetry.catalogue import Metric
 
 log = logging.getLogger("bertserve")
 
@@ -88,8 +81,8 @@ class Server:
     slot: EngineSlot
     versions: Versions
     builder: EngineBuilder | None
-    http: HttpListener
-    grpc: GrpcListener
+    wires: Wires
+    fronts: FrontPool | None
     probes: ProbeListener
     agent: AgentPort | None
     limiter: ConnectionLimiter
@@ -98,7 +91,6 @@ class Server:
     jobs: BatchesApiService | None
     runner: BatchesApiRunner | None
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
-    span_sender: SpanSender | None
 
 
 def run(
@@ -128,13 +120,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
     recent = Recent(metrics)
 
-    # The path of a request: tracing, parsing, scheduling, inference.
-    spans = SpanCounts()
-    span_sender = _span_sender(settings, spans)
-    sinks = [write_access_line] if settings.access_log else []
-    if span_sender:
-        sinks.append(span_sender.record)
-    observer = RequestObserver(metrics.count_outcome, sinks)
+    # The path of a request: scheduling, inference.
     dispatcher = Dispatcher(
         _policy(settings, repository),
         AdmissionLimits(
@@ -173,56 +159,52 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
     # Ports.
     limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
-    files = FileWatch()
-
-    def keys_changed() -> None:
-        grpc.keys_changed()
-
-    async def renew() -> None:
-        await http.renew()
-        await grpc.renew()
-
-    keys, tls = _keys(settings, files, keys_changed, ports), _tls(settings, files, renew, metrics)
-    record_error, budget = Refusals(metrics, log_writer.limit).refused, BufferBudget.of(settings)
+    address = ports.http.getsockname()[0]
+    processes = settings.front_processes or automatic(slot.load, available_cpus())
+    slots = SharedSlots.create(1 + processes) if processes > 1 else None
+    budget = BufferBudget.of(settings) if slots is None else slots.budget(settings, 0)
     jobs = BatchesApiService.open(settings)
-    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs)
-    v2_service = V2Service(pipeline, repository, lifecycle, settings, versions)
-    tei_service = TeiService(pipeline, repository, settings)
-    load_reports = LoadReports(lambda: load_report(dispatcher, recent), settings.load_reports)
-    grpc = GrpcListener(
-        *(ports.grpc, v2_service, tei_service, settings, record_error),
-        keys=keys,
-        tls=tls,
-        limiter=limiter,
-        observer=observer,
-        budget=budget,
-        load_reports=load_reports,
-    )
-    context = AppContext(
+    load = partial(load_report, dispatcher, recent)
+    fronts = None
+    if slots is not None:
+        fronts = FrontPool(
+            settings,
+            processes,
+            repository=repository,
+            lifecycle=lifecycle,
+            dispatcher=dispatcher,
+            cache=cache,
+            metrics=metrics,
+            limiter=limiter,
+            slots=slots,
+            load=load,
+            host=address,
+        )
+        pipeline.elsewhere = fronts.uses
+    reported = fronts.report if fronts else None
+    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs, reported)
+    wires = Wires.open(
+        settings,
+        http=ports.http,
+        grpc=ports.grpc,
+        host=address,
         pipeline=pipeline,
         repository=repository,
         lifecycle=lifecycle,
-        settings=settings,
-        v2=v2_service,
-        tei=tei_service,
-        status=status.report,
-        render_metrics=metrics.render,
-        metrics_type=CONTENT_TYPE,
-        record_error=record_error,
-        load_reports=load_reports,
-        keys=keys,
-        observer=observer,
-        jobs=jobs,
-        refuses_unknown=settings.unknown_fields == "refuse",
-        read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
-    )
-    http = HttpListener(
-        *(App(context), ports.http, settings),
-        tls=tls,
+        versions=versions,
+        metrics=metrics,
+        log_writer=log_writer,
         limiter=limiter,
         budget=budget,
-        hosts=known_hosts(settings, ports.http, keys),
+        load_reports=LoadReports(load, settings.load_reports),
+        status=status.report,
+        gather=fronts.gather if fronts else None,
+        jobs=jobs,
     )
+    http, grpc, context = wires.http, wires.grpc, wires.context
+    if fronts is not None:
+        http.place, grpc.place = partial(fronts.place, "http"), partial(fronts.place, "grpc")
+        fronts.on_call = Calls(wires.app, grpc.methods, fronts).answer
     probes = ProbeListener(
         App(replace(context, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
@@ -239,7 +221,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 
-    background = [files.run, give_back_free_memory]
+    background = [wires.files.run, give_back_free_memory]
     if settings.watch_models_s:
         background.append(RepositoryWatch(settings.models, versions, settings.watch_models_s).run)
     if builder:
@@ -253,8 +235,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         slot=slot,
         versions=versions,
         builder=builder,
-        http=http,
-        grpc=grpc,
+        wires=wires,
+        fronts=fronts,
         probes=probes,
         agent=None if ports.agent is None else AgentPort(ports.agent, lifecycle, dispatcher),
         limiter=limiter,
@@ -263,27 +245,51 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         jobs=jobs,
         runner=BatchesApiRunner(jobs, lines, settings) if jobs else None,
         background=background,
-        span_sender=span_sender,
     )
-    _show(metrics, server, v2_service, spans, log_writer)
+    _show(metrics, server, log_writer)
     return server
 
 
-def _show(metrics: Metrics, server: Server, v2_service: V2Service, spans: SpanCounts, log_writer: LogWriter) -> None:
-    slot, repository = server.slot, server.repository
+def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
+    slot, repository, wires, fronts = server.slot, server.repository, server.wires, server.fronts
+    spans = wires.spans
+
+    def of_fronts(metric: Metric, label: str = "") -> float:
+        """The part of a counter that fronts have counted."""
+        return fronts.totals[metric.name + label] if fronts else 0.0
+
+    def connections(protocol: str) -> float:
+        return fronts.connections(protocol) if fronts else 0.0
+
+    def total(metric: Metric, own: Callable[[], float]) -> None:
+        metrics.read(metric, lambda: own() + of_fronts(metric))
+
     metrics.follow(server.dispatcher)
     metrics.read(catalogue.UTILIZATION, lambda: load_report(server.dispatcher, server.recent).application_utilization)
     metrics.follow_engine(lambda: slot.engine, repository)
     metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
-    metrics.follow_models(repository, lambda: v2_service.statistics(None).model_stats, server.dispatcher.waiting)
-    metrics.read(catalogue.SPANS_EXPORTED, lambda: spans.exported)
-    metrics.read(catalogue.SPANS_DROPPED, lambda: spans.dropped)
-    metrics.read(catalogue.LOG_LOST, lambda: log_writer.lost)
-    metrics.read(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
+    statistics = partial(wires.context.v2.statistics, None)
+    metrics.follow_models(repository, lambda: statistics().model_stats, server.dispatcher.waiting)
+    total(catalogue.SPANS_EXPORTED, lambda: spans.exported)
+    metrics.read(
+        catalogue.SPANS_DROPPED,
+        lambda: {why: count + of_fronts(catalogue.SPANS_DROPPED, why) for why, count in spans.dropped.items()},
+    )
+    total(catalogue.LOG_LOST, lambda: log_writer.lost)
+    total(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
+    total(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
     metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
-    metrics.read(catalogue.CONNECTIONS, lambda: {"http": server.http.connections, "grpc": server.grpc.connections})
+    metrics.read(
+        catalogue.CONNECTIONS,
+        lambda: {
+            "http": wires.http.connections + connections("http"),
+            "grpc": wires.grpc.connections + connections("grpc"),
+        },
+    )
+    metrics.read(catalogue.FRONTS, lambda: len(fronts.up) if fronts else 0)
+    metrics.read(catalogue.FRONT_RESTARTS, lambda: fronts.restarts if fronts else 0)
+    metrics.read(catalogue.FRONT_CPU, lambda: of_fronts(catalogue.FRONT_CPU))
     metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
-    metrics.read(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
     jobs, runner = server.jobs, server.runner
     metrics.read(catalogue.JOBS, lambda: jobs.store.states if jobs else {str(state): 0.0 for state in JobState})
     metrics.read(catalogue.JOB_LINES, lambda: runner.lines if runner else {"completed": 0.0, "failed": 0.0})
@@ -323,56 +329,6 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
     )
 
 
-def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
-    if not settings.otlp_endpoint:
-        return None
-    try:
-        from serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
-    except ModuleNotFoundError:
-        raise StartupError(f"--otlp-endpoint needs OpenTelemetry's SDK: {installing('tracing')}") from None
-    return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
-
-
-def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None], ports: Ports) -> ApiKeys | None:
-    if settings.api_keys_file is None:
-        if settings.tls_client_ca_file is None and not is_loopback(ports.http.getsockname()[0]):
-            log.warning(
-                "--host %s without --api-keys-file: anyone who can reach the HTTP or gRPC port can use the models",
-                settings.host,
-            )
-        return None
-    keys = ApiKeys(settings.api_keys_file)
-
-    async def reload() -> str:
-        keys.reload()
-        changed()
-        return f"{len(keys)} in use"
-
-    files.add("API keys", [settings.api_keys_file], reload)
-    return keys
-
-
-def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[None]], metrics: Metrics) -> Tls | None:
-    expiry = 0.0
-    metrics.read(catalogue.CERTIFICATE, lambda: expiry)
-    metrics.read(catalogue.RELOADS, files.states)
-    certificate, key = settings.tls_cert_file, settings.tls_key_file
-    if certificate is None or key is None:
-        return None
-    goodbye_s = max(MIN_GOODBYE_S, settings.body_timeout_s)
-    tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
-    expiry = tls.expires_at()
-
-    async def reload() -> str:
-        nonlocal expiry
-        await renew()
-        expiry = tls.expires_at()
-        return f"valid until {datetime.fromtimestamp(expiry, UTC):%Y-%m-%d %H:%M} UTC"
-
-    files.add("certificates", tls.paths, reload)
-    return tls
-
-
 def _freeze_garbage(_: EngineLife) -> None:
     """Freezes the objects of a warm server, so that the garbage collector scans only new ones."""
     gc.collect()
@@ -396,8 +352,9 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     lifecycle.subscribe(lambda state: failed.set() if state is State.FAILED else None)
 
     await server.probes.start()
-    await server.http.start()
-    await server.grpc.start()
+    if server.fronts:
+        await server.fronts.start()
+    await server.wires.start()
     if server.agent:
         await server.agent.start()
     server.recent.start()
@@ -415,6 +372,15 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
         signalled.cancel()
         await _end_requests(server, 0)
 
+    await _close(server, background, jobs)
+    if lifecycle.state is State.FAILED:
+        raise StartupError(lifecycle.failure)
+    lifecycle.to(State.STOPPED)
+    return 0
+
+
+async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs: asyncio.Task[None] | None) -> None:
+    """Ends everything that runs, after the last request."""
     if server.builder:
         await asyncio.to_thread(server.builder.close)
     for task in background:
@@ -424,16 +390,14 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
         jobs.cancel()
         await asyncio.gather(jobs, return_exceptions=True)
         await asyncio.to_thread(server.jobs.close)
-    if server.span_sender:
-        await asyncio.to_thread(server.span_sender.close, TRACES_GRACE_S)
+    if server.fronts:
+        await server.fronts.close()
+    if server.wires.span_sender:
+        await asyncio.to_thread(server.wires.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
     if server.agent:
         server.agent.close()
     server.recent.close()
-    if lifecycle.state is State.FAILED:
-        raise StartupError(lifecycle.failure)
-    lifecycle.to(State.STOPPED)
-    return 0
 
 
 async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame_duck: bool) -> None:
@@ -456,15 +420,7 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
 async def _end_requests(server: Server, limit_s: float) -> None:
     """Closes the ports, answers requests in flight or in transit, and rejects the rest after `limit_s`."""
     server.versions.stop()
-    server.http.close()
-    closed = asyncio.gather(server.http.emptied(), server.grpc.finish(limit_s, REPLY_GRACE_S))
-    try:
-        await asyncio.wait_for(asyncio.shield(closed), limit_s)
-    except TimeoutError:
-        server.lifecycle.accept_no_more()
-        ending = NotReady("the server is shutting down", begun=True)
-        server.dispatcher.fail_all(ending)
-        server.http.refuse_uploads(ending)
-        await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
-        closed.cancel()
-        await asyncio.gather(closed, return_exceptions=True)
+    ends = [server.wires.end(limit_s, server.dispatcher.fail_all)]
+    if server.fronts:
+        ends.append(server.fronts.end(limit_s))
+    await asyncio.gather(*ends)

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
@@ -74,6 +74,11 @@ def _like(pattern: str, message: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _number_of(value: object) -> object:
+    """The number 0 for `auto`."""
+    return 0 if value == "auto" else value
 
 
 def _read_by(read: Callable[[Path], object]) -> AfterValidator:
@@ -323,6 +328,14 @@ class Connections(_Group):
     `Connection: close`), so that new replicas get their share. 0: no limit."""
 
 
+class Processes(_Group):
+    """Processes of the server."""
+
+    front_processes: Annotated[int, BeforeValidator(_number_of)] = Field(1, ge=0, le=64)
+    """Number of front processes. They own connections, tokenize texts and write answers for the process that schedules.
+    1: one process does all. `auto` (or 0): as many as the CPUs allow and the engine can use."""
+
+
 class Bulk(_Group):
     """Bulk work (priority 4), and files and jobs of the Batches API."""
 
@@ -446,7 +459,9 @@ class Logs(_Group):
 
 
 # pydantic puts the fields of the last base first.
-class Settings(Logs, Shutdown, Security, Bulk, Connections, Limits, Requests, Scheduling, Engine, Ports, Model):
+class Settings(
+    Logs, Shutdown, Security, Bulk, Connections, Processes, Limits, Requests, Scheduling, Engine, Ports, Model
+):
     """The options of `bertserve serve`."""
 
     def defaults(self) -> dict[str, str]:

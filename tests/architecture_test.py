@@ -20,7 +20,20 @@ PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
-    *("cli", "server", "settings", "options", "errors", "records", "lifecycle", "logs", "host", "cgroups"),
+    *(
+        "cli",
+        "server",
+        "front",
+        "wires",
+        "settings",
+        "options",
+        "errors",
+        "records",
+        "lifecycle",
+        "logs",
+        "host",
+        "cgroups",
+    ),
     *("unawaited", "progress", "children"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
@@ -64,11 +77,17 @@ ARROWS = {
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net tasks",
+    # A front is a server whose pipeline has its device in another process.
+    "fronts": "errors unawaited records children settings lifecycle logs models engine inference scheduling telemetry"
+    " net http grpc",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout bulk.batches_api net http grpc",
-    "server": "errors unawaited records host settings lifecycle logs security scheduling engine inference telemetry oip"
-    " tei rollout bulk.batches_api net http grpc operations",
+    "wires": "errors host settings lifecycle logs security inference telemetry oip tei bulk.batches_api net http grpc"
+    " fronts",
+    "front": "errors unawaited records children settings lifecycle logs models inference telemetry net fronts wires",
+    "server": "errors unawaited records host settings lifecycle logs scheduling engine inference telemetry oip"
+    " rollout bulk.batches_api net http grpc fronts wires operations",
     "cli": "errors settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
@@ -349,6 +368,7 @@ BROAD_HANDLERS = {
     "serving.unawaited": "the boundary of all else that nobody awaits",
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
+    "serving.fronts.core": "the boundary of the requests of a front",
     "serving.bulk.batches_api.runner": "a line's boundary: without it a job would fall over the same line for ever",
     "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "serving.rollout.upgrade": "the same: without it the reason would say for ever that an engine is being built",

@@ -57,6 +57,7 @@ class Method(msgspec.Struct, frozen=True, eq=False):
         duplex: Takes each message of a stream, the call and the message's trace; returns its reply.
         gathered: Takes all messages of a stream and the call; returns one reply.
         open: Whether it needs no API key even if the server has keys.
+        of_core: Whether only the core process can answer it.
     """
 
     kind: type[Message]
@@ -65,6 +66,7 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
     gathered: Callable[[list[Any], Any], Awaitable[Message]] | None = None
     open: bool = False
+    of_core: bool = False
 
 
 class CallHead(msgspec.Struct, frozen=True, eq=False):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
+from serving.grpc.calls import Method
 from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
 from serving.grpc.services.inference import SERVICE, InferenceService
@@ -19,9 +23,13 @@ from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
 
+    from google.protobuf.message import Message
+
+    from serving.errors import BertserveError
     from serving.net.buffers import BufferBudget
-    from serving.net.connection_limiter import ConnectionLimiter
+    from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
     from serving.net.observer import RequestObserver
     from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
@@ -32,10 +40,17 @@ if TYPE_CHECKING:
     from serving.tei.service import TeiService
 
 
+class Core(Protocol):
+    """The core process, in a front."""
+
+    async def call_grpc(self, path: str, request: Message, call: object, /) -> Any:  # noqa: ANN401  serializes itself
+        """The core's reply to a unary call of a method; raises the `BertserveError` of the method."""
+
+
 class GrpcListener(Listener):
     def __init__(
         self,
-        opened: socket.socket,
+        opened: socket.socket | None,
         v2_service: V2Service,
         tei_service: TeiService,
         settings: Settings,
@@ -47,15 +62,23 @@ class GrpcListener(Listener):
         tls: Tls | None = None,
         limiter: ConnectionLimiter | None = None,
         observer: RequestObserver | None = None,
+        core: Core | None = None,
     ) -> None:
         """Takes ownership of the listening socket. Nothing is accepted before `start`.
 
-        `budget` limits what its connections may hold, together with those of other ports.
+        `budget` limits what its connections may hold, together with those of other ports. `core` is the core process
+        in a front, which has no listening socket.
         """
         self.health = HealthService([SERVICE, *TEI])
         methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
         self._orca = OrcaService(load_reports)
         reflection = ReflectionService([SERVICE, *TEI, HEALTH])
+        if core is not None:
+            methods |= {
+                path: msgspec.structs.replace(method, unary=partial(core.call_grpc, path))
+                for path, method in methods.items()
+                if isinstance(method, Method) and method.of_core
+            }
         methods |= {**self.health.methods(), **reflection.methods(), **self._orca.methods()}
         self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer, load_reports)
         super().__init__(
@@ -63,7 +86,8 @@ class GrpcListener(Listener):
             ports=[self._calls],
             limiter=limiter,
         )
-        keep_alive(opened)
+        if opened is not None:
+            keep_alive(opened)
         v2_service.lifecycle.subscribe(self._follow)
 
     async def finish(self, drain_s: float, grace_s: float) -> None:
@@ -87,6 +111,14 @@ class GrpcListener(Listener):
         finally:
             for connection in list(self._calls.connections):
                 guarded(connection.abort, connection.end)
+
+    @property
+    def methods(self) -> Mapping[str, Method | BertserveError]:
+        return self._calls.methods
+
+    @property
+    def debts(self) -> PeerDebts:
+        return self._calls.debts
 
     def keys_changed(self) -> None:
         self._calls.keys_changed()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.http")
 
+
+class Core(Protocol):
+    """The core process, in a front."""
+
+    async def call_http(self, method: str, route: str, request: HttpRequest) -> HttpReply:
+        """The core's reply to a request of a route; raises the `BertserveError` of its endpoint."""
+
+
 Endpoint: TypeAlias = Callable[["AppContext", HttpRequest], Coroutine[Any, Any, HttpReply]]
 """Answers a request of one route, or raises a `BertserveError`."""
 
@@ -52,6 +60,8 @@ class AppContext:
         jobs: Files and batches; None if they are off.
         read_ids: Decodes token ids of another tokenizer to texts; None if such ids are rejected.
         refuses_unknown: Whether unread fields are rejected.
+        core: The core process in a front; None in the core itself.
+        gather: Gathers the counts of front processes, before counts are shown; None without such processes.
         large_body_lock: Held while a large body is decompressed or scanned: one at a time.
 
     The sender of a reply calls `sent` once, so that counts, logs and traces show the reply that was sent.
@@ -73,6 +83,8 @@ class AppContext:
     jobs: BatchesApiService | None = None
     read_ids: ReadIds | None = None
     refuses_unknown: bool = False
+    core: Core | None = None
+    gather: Callable[[], Awaitable[None]] | None = None
     large_body_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, endpoint: Endpoint, route: str, request: HttpRequest) -> HttpReply:

@@ -48,7 +48,7 @@ class HttpListener(Listener):
     def __init__(
         self,
         app: App,
-        opened: socket.socket,
+        opened: socket.socket | None,
         settings: Settings,
         *,
         budget: BufferBudget,

@@ -12,7 +12,6 @@ from serving.http.replies import ANY
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Collection, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,14 +40,14 @@ def unauthenticated(
     return refusal(authorization)
 
 
-def known_hosts(settings: Settings, opened: socket.socket, keys: ApiKeys | None) -> frozenset[str] | None:
-    """The allowed host names of a port besides loopback; empty if none are set; None if all are allowed.
+def known_hosts(settings: Settings, address: str, keys: ApiKeys | None) -> frozenset[str] | None:
+    """The allowed host names of a port at an address besides loopback; empty if none are set; None if all are allowed.
 
     A page whose name resolves to 127.0.0.1 has the same origin as a server there, so the browser lets it do what the
     console does (DNS rebinding). Only the Host header tells them apart.
     """
     names = settings.host_names
-    if ANY in names or not (names or (keys is None and is_loopback(opened.getsockname()[0]))):
+    if ANY in names or not (names or (keys is None and is_loopback(address))):
         return None
     return names
 

@@ -93,7 +93,7 @@ class HttpPort(Port[C]):
         self.hosts = hosts
         self.hot = HotRoutes(app.routes)
         self.uploads: frozenset[str] = frozenset()
-        if app.context.jobs is not None:
+        if settings.batch_dir is not None:
             self.uploads = frozenset(route.path for route in app.routes if isinstance(route, UploadRoute))
         self.upload_bytes = Limit((settings.batch_file_mb << 20) + _FORM_BYTES, "--batch-file-mb")
         self.free_bytes = min(FREE_BYTES, settings.body_limit_bytes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
-    from serving.http.exchange import HttpRequest
+    from serving.http.exchange import HttpReply, HttpRequest
 
 Models: TypeAlias = Callable[[AppContext], Sequence[str]]
 
@@ -74,11 +74,24 @@ class ApiRoute(APIRoute):
         direct: Its endpoint, as our own connection calls it.
         docs: Its entry in the document; None if it is not listed.
         public: Whether it needs no API key even if the server has keys.
+        of_core: Whether only the core process can answer it.
     """
 
     def __init__(
-        self, method: str, path: str, endpoint: Endpoint, docs: Docs | None, *, tag: str, summary: str, public: bool
+        self,
+        method: str,
+        path: str,
+        endpoint: Endpoint,
+        docs: Docs | None,
+        *,
+        tag: str,
+        summary: str,
+        public: bool,
+        of_core: bool = False,
     ) -> None:
+        if of_core:
+            endpoint = _of_core(method, path, endpoint)
+
         async def over_asgi(request: Request) -> Response:
             context: AppContext = request.app.context
             http = await self.received(request, context)
@@ -101,6 +114,7 @@ class ApiRoute(APIRoute):
         self.direct = endpoint
         self.docs = docs
         self.public = public
+        self.of_core = of_core
 
     async def received(self, request: Request, context: AppContext) -> HttpRequest:
         return await read_request(request, context.settings.body_limit_bytes)
@@ -118,23 +132,32 @@ class UploadRoute(ApiRoute):
     """A route that reads its body while it arrives, if the Files API is on."""
 
     async def received(self, request: Request, context: AppContext) -> HttpRequest:
-        return stream_request(request) if context.jobs else await super().received(request, context)
+        return stream_request(request) if context.settings.batch_dir else await super().received(request, context)
 
 
 class Router:
     """The routes of one protocol. Decorators add routes; the first line of a docstring is the summary."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, *, of_core: bool = False) -> None:
         self.tag = tag
+        self.of_core = of_core
         self.routes: list[ApiRoute] = []
 
     def get(
-        self, path: str, docs: Docs | None = None, *, summary: str = "", public: bool = False
+        self,
+        path: str,
+        docs: Docs | None = None,
+        *,
+        summary: str = "",
+        public: bool = False,
+        of_core: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "GET", path, docs, summary, public=public)
+        return self._route(ApiRoute, "GET", path, docs, summary, public=public, of_core=of_core)
 
-    def post(self, path: str, docs: Docs | None = None, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "POST", path, docs, summary)
+    def post(
+        self, path: str, docs: Docs | None = None, *, summary: str = "", of_core: bool = False
+    ) -> Callable[[Endpoint], Endpoint]:
+        return self._route(ApiRoute, "POST", path, docs, summary, of_core=of_core)
 
     def delete(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
         return self._route(ApiRoute, "DELETE", path, docs)
@@ -179,13 +202,26 @@ class Router:
         summary: str = "",
         *,
         public: bool = False,
+        of_core: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
-            words = summary or _summary(endpoint)
-            self.routes.append(kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public))
+            words, core = summary or _summary(endpoint), of_core or self.of_core
+            route = kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public, of_core=core)
+            self.routes.append(route)
             return endpoint
 
         return add
+
+
+def _of_core(method: str, path: str, endpoint: Endpoint) -> Endpoint:
+    """An endpoint that a front passes on to the core process."""
+
+    async def answer(context: AppContext, http: HttpRequest) -> HttpReply:
+        if context.core is not None:
+            return await context.core.call_http(method, path, http)
+        return await endpoint(context, http)
+
+    return answer
 
 
 def of_task(task: str) -> Models:

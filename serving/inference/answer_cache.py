@@ -8,16 +8,15 @@ versions or engines take over. Texts are not stored.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moka_py import Moka
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.inference.dispatcher import Dispatcher, PendingRequest
+    from serving.inference.device import Admitted, Device, Rows
     from serving.records import EncodedText, ModelIndex, Row, TensorSpec
-    from serving.scheduling.admission import Permit
 
     Key = tuple[int, bytes, bytes]
 
@@ -109,7 +108,7 @@ class AnswerCache:
         return CachedRows(rows)
 
     async def run(
-        self, dispatcher: Dispatcher, permit: Permit, texts: Sequence[EncodedText], outputs: Sequence[TensorSpec]
+        self, dispatcher: Device[Any], permit: Admitted, texts: Sequence[EncodedText], outputs: Sequence[TensorSpec]
     ) -> CachedRows:
         """Calls `Dispatcher.run` for texts that are neither cached nor being computed.
 
@@ -151,8 +150,8 @@ class AnswerCache:
         return True
 
     async def _computed(
-        self, texts: Mapping[Key, EncodedText], dispatcher: Dispatcher, permit: Permit, outputs: Sequence[TensorSpec]
-    ) -> PendingRequest:
+        self, texts: Mapping[Key, EncodedText], dispatcher: Device[Any], permit: Admitted, outputs: Sequence[TensorSpec]
+    ) -> Rows:
         """Calls `Dispatcher.run`, lets other requests wait for the rows, and caches them."""
         generation = self._generation
         lengths = [len(text.ids) for text in texts.values()]
@@ -173,7 +172,7 @@ class AnswerCache:
         return pending
 
 
-async def _awaited(future: asyncio.Future[Row | None], dispatcher: Dispatcher, permit: Permit) -> Row | None:
+async def _awaited(future: asyncio.Future[Row | None], dispatcher: Device[Any], permit: Admitted) -> Row | None:
     """Another request's row, or None if it gets none; raises `DeadlineExceeded` at the deadline."""
     try:
         async with asyncio.timeout_at(permit.deadline):

@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from serving.scheduling.cost import ModelCosts
 
 
+class Answered(Protocol):
+    """What is told that a request is answered: an `asyncio.Future`, or a reply that needs no task."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: None, /) -> None: ...
+
+    def set_exception(self, exception: BertserveError, /) -> None: ...
+
+
 class BatchObserver(Protocol):
     def batch_started(self, assignment: Assignment) -> None: ...
 
@@ -74,7 +84,9 @@ class PendingRequest:
     cached = False
     shortened = ""
 
-    def __init__(self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float) -> None:
+    def __init__(
+        self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float, future: Answered
+    ) -> None:
         self.model = model
         self.items = list(map(WorkItem, repeat(model), texts, lengths, repeat(self), count()))
         self.rows: list[Row | None] = [None] * len(texts)
@@ -84,7 +96,7 @@ class PendingRequest:
         self.compute_us = 0.0
         self.started = False
         self.deadline: Deadline | None = None
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.future = future
 
     def result(self) -> list[Row]:
         """The row of every output for each text; valid when the future is done."""
@@ -153,6 +165,7 @@ class Dispatcher:
     ) -> None:
         self._scheduler = scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
+        self.admit, self.reserve = self.admission.admit, self.admission.reserve
         self._misses = {"queue": 0, "engine": 0}
         self._bulk_misses = 0
         self._non_finite = 0
@@ -186,6 +199,16 @@ class Dispatcher:
             EngineFault: The engine failed on one of the texts, or one of them has ended two engines.
             NonFiniteOutput: The model answered NaN or infinity.
         """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = self.start(permit, texts, future)
+        try:
+            await future
+        finally:
+            self.end(request)
+        return request
+
+    def start(self, permit: Permit, texts: Sequence[EncodedText], future: Answered) -> PendingRequest:
+        """As `run`, but tells `future` of the answer. Its owner calls `end` afterwards, or to cancel the request."""
         if permit.model not in self._engines and not self._restarting:
             raise NotReady("the engine is starting; try again", retry_after_s=1)
         if self._deadly.told and (deadly := self._deadly.find(permit.model, texts)) is not None:
@@ -193,7 +216,7 @@ class Dispatcher:
         now = self._clock()
         lengths = [len(text.ids) for text in texts]
         permit.confirm(lengths, now)
-        request = PendingRequest(permit.model, texts, lengths, now)
+        request = PendingRequest(permit.model, texts, lengths, now, future)
         request.shortened = permit.shortened
         try:
             assignment = self._scheduler.submit(request.items, permit, now)
@@ -202,13 +225,17 @@ class Dispatcher:
                 self._run(assignment, now)
             else:
                 self._pump()
-            if permit.deadline < math.inf and not request.future.done():
+            if permit.deadline < math.inf and not future.done():
                 request.deadline = self._deadlines.at(permit.deadline, partial(self._miss, request))
-            await request.future
-        finally:
-            self._forget(request)
-            request.items.clear()  # item and request form a cycle, which otherwise waits for the garbage collector
+        except BaseException:
+            self.end(request)
+            raise
         return request
+
+    def end(self, request: PendingRequest) -> None:
+        """Forgets a request that is answered or that nobody waits for."""
+        self._forget(request)
+        request.items.clear()  # item and request form a cycle, which otherwise waits for the garbage collector
 
     @property
     def policy(self) -> Policy:

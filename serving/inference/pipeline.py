@@ -19,17 +19,17 @@ from serving.tasks import WAYS
 from serving.tasks.base import A, Work
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.answer_cache import AnswerCache
-    from serving.inference.dispatcher import Dispatcher
+    from serving.inference.device import Admitted, Device, Rows
     from serving.inference.requests import InferRequest, Totals
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.models.statistics import BatchStatistics
-    from serving.records import EncodedText, ModelIndex, Row, TextInput, Truncate
-    from serving.scheduling.admission import Permit
+    from serving.models.statistics import BatchStatistics, Duration
+    from serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from serving.settings import Settings
     from serving.tasks.base import Way
 
@@ -51,33 +51,15 @@ class AnswerCounts(Protocol):
     def totals(self) -> Mapping[tuple[str, str], Totals]:
         """The totals of each model, by its name and version."""
 
+    @property
+    def failures(self) -> defaultdict[tuple[str, str], Duration]:
+        """Failed v2 requests of each model, by its v2 name and version."""
+
     def count_outcome(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
 
     def batches(self, model: ServedModel) -> int: ...
 
     def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]: ...
-
-
-class Rows(Protocol):
-    """The rows of a request's texts, and their timings; see `PendingRequest`.
-
-    Attributes:
-        cached: Whether no engine computed any of them for this request.
-    """
-
-    @property
-    def cached(self) -> bool: ...
-
-    @property
-    def queue_us(self) -> float: ...
-
-    @property
-    def compute_us(self) -> float: ...
-
-    @property
-    def submitted(self) -> float: ...
-
-    def result(self) -> Sequence[Row]: ...
 
 
 class _Job(msgspec.Struct, Generic[A], frozen=True):
@@ -119,13 +101,19 @@ class _Done(msgspec.Struct, Generic[A], frozen=True):
 
 
 class Pipeline:
+    """See the module.
+
+    Attributes:
+        elsewhere: Returns the number of front processes that may use a model which is not served any more.
+    """
+
     def __init__(
         self,
         *,
         settings: Settings,
         repository: Repository,
         lifecycle: Lifecycle,
-        dispatcher: Dispatcher,
+        dispatcher: Device[Any],
         metrics: AnswerCounts,
         cache: AnswerCache | None = None,
     ) -> None:
@@ -138,6 +126,7 @@ class Pipeline:
         self._tokenizer_turn = asyncio.Lock()
         self._bulk_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
+        self.elsewhere: Callable[[ModelIndex], int] = lambda _: 0
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         """Answers a request, or raises the one error that its client gets; it holds no resources afterwards."""
@@ -194,10 +183,15 @@ class Pipeline:
         return outcome
 
     def users(self, model: ModelIndex) -> int:
-        return self._users[model]
+        """Requests that use a model, here or in fronts."""
+        return self._users[model] + self.elsewhere(model)
 
     def totals(self, model: ServedModel) -> Totals:
         return self._metrics.totals[model.name, model.version]
+
+    @property
+    def failures(self) -> defaultdict[tuple[str, str], Duration]:
+        return self._metrics.failures
 
     def batches(self, model: ServedModel) -> int:
         return self._metrics.batches(model)
@@ -223,7 +217,8 @@ class Pipeline:
         """The engine's answer; `texts` and `tokenize_us` are given if the inputs are already tokenized."""
         request, model, sizes = job.request, job.model, job.sizes
         longest = None if job.way.windows(request.options) else model.manifest.max_length
-        with self._dispatcher.admission.admit(
+        short = sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None
+        with self._dispatcher.admit(
             model.index,
             sizes,
             longest=longest,
@@ -233,8 +228,10 @@ class Pipeline:
             now=time.perf_counter(),
         ) as permit:
             if texts is None:
+                if permit.must_ask(short=short):
+                    await permit.ask()
                 started = time.perf_counter()
-                if sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None:
+                if short:
                     texts = job.encode()
                 else:
                     permit.expect(sizes, longest)
@@ -278,10 +275,12 @@ class Pipeline:
         turn = model.tokenizer.turn
         if size <= _INLINE_BYTES and turn is None:
             return work(model.tokenizer)
-        with self._dispatcher.admission.reserve(estimate_tokens([size], None), time.perf_counter()) as permit:
+        with self._dispatcher.reserve(estimate_tokens([size], None), time.perf_counter()) as permit:
+            if permit.must_ask(short=False):
+                await permit.ask()
             return await self._in_turn(lambda: work(model.tokenizer), permit, turn)
 
-    async def _in_turn(self, work: Callable[[], R], permit: Permit, turn: asyncio.Lock | None = None) -> R:
+    async def _in_turn(self, work: Callable[[], R], permit: Admitted, turn: asyncio.Lock | None = None) -> R:
         """Tokenizes in a thread, one request at a time; raises `DeadlineExceeded` if its turn comes after the deadline.
 
         Bulk work has a turn of its own, because one request of it may take a second. A tokenizer in a process of its

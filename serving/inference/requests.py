@@ -205,6 +205,12 @@ class Totals(msgspec.Struct):
     cached_us: float = 0.0
     last_at: float = 0.0
 
+    def add(self, more: Totals) -> None:
+        """Adds counts of the same model; the time of the last answer is the later one."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        self.last_at = max(self.last_at - more.last_at, more.last_at)
+
 
 class Token(msgspec.Struct, frozen=True):
     """A token of a text.

@@ -16,7 +16,7 @@ from serving.tasks import TASKS
 from serving.tasks.base import QUERIES, pairs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from serving.inference.requests import InputType
@@ -142,11 +142,11 @@ class Repository:
             StartupError: A default is not a model of its task.
         """
         self.models = models
-        self.engine = EngineChoice("none")
         self._by_name = {model.name: model for model in models}
         self._defaults = defaults or {}
         self._alone: dict[str | None, ServedModel] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._engine, self.compute_type = EngineChoice("none"), "cpu"
         for task, name in self._defaults.items():
             if name not in self._by_name or not self._by_name[name].manifest.answers(task):
                 raise StartupError(
@@ -160,8 +160,11 @@ class Repository:
 
     @engine.setter
     def engine(self, choice: EngineChoice) -> None:
+        if choice == self._engine:
+            return
         self._engine = choice
         self.compute_type = ENGINES[choice.engine].compute_type if choice.engine in ENGINES else "cpu"
+        self._changed()
 
     @property
     def whole(self) -> bool:
@@ -219,13 +222,23 @@ class Repository:
         return cls(models, defaults)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each `replace`."""
+        """Calls `listener` after each change."""
         self._listeners.append(listener)
 
     def replace(self, models: Sequence[ServedModel]) -> None:
         """Replaces models with other versions of the same names; unloaded models stay unloaded."""
         self.models = list(models)
         self._by_name = {model.name: model for model in models if model.name in self._by_name}
+        self._changed()
+
+    def mirror(self, models: Sequence[ServedModel], served: Collection[str], engine: EngineChoice) -> None:
+        """Takes over the models of another process; `served` are the names of those that are loaded."""
+        self.models = list(models)
+        self._by_name = {model.name: model for model in models if model.name in served}
+        self.engine = engine
+        self._changed()
+
+    def _changed(self) -> None:
         self._alone.clear()
         for listener in self._listeners:
             listener()
@@ -241,11 +254,11 @@ class Repository:
 
     def load(self, model: ServedModel) -> None:
         self._by_name[model.name] = model
-        self._alone.clear()
+        self._changed()
 
     def unload(self, model: ServedModel) -> None:
         self._by_name.pop(model.name, None)
-        self._alone.clear()
+        self._changed()
 
     def find(self, name: str | None, version: str | None = None, task: str | None = None) -> ServedModel:
         """The loaded model of that name and version.

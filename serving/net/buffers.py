@@ -42,6 +42,28 @@ class BufferBudget:
         return BufferShare(self, free_bytes)
 
 
+class SharedBudget(BufferBudget):
+    """A budget of several processes, in memory that they share: each writes the bytes that it holds in its own slot.
+
+    Without a lock, processes that reserve at the same moment may exceed the limit by one reservation each.
+    """
+
+    __slots__ = ("_slot", "_slots")
+
+    def __init__(self, limit_bytes: int, slots: memoryview, slot: int) -> None:
+        self.limit_bytes, self.share_bytes = limit_bytes, limit_bytes // 2
+        self.refusals = 0
+        self._slots, self._slot = slots, slot
+
+    @property
+    def used(self) -> int:
+        return sum(self._slots)
+
+    @used.setter
+    def used(self, used: int) -> None:
+        self._slots[self._slot] += used - self.used
+
+
 class BufferShare:
     """The bytes of the budget that one connection holds.
 

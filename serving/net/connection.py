@@ -225,6 +225,10 @@ class Connection(asyncio.Protocol, Generic[P]):
         """Ends the connection at once, without another message."""
         self._transport.abort()
 
+    @property
+    def descriptor(self) -> int:
+        return int(self._transport.get_extra_info("socket").fileno())
+
     def idle_since(self) -> tuple[bool, float] | None:
         """See `Closable`. A lingering connection is idle once its client has received everything."""
         if self._idle_since is None or self._transport.is_closing():

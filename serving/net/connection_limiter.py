@@ -55,11 +55,16 @@ class PeerDebts:
         self._per_s = credit_per_s
         self._clock = clock
         self._debts: dict[str, tuple[float, float]] = {}
+        self.on_charge: Callable[[str, float], None] = lambda _, __: None
 
     def charge(self, peer: str, spent: float) -> None:
         """Adds the credit that a closed connection has used."""
-        if spent < self._credit / _MIN_DEBT_SHARE:
-            return
+        if spent >= self._credit / _MIN_DEBT_SHARE:
+            self.add(peer, spent)
+            self.on_charge(peer, spent)
+
+    def add(self, peer: str, spent: float) -> None:
+        """Adds credit that was used, here or in another process."""
         debt = min(_MAX_CREDITS * self._credit, self._owed(peer) + spent)
         self._debts.pop(peer, None)
         if len(self._debts) >= _MAX_PEERS:
@@ -114,6 +119,10 @@ _TELL_S = 10.0
 
 class Closable(Protocol):
     """A connection that may be closed to make room."""
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of its socket."""
 
     def idle_since(self) -> tuple[bool, float] | None:
         """Whether it was ever used, and since when it is idle (the loop's time); None if it is busy."""
@@ -205,9 +214,7 @@ class ConnectionLimiter:
         now = self._clock()
         if not self._idle and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            found = [(idle_since, one) for group in self._groups for one in group() if (idle_since := one.idle_since())]
-            idle = [pair for pair in found if now - pair[0][1] >= _IDLE_S]
-            self._idle.extend(sorted(idle, key=lambda pair: pair[0]))
+            self._idle.extend(self.idle())
         while self._idle:
             idle_since, connection = self._idle.popleft()
             if connection.idle_since() != idle_since:
@@ -217,6 +224,11 @@ class ConnectionLimiter:
             self._tell("closed an idle connection to make room for a new one (--max-connections)")
             return True
         return False
+
+    def idle(self) -> list[tuple[tuple[bool, float], Closable]]:
+        """Idle connections, each since when, the best one to replace first."""
+        found = [(idle_since, one) for group in self._groups for one in group() if (idle_since := one.idle_since())]
+        return sorted([pair for pair in found if self._clock() - pair[0][1] >= _IDLE_S], key=lambda pair: pair[0])
 
     def _tell(self, what: str) -> None:
         now = self._clock()

@@ -65,6 +65,10 @@ class _Accepted(socket.socket):
         self._leave()
         return super().detach()
 
+    @property
+    def descriptor(self) -> int:
+        return self.fileno()
+
     def idle_since(self) -> tuple[bool, float] | None:
         return None if self.opening is None or self.opening.done() else (False, self._since)
 
@@ -103,15 +107,19 @@ class Listener:
     """One port. It owns the listening socket, and accepts no connections before `start`.
 
     Args:
+        opened: The listening socket; None in a front process, which gets accepted connections (`adopt`).
         ports: State shared by its connections: one for each protocol of the port.
         limiter: Limits its connections; None: no limit.
         refusal: Message to refused connections, without TLS.
         plain: Returns the message to a client that sends plain HTTP to a TLS port; None: no message.
+
+    Attributes:
+        place: Passes an accepted connection to a front process; returns False if there is none.
     """
 
     def __init__(
         self,
-        opened: socket.socket,
+        opened: socket.socket | None,
         connection: Callable[[], asyncio.Protocol],
         tls: Tls | None,
         protocol: str,
@@ -122,6 +130,7 @@ class Listener:
         plain: Callable[[], bytes] | None = None,
     ) -> None:
         self._socket = opened
+        self._adopts = opened is None
         self._connection = connection
         self._tls = tls
         self._protocol = protocol
@@ -134,17 +143,27 @@ class Listener:
         self._refused: set[_Refused] = set()
         self._accepts = 1
         self._told_at = float("-inf")
+        self.place: Callable[[socket.socket, Callable[[], None]], bool] = _nowhere
         if limiter is not None:
             limiter.follow(self._closable)
 
     @property
     def address(self) -> tuple[str, int]:
-        host, port = self._socket.getsockname()[:2]
+        host, port = self._listening.getsockname()[:2]
         return host, port
+
+    @property
+    def _listening(self) -> socket.socket:
+        if self._socket is None:
+            raise RuntimeError("a front process has no listening socket")
+        return self._socket
+
+    @property
+    def _is_open(self) -> bool:
+        return self._socket is not None and self._socket.fileno() >= 0
 
     async def start(self) -> None:
         self._context = self._read_context()
-        self._socket.setblocking(False)
         self._tick()
         self._listen()
 
@@ -178,18 +197,18 @@ class Listener:
 
         For their clients these connections are open: they may have sent requests, which a closed port would reset.
         """
-        if self._socket.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._socket)
+        if self._is_open:
+            asyncio.get_running_loop().remove_reader(self._listening)
             self._accepts = BACKLOG
-            guarded(self._socket.close, self._accept)
-            self._socket.close()
+            guarded(self._listening.close, self._accept)
+            self._listening.close()
+        self._adopts = False
 
     def _closable(self) -> Iterable[Closable]:
         return chain(self._opening, *[port.connections for port in self._ports])
 
     def _tick(self) -> None:
-        is_open = self._socket.fileno() >= 0
-        if self._ports and (is_open or not self.is_empty):
+        if self._ports and (self._is_open or self._adopts or not self.is_empty):
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
             for port in self._ports:
                 port.tick(_TICK_S)
@@ -198,14 +217,15 @@ class Listener:
         return None if self._tls is None else self._tls.context(self._protocol)
 
     def _listen(self) -> None:
-        if self._socket.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+        if self._is_open:
+            self._listening.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         """Accepts one connection per turn of the loop, and more per turn while more are waiting."""
         for _ in range(self._accepts):
             try:
-                opened, address = self._socket.accept()
+                opened, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 self._accepts = 1
                 return
@@ -218,11 +238,16 @@ class Listener:
             if release is None:
                 self._refuse(opened)
                 continue
-            accepted = _Accepted(opened, release)
-            self._opening.add(accepted)
-            accepted.opening = start(self._open(accepted))
-            accepted.opening.add_done_callback(partial(self._opened, accepted))
+            if not self.place(opened, release):
+                self.adopt(opened, release)
         self._accepts = min(_ACCEPTS, 2 * self._accepts)
+
+    def adopt(self, opened: socket.socket, release: Callable[[], None]) -> None:
+        """Opens a connection on an accepted socket; `release` is called together with the end of its descriptor."""
+        accepted = _Accepted(opened, release)
+        self._opening.add(accepted)
+        accepted.opening = start(self._open(accepted))
+        accepted.opening.add_done_callback(partial(self._opened, accepted))
 
     async def _open(self, accepted: _Accepted) -> None:
         """Opens a connection on a socket; over TLS this includes the handshake."""
@@ -277,7 +302,7 @@ class Listener:
             log.error("cannot accept connections: %s", error.strerror)
         if self._limiter is not None:
             self._limiter.make_room()
-        loop.remove_reader(self._socket)
+        loop.remove_reader(self._listening)
         loop.call_later(_PAUSE_S, self._listen)
 
 
@@ -295,6 +320,11 @@ async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
     finally:
         loop.remove_reader(accepted)
     return accepted.recv(1, socket.MSG_PEEK).isupper()
+
+
+def _nowhere(_: socket.socket, __: Callable[[], None]) -> bool:
+    """Of a server without front processes."""
+    return False
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ import msgspec
 from serving.net.orca_pb2 import OrcaLoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 LOAD_FORMAT = b"endpoint-load-metrics-format"
 TRAILER = "endpoint-load-metrics-bin"
@@ -36,7 +36,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     application_utilization: float
     rps_fractional: float
-    named_metrics: Mapping[str, float]
+    named_metrics: dict[str, float]
 
     def message(self) -> OrcaLoadReport:
         return OrcaLoadReport(**msgspec.structs.asdict(self))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import defaultdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -115,7 +114,6 @@ class V2Service:
         self._caches = settings.response_cache_mb > 0
         self._versions = versions
         self._views = views(repository)
-        self._failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
         repository.subscribe(self._look_again)
 
     def over(self, pipeline: Pipeline) -> V2Service:
@@ -210,7 +208,7 @@ class V2Service:
         try:
             return await self._pipeline.infer(request)
         except BertserveError:
-            failures = self._failures[view.name, view.model.version]
+            failures = self._pipeline.failures[view.name, view.model.version]
             failures.count += 1
             failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
             raise
@@ -305,7 +303,7 @@ class V2Service:
             batch_stats=self._pipeline.batch_statistics(view.model),
             inference_stats=InferStatistics(
                 success=Duration(totals.requests, _ns(totals.total_us)),
-                fail=self._failures[view.name, view.model.version],
+                fail=self._pipeline.failures[view.name, view.model.version],
                 queue=queue,
                 compute_input=tokenize,
                 compute_infer=compute,

@@ -118,6 +118,10 @@ class _Check(asyncio.Protocol):
         self._timer.cancel()
         self._all.discard(self)
 
+    @property
+    def descriptor(self) -> int:
+        return int(self._transport.get_extra_info("socket").fileno())
+
     def idle_since(self) -> tuple[bool, float] | None:
         """As in `Closable`. The check is complete once the line is written."""
         return (True, self._since)
@@ -187,6 +191,10 @@ class _Undecided(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self._timer.cancel()
         self._all.discard(self)
+
+    @property
+    def descriptor(self) -> int:
+        return int(self._transport.get_extra_info("socket").fileno())
 
     def idle_since(self) -> tuple[bool, float] | None:
         """Never used, and idle since it was opened; None once it is closing."""

@@ -10,7 +10,7 @@ import msgspec
 from serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.bulk.batches_api.service import BatchesApiService
     from serving.engine.process.remote_engine import EngineLife
@@ -37,6 +37,7 @@ class Status:
     slot: EngineSlot
     versions: Versions
     jobs: BatchesApiService | None
+    fronts: Callable[[], Sequence[Mapping[str, int]]] | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """The report for JSON; times in milliseconds or microseconds by name. The cost tables are slow."""
@@ -78,6 +79,7 @@ class Status:
             "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
             "swaps": self.versions.outcomes,
             "jobs": _jobs(self.jobs),
+            "fronts": self.fronts() if self.fronts else None,
             "batches": _batches(list(self.metrics.recent)),
             "models": [
                 {

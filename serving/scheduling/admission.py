@@ -114,6 +114,13 @@ class Permit:
             self.alone_us, self.demand = None, predictor.demand(self.model, lengths)
             admission.take(self, sum(lengths), self.demand, now)
 
+    def must_ask(self, *, short: bool) -> bool:  # noqa: ARG002  see `RemotePermit`
+        """Whether the request is not admitted yet: a front decides nothing by itself."""
+        return False
+
+    async def ask(self) -> None:
+        """Waits for the admission of a request that `must_ask`."""
+
     def expect(self, sizes: Sequence[int], longest: int | None) -> None:
         """Adds the estimated work of a request to predictions while its texts wait for the tokenizer.
 
@@ -195,23 +202,32 @@ class Admission:
             DeadlineExceeded: The deadline has passed, or even an idle server would be late.
         """
         tokens = estimate_tokens(sizes, longest)
+        permit = self._permit(model, tokens, len(sizes), arrival, timeout_ms, priority)
+        demand = None
+        if priority != BULK and self.predictor.crowded:
+            # Under overload nearly everything is rejected: it should not be tokenized first.
+            demand = self.predictor.demand(model, _least_lengths(sizes, longest))
+        self.take(permit, tokens, demand, now)
+        return permit
+
+    def permit(
+        self, model: ModelIndex, lengths: Sequence[int], arrival: float, timeout_ms: float | None, priority: int
+    ) -> Permit:
+        """A permit that holds no tokens until it is confirmed, for texts of known lengths; arguments as of `admit`."""
+        return self._permit(model, sum(lengths), len(lengths), arrival, timeout_ms, priority)
+
+    def _permit(
+        self, model: ModelIndex, tokens: int, texts: int, arrival: float, timeout_ms: float | None, priority: int
+    ) -> Permit:
         if priority == BULK:
-            permit = Permit(self, model, priority, inf if timeout_ms is None else arrival + timeout_ms / 1e3)
-            self.take(permit, tokens, None, now)
-            return permit
+            return Permit(self, model, priority, inf if timeout_ms is None else arrival + timeout_ms / 1e3)
         if timeout_ms is None:
-            length = max(1, tokens // len(sizes))
-            cost_us = self.predictor.costs[model].wide.batch_us(length, 1) * len(sizes)  # roughly
+            cost_us = self.predictor.costs[model].wide.batch_us(max(1, tokens // texts), 1) * texts  # roughly
             timeout_ms = max(self._limits.default_timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
         most_ms = self._limits.max_timeout_ms
         permit = Permit(self, model, priority, arrival + min(timeout_ms, most_ms) / 1e3)
         if timeout_ms > most_ms:
             permit.shortened = f"; the maximum timeout is {most_ms:g} ms (--max-timeout-ms)"
-        demand = None
-        if self.predictor.crowded:
-            # Under overload nearly everything is rejected: it should not be tokenized first.
-            demand = self.predictor.demand(model, _least_lengths(sizes, longest))
-        self.take(permit, tokens, demand, now)
         return permit
 
     def reserve(self, tokens: int, now: float) -> Permit:

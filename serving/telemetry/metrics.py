@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -112,6 +113,16 @@ class Histogram:
         """The count of each bucket alone; last, values beyond the bounds."""
         return tuple(self._counts)
 
+    def take(self) -> tuple[list[int], float]:
+        """The counts and the sum; afterwards they are 0."""
+        taken = self._counts, self._sum
+        self._counts, self._sum = [0] * len(self._counts), 0.0
+        return taken
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
     def exported(self) -> tuple[list[tuple[str, int]], float]:
         """The cumulative buckets of Prometheus, and the sum of the values."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
@@ -162,11 +173,40 @@ class Counts(NamedTuple):
     stages: Mapping[str, Sequence[int]]
 
 
+class HistogramSince(msgspec.Struct, frozen=True, array_like=True):
+    """The values of a histogram since the last time: its index in `Metrics`, its labels, counts and sum."""
+
+    metric: int
+    labels: tuple[str, ...]
+    counts: list[int]
+    sum: float
+
+
+class CountsSince(msgspec.Struct, frozen=True):
+    """What a front process has counted of requests since the last time.
+
+    Attributes:
+        requests: By model, protocol and outcome.
+        totals: By model and version.
+        failures: By v2 name and version.
+    """
+
+    requests: list[tuple[str, str, str, int]]
+    histograms: list[HistogramSince]
+    texts: int
+    tokens: int
+    truncated: int
+    totals: list[tuple[str, str, Totals]]
+    failures: list[tuple[str, str, Duration]]
+    times: list[float]
+
+
 class Metrics:
     """Every metric of the server, in a registry of its own.
 
     Attributes:
         totals: Answers of each model, by name and version.
+        failures: Failed v2 requests of each model, by v2 name and version.
         recent: The last batches.
         times: Of the last requests in `Counts.stages`, a time for each of its stages in order; microseconds.
     """
@@ -182,11 +222,18 @@ class Metrics:
         )
         for protocol in _PROTOCOLS:
             self._requests["", protocol] = Counter(dict.fromkeys(reasons(), 0))
-        self._request = Histograms(catalogue.REQUEST_SECONDS, registry, _SECONDS).by_labels
-        self._tokenize = self._histogram(catalogue.TOKENIZE_SECONDS, _SECONDS)
-        self._queue = self._histogram(catalogue.QUEUE_SECONDS, _SECONDS)
-        self._compute = self._histogram(catalogue.COMPUTE_SECONDS, _SECONDS)
-        self._bulk_request = self._histogram(catalogue.BULK_REQUEST_SECONDS, _BULK_SECONDS)
+        self._of_requests = [
+            Histograms(metric, registry, bounds).by_labels
+            for metric, bounds in (
+                (catalogue.REQUEST_SECONDS, _SECONDS),
+                (catalogue.TOKENIZE_SECONDS, _SECONDS),
+                (catalogue.QUEUE_SECONDS, _SECONDS),
+                (catalogue.COMPUTE_SECONDS, _SECONDS),
+                (catalogue.BULK_REQUEST_SECONDS, _BULK_SECONDS),
+            )
+        ]
+        self._request = self._of_requests[0]
+        self._tokenize, self._queue, self._compute, self._bulk_request = (each[()] for each in self._of_requests[1:])
         self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
         self._predicted_s = self._actual_s = 0.0
         self._batches = self._histogram(catalogue.BATCH_SIZE, _BATCH_SIZES)
@@ -208,6 +255,7 @@ class Metrics:
         self._ended_of: defaultdict[tuple[str, str] | None, dict[int, Duration]] = defaultdict(dict)
         self._names: dict[ModelIndex, tuple[str, str]] = {}
         self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
+        self.failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
         self._triton: Callable[[], bytes] = bytes
         ProcessCollector(registry=registry)
 
@@ -242,6 +290,51 @@ class Metrics:
             totals.tokenize_us += timings.tokenize_us
             totals.queue_us += timings.queue_us
             totals.compute_us += timings.compute_us
+
+    def take(self) -> CountsSince:
+        """What requests have added; afterwards it is 0."""
+        taken = CountsSince(
+            requests=[
+                (model, protocol, outcome, number)
+                for (model, protocol), counts in self._requests.items()
+                for outcome, number in counts.items()
+                if number
+            ],
+            histograms=[
+                HistogramSince(index, labels, counts, total)
+                for index, by_labels in enumerate(self._of_requests)
+                for labels, histogram in by_labels.items()
+                for counts, total in (histogram.take(),)
+                if any(counts)
+            ],
+            texts=self._texts,
+            tokens=self._tokens,
+            truncated=self._truncated,
+            totals=[(*key, totals) for key, totals in self.totals.items()],
+            failures=[(*key, duration) for key, duration in self.failures.items()],
+            times=list(self.times),
+        )
+        self._texts = self._tokens = self._truncated = 0
+        for counted in (self._requests, self.totals, self.failures, self.times):
+            counted.clear()
+        return taken
+
+    def add(self, since: CountsSince) -> None:
+        """Adds what another process has counted of requests."""
+        for model, protocol, outcome, number in since.requests:
+            self._requests[model, protocol][outcome] += number
+        for each in since.histograms:
+            self._of_requests[each.metric][each.labels].add(each.counts, each.sum)
+        self._texts += since.texts
+        self._tokens += since.tokens
+        self._truncated += since.truncated
+        self.times.extend(since.times)
+        for model, version, more in since.totals:
+            self.totals[model, version].add(more)
+        for name, version, duration in since.failures:
+            failures = self.failures[name, version]
+            failures.count += duration.count
+            failures.ns += duration.ns
 
     def refused(self, reason: str, protocol: str, model: str) -> None:
         """Counts an error; `model` is empty if the request was rejected before its model was known."""

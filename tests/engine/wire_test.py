@@ -17,6 +17,7 @@ from serving.engine.base import Batch, BatchOutput
 from serving.engine.process.wire import (
     FRAME_LIMIT_BYTES,
     HEADER,
+    KINDS,
     Channel,
     FrameReader,
     Kind,
@@ -112,19 +113,23 @@ BATCH = Batch(ModelIndex(3), [EncodedText(array("i", [1, 2])), EncodedText(array
 WIRED = [pack_run(1, BATCH), pack(Kind.FAULT, b""), pack(Kind.REFUSED, b"why", batch=2**64 - 1)]
 STREAM = b"".join(WIRED)
 EDGES = list(itertools.accumulate(map(len, WIRED), initial=0))
-FRAMES = [(Kind.RUN, 1, WIRED[0][HEADER.size :]), (Kind.FAULT, 0, b""), (Kind.REFUSED, 2**64 - 1, b"why")]
+FRAMES = [
+    (Kind.RUN, BATCH.model, 1, WIRED[0][HEADER.size :]),
+    (Kind.FAULT, 0, 0, b""),
+    (Kind.REFUSED, 0, 2**64 - 1, b"why"),
+]
 
 
 def test_frames_split_at_every_byte() -> None:
     """Wherever the stream is cut in two, the same frames come out."""
     for at in range(len(STREAM) + 1):
-        reader = FrameReader()
+        reader = FrameReader(KINDS)
         assert reader.feed(STREAM[:at]) + reader.feed(STREAM[at:]) == FRAMES
 
 
 def test_frames_byte_by_byte() -> None:
     """Each as soon as it is whole."""
-    reader = FrameReader()
+    reader = FrameReader(KINDS)
     found = [(place + 1, frame) for place in range(len(STREAM)) for frame in reader.feed(STREAM[place : place + 1])]
     assert found == list(zip(EDGES[1:], FRAMES, strict=True))
 
@@ -132,7 +137,7 @@ def test_frames_byte_by_byte() -> None:
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6))
 def test_frames_in_any_pieces(cuts: list[int]) -> None:
     """And in any pieces."""
-    reader = FrameReader()
+    reader = FrameReader(KINDS)
     pieces = itertools.pairwise([0, *sorted(cuts), len(STREAM)])
     assert [frame for a, b in pieces for frame in reader.feed(STREAM[a:b])] == FRAMES
 
@@ -171,8 +176,7 @@ def receive(stream: bytes, most: int, spin_s: float = 0.0) -> list[tuple[Kind, i
 def test_pieces_of_any_size_are_the_same_frames(most: int, spin_s: float) -> None:
     """However the kernel cuts the stream, and whatever of the next frame comes along."""
     found = receive(STREAM, most, spin_s)
-    assert [(kind, number, payload) for kind, _, number, payload in found] == FRAMES
-    assert [model for _, model, _, _ in found] == [3, 0, 0]
+    assert found == FRAMES
     check_run(BATCH, 3, memoryview(found[0][3]))
 
 
@@ -216,7 +220,7 @@ def test_channel_sends_what_a_reader_reads(ends: tuple[Channel, socket.socket]) 
     """What a channel sends, the server's reader understands."""
     channel, other = ends
     channel.send(pack(Kind.FAULT, b"why", batch=5))
-    assert FrameReader().feed(other.recv(4096)) == [(Kind.FAULT, 5, b"why")]
+    assert FrameReader(KINDS).feed(other.recv(4096)) == [(Kind.FAULT, 0, 5, b"why")]
 
 
 def test_channel_refuses_a_frame_that_is_too_long(ends: tuple[Channel, socket.socket]) -> None:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import types
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import PurePath
@@ -29,6 +29,7 @@ from serving.http.faults import TeiError, error_type
 from serving.http.routes import ApiRoute, HotRoute
 from serving.inference.requests import Outcome, Timings, Totals
 from serving.inference.served_models import Repository
+from serving.models.statistics import Duration
 from serving.net.observer import RequestObserver
 from serving.net.orca import LoadReport, LoadReports
 from serving.oip.service import V2Service
@@ -87,6 +88,8 @@ class Pipeline:
 
     async def read(self, model: Any, _: int, work: Callable[[Any], bytes]) -> bytes:
         return work(model.tokenizer)
+
+    failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
 
     def totals(self, _: Any) -> Totals:
         return Totals()

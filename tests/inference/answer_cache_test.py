@@ -66,7 +66,9 @@ class Instant(Dispatcher):
         self.row = row
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
-        request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0)
+        request = PendingRequest(
+            BATCHED, texts, [len(one.ids) for one in texts], 0.0, asyncio.get_running_loop().create_future()
+        )
         request.rows = [self.row] * len(texts)
         return request
 

@@ -17,7 +17,7 @@ import msgspec
 from serving.children import module_command
 from serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
 from serving.engine.kinds import ENGINES
-from serving.engine.process.wire import FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
+from serving.engine.process.wire import KINDS, FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from serving.scheduling.cost import CostTable
 
@@ -293,7 +293,7 @@ class _Control(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._answers: asyncio.Queue[tuple[Kind, bytes] | None] = asyncio.Queue()
-        self._frames = FrameReader()
+        self._frames = FrameReader(KINDS)
 
     async def answer(self) -> tuple[Kind, bytes]:
         """Returns the next frame; raises EngineLost if the process ends first."""
@@ -303,7 +303,7 @@ class _Control(asyncio.Protocol):
         return answer
 
     def data_received(self, data: bytes) -> None:
-        for kind, _, payload in self._frames.feed(data):
+        for kind, _, _, payload in self._frames.feed(data):
             self._answers.put_nowait((kind, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
@@ -332,7 +332,7 @@ class _Lane(asyncio.Protocol):
         self._patience_s = patience_s
         self._ended = ended
         self._starved_s = starved_s
-        self._frames = FrameReader()
+        self._frames = FrameReader(KINDS)
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._pending: deque[tuple[int, Batch, Done]] = deque()
@@ -395,7 +395,7 @@ class _Lane(asyncio.Protocol):
         return f"no answer for {waited_s:.1f} s to a batch of {size}; it waited {self._starved():.1f} s for a CPU"
 
     def data_received(self, data: bytes) -> None:
-        for kind, number, payload in self._frames.feed(data):
+        for kind, _, number, payload in self._frames.feed(data):
             if self._pending and number == self._pending[0][0]:
                 self._finish(_result(kind, payload))
 

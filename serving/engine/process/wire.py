@@ -21,7 +21,7 @@ import struct
 import time
 from array import array
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from serving.records import EncodedText, ModelIndex
 from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.records import Array
 
@@ -64,7 +64,7 @@ class Kind(IntEnum):
     STARTED = 9
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+KINDS = {int(kind): kind for kind in Kind}
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class WireError(Exception):
     """The other end broke the protocol, or the stream ended inside a frame."""
 
 
-def pack(kind: Kind, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
+def pack(kind: int, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
     return HEADER.pack(len(payload), kind, model, batch) + payload
 
 
@@ -99,12 +99,17 @@ def pack_run(number: int, batch: Batch) -> bytes:
         ids = texts[0].ids
         size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
         return _RUN_ONE.pack(size, Kind.RUN, batch.model, number, 1, 0, len(ids)) + ids
+    return pack(Kind.RUN, pack_texts(texts), model=batch.model, batch=number)
+
+
+def pack_texts(texts: Sequence[EncodedText]) -> bytes:
+    """The payload of RUN."""
     typed = any(text.type_ids is not None for text in texts)
     lengths = array("I", [len(text.ids) for text in texts])
     parts: list[bytes | array[int]] = [_RUN_HEAD.pack(len(texts), typed), lengths, *[text.ids for text in texts]]
     if typed:
         parts += [text.type_ids or bytes(4 * len(text.ids)) for text in texts]
-    return pack(Kind.RUN, b"".join(parts), model=batch.model, batch=number)
+    return b"".join(parts)
 
 
 def unpack_run(model: int, payload: memoryview) -> Batch:
@@ -196,7 +201,7 @@ class Channel:
             raise WireError("a frame is longer than frames may be")
         self._start = HEADER.size + length
         self._fill(self._start)
-        return _KINDS[kind], model, batch, self._buffer[HEADER.size : self._start]
+        return KINDS[kind], model, batch, self._buffer[HEADER.size : self._start]
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
@@ -228,19 +233,24 @@ class Channel:
         return received
 
 
-class FrameReader:
+K = TypeVar("K")
+
+
+class FrameReader(Generic[K]):
     """Splits the byte stream of a non-blocking socket into frames, for the server process.
 
     Pieces of a frame are joined once the last one has arrived, so a large frame costs time linear in its size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Mapping[int, K]) -> None:
+        """Reads frames of these kinds, by their numbers."""
+        self._kinds = kinds
         self._pieces: list[bytes] = []
         self._held = 0
         self._wanted = 0
 
-    def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
-        """Returns the frames (kind, batch, payload) that are complete now."""
+    def feed(self, data: bytes) -> list[tuple[K, int, int, bytes]]:
+        """Returns the frames (kind, model, batch, payload) that are complete now."""
         if self._pieces:
             self._pieces.append(data)
             self._held += len(data)
@@ -252,11 +262,11 @@ class FrameReader:
         size = len(data)
         at, start, end = 0, HEADER.size, HEADER.size
         while start <= size:
-            length, kind, _, batch = HEADER.unpack_from(data, at)
+            length, kind, model, batch = HEADER.unpack_from(data, at)
             end = start + length
             if end > size:
                 break
-            frames.append((_KINDS[kind], batch, data[start:end]))
+            frames.append((self._kinds[kind], model, batch, data[start:end]))
             at = end
             start = end = at + HEADER.size
         if at < size:

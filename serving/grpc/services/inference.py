@@ -31,6 +31,9 @@ SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady"})
 """Methods for probes, which need no API key."""
 
+_OF_CORE = frozenset({"ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
+"""Methods that only the core process can answer."""
+
 _MAX_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
 """Metadata key with which a client asks for the errors of a stream as the call's status."""
@@ -62,7 +65,8 @@ class InferenceService:
             "RepositoryModelUnload": (self.unload, pb.RepositoryModelUnloadRequest),
         }
         methods: dict[str, Method | BertserveError] = {
-            name: Method(kind, unary=method, open=name in _OPEN) for name, (method, kind) in unary.items()
+            name: Method(kind, unary=method, open=name in _OPEN, of_core=name in _OF_CORE)
+            for name, (method, kind) in unary.items()
         }
         methods["ModelStreamInfer"] = Method(pb.ModelInferRequest, duplex=self.stream_infer)
         for kind in ("System", "Cuda"):

@@ -132,21 +132,27 @@ async def ready(context: AppContext, _: HttpRequest) -> HttpReply:
     return json_reply(Readiness(context.lifecycle.ready), 200 if context.lifecycle.ready else _BAD_REQUEST)
 
 
-@router.get("/v2/models/stats", Docs(gives=StatisticsReply))
+@router.get("/v2/models/stats", Docs(gives=StatisticsReply), of_core=True)
 async def all_statistics(context: AppContext, _: HttpRequest) -> HttpReply:
     """Get statistics of all models."""
     return json_reply(context.v2.statistics(None))
 
 
 def _of_model(
-    path: str, summary: str, gives: type, statuses: Mapping[int, str] = MappingProxyType({})
+    path: str,
+    summary: str,
+    gives: type,
+    statuses: Mapping[int, str] = MappingProxyType({}),
+    *,
+    of_core: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Adds a model's route, with and without a version."""
     docs = Docs(gives=gives, models=v2_names, statuses=statuses)
 
     def add(endpoint: Endpoint) -> Endpoint:
-        router.get(_MODEL + path, docs, summary=f"{summary}.")(endpoint)
-        return router.get(_MODEL + _VERSION + path, docs, summary=f"{summary}, with a version.")(endpoint)
+        router.get(_MODEL + path, docs, summary=f"{summary}.", of_core=of_core)(endpoint)
+        summarized = f"{summary}, with a version."
+        return router.get(_MODEL + _VERSION + path, docs, summary=summarized, of_core=of_core)(endpoint)
 
     return add
 
@@ -173,12 +179,14 @@ async def config(context: AppContext, http: HttpRequest) -> HttpReply:
     return json_reply(context.v2.config(*_named(http)))
 
 
-@_of_model("/stats", "Get a model's statistics", StatisticsReply)
+@_of_model("/stats", "Get a model's statistics", StatisticsReply, of_core=True)
 async def statistics(context: AppContext, http: HttpRequest) -> HttpReply:
     return json_reply(context.v2.statistics(*_named(http)))
 
 
-@router.post("/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True))
+@router.post(
+    "/v2/repository/index", Docs(IndexRequest, list[ModelState], {"ready": True}, body_optional=True), of_core=True
+)
 async def index(context: AppContext, http: HttpRequest) -> HttpReply:
     """List the models of the repository."""
     message = await _INDEX.decode_in_turn(http.body, context.large_body_lock, http) if http.body else IndexRequest()
@@ -200,14 +208,14 @@ _control_docs = Docs(
 )
 
 
-@router.post("/v2/repository/models/{model}/load", _control_docs)
+@router.post("/v2/repository/models/{model}/load", _control_docs, of_core=True)
 async def load(context: AppContext, http: HttpRequest) -> HttpReply:
     """Load a model of the repository."""
     await context.v2.load(http.parameters["model"], await _control_parameters(context, http))
     return HttpReply(b"{}")
 
 
-@router.post("/v2/repository/models/{model}/unload", _control_docs)
+@router.post("/v2/repository/models/{model}/unload", _control_docs, of_core=True)
 async def unload(context: AppContext, http: HttpRequest) -> HttpReply:
     """Unload a model of the repository."""
     await _control_parameters(context, http)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
 
-router = Router("OpenAI")
+router = Router("OpenAI", of_core=True)
 
 _WINDOW_S = 86_400
 _MAX_FILES, _MAX_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
@@ -96,7 +96,7 @@ _FORM = {
 
 
 def _offered(context: AppContext) -> bool:
-    return context.jobs is not None
+    return context.settings.batch_dir is not None
 
 
 def _page(example: Mapping[str, Any]) -> dict[str, Any]:

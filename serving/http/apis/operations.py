@@ -43,15 +43,23 @@ async def readyz(context: AppContext, _: HttpRequest) -> HttpReply:
     return _state(context, good=context.lifecycle.ready)
 
 
-@router.get("/metrics", Docs())
+@router.get("/metrics", Docs(), of_core=True)
 async def metrics(context: AppContext, _: HttpRequest) -> HttpReply:
     """Prometheus metrics."""
+    if context.gather is not None:
+        await context.gather()
     return HttpReply(context.render_metrics(), content_type=context.metrics_type.encode())
 
 
-@router.get("/status", Docs(gives=dict[str, Any], takes_headers=["Prefer"], gives_headers=["Preference-Applied"]))
+@router.get(
+    "/status",
+    Docs(gives=dict[str, Any], takes_headers=["Prefer"], gives_headers=["Preference-Applied"]),
+    of_core=True,
+)
 async def status(context: AppContext, http: HttpRequest) -> HttpReply:
     """Get the server's state: last minute, queue, admission, costs and models."""
+    if context.gather is not None:
+        await context.gather()
     if http.header(b"prefer") == _MINIMAL:
         return HttpReply(orjson.dumps(context.status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
     return HttpReply(orjson.dumps(context.status()))

@@ -1,0 +1,264 @@
+"""The front process: its assembly and its life; see `serving.fronts`.
+
+It is a server without an engine: the pipeline runs its texts in the core process. It ends with the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvloop
+
+from serving import logs
+from serving.children import end_with_parent
+from serving.errors import BundleError
+from serving.fronts.remote import CoreLink
+from serving.fronts.slots import SharedSlots
+from serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
+from serving.inference.pipeline import Pipeline
+from serving.inference.served_models import Repository, ServedModel
+from serving.inference.tokenizer import TextTokenizer
+from serving.lifecycle import TRACES_GRACE_S, Lifecycle
+from serving.models import verified_dir
+from serving.models.artifact_selection import ServableArtifact
+from serving.models.bundle import Bundle
+from serving.models.manifest import TOKENIZER
+from serving.net.buffers import give_back_free_memory
+from serving.net.connection_limiter import ConnectionLimiter
+from serving.net.orca import LoadReport, LoadReports
+from serving.records import ModelIndex
+from serving.settings import Settings
+from serving.telemetry import catalogue
+from serving.telemetry.metrics import Metrics
+from serving.unawaited import kept, start
+from serving.wires import Wires
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.fronts.wire import MirroredModel
+    from serving.models.statistics import VersionState
+
+_COUNT_S = 0.25
+"""Seconds between reports of counts. A front that is killed loses those since the last one."""
+
+_POLL_S = 0.02
+_MAX_IDLE = 64
+"""Idle connections that a front reports, the longest idle first."""
+
+_PASSED_BYTES = 256
+
+
+class _Elsewhere:
+    """The versions of the models, which only the core process controls."""
+
+    async def load(self, name: str, version: int | None = None) -> None:
+        raise NotImplementedError
+
+    def unload(self, name: str) -> None:
+        raise NotImplementedError
+
+    def others(self) -> Sequence[VersionState]:
+        raise NotImplementedError
+
+
+class Front:
+    """Everything of a front that lives as long as it does."""
+
+    def __init__(self, link: CoreLink, passing: socket.socket, slots: SharedSlots, setup: Setup) -> None:
+        self._link = link
+        self._passing = passing
+        self._load = setup.load
+        settings = Settings.model_validate_json(setup.settings)
+        self._log = logs.start(settings.log_format, settings.log_level)
+        self._metrics = Metrics()
+        self._lifecycle = Lifecycle()
+        self._tokenizers: dict[tuple[str, str], TextTokenizer] = {}
+        self._repository = Repository(self._opened(setup.models), settings.defaults())
+        self._serve(setup.models, self._repository.models)
+        self._limiter = ConnectionLimiter(sys.maxsize)
+        self._budget = slots.budget(settings, setup.slot)
+        self._numbers: dict[int, int] = {}
+        self._counted: dict[str, float] = {}
+        self._pipeline = Pipeline(
+            settings=settings,
+            repository=self._repository,
+            lifecycle=self._lifecycle,
+            dispatcher=link,
+            metrics=self._metrics,
+        )
+        self._wires = Wires.open(
+            settings,
+            http=None,
+            grpc=None,
+            host=setup.host,
+            pipeline=self._pipeline,
+            repository=self._repository,
+            lifecycle=self._lifecycle,
+            versions=_Elsewhere(),
+            metrics=self._metrics,
+            log_writer=self._log,
+            limiter=self._limiter,
+            budget=self._budget,
+            load_reports=LoadReports(lambda: self._load, settings.load_reports),
+            status=dict,
+            core=link,
+        )
+        self._lifecycle.mirror(setup.state.state, accepting=setup.state.accepting)
+        debts = self._wires.grpc.debts
+        debts.on_charge = lambda peer, spent: link.tell(Kind.DEBT, (peer, spent))
+        self._ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._switching = asyncio.Lock()
+        handlers = {
+            Kind.STATE: self._state_changed,
+            Kind.MODELS: self._models_changed,
+            Kind.LOAD: self._load_changed,
+            Kind.COUNT: lambda _: self._tell_counts(),
+            Kind.FIND_IDLE: lambda _: self._tell_idle(),
+            Kind.CLOSE_IDLE: self._close_idle,
+            Kind.DEBT: lambda payload: debts.add(*msgspec.json.decode(payload, type=tuple[str, float])),
+            Kind.END: lambda payload: self._ending.set_result(msgspec.json.decode(payload, type=float)),
+        }
+        link.listen(handlers)
+
+    async def run(self) -> None:
+        await self._wires.start()
+        background = [start(kept(work)) for work in (self._wires.files.run, give_back_free_memory, self._report)]
+        gc.collect()
+        gc.freeze()
+        self._passing.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._passing, self._take)
+        self._link.tell(Kind.UP)
+        limit_s = await self._ending
+        self._take()
+        await self._wires.end(limit_s, self._link.fail_all)
+        for task in background:
+            task.cancel()
+        if self._wires.span_sender:
+            await asyncio.to_thread(self._wires.span_sender.close, TRACES_GRACE_S)
+        self._tell_counts()
+        self._log.flush()
+
+    # Connections.
+
+    def _take(self) -> None:
+        """Adopts the connections that the core has passed."""
+        while True:
+            try:
+                message, (descriptor, *_), *_ = socket.recv_fds(self._passing, _PASSED_BYTES, 1)
+            except (BlockingIOError, ValueError):  # none is left, or the core has ended
+                return
+            passed = msgspec.json.decode(message, type=Passed)
+            self._numbers[descriptor] = passed.number
+            listener = self._wires.http if passed.port == "http" else self._wires.grpc
+            listener.adopt(socket.socket(fileno=descriptor), partial(self._closed, descriptor))
+
+    def _closed(self, descriptor: int) -> None:
+        self._link.tell(Kind.CLOSED, self._numbers.pop(descriptor))
+
+    def _tell_idle(self) -> None:
+        found = self._limiter.idle()[:_MAX_IDLE]
+        self._link.tell(Kind.IDLE, {self._numbers[one.descriptor]: since for since, one in found})
+
+    def _close_idle(self, payload: bytes) -> None:
+        number, since = msgspec.json.decode(payload, type=tuple[int, tuple[bool, float]])
+        for idle_since, connection in self._limiter.idle():
+            if idle_since == since and self._numbers[connection.descriptor] == number:
+                connection.close_if_idle()
+
+    # What the core tells.
+
+    def _state_changed(self, payload: bytes) -> None:
+        now = msgspec.json.decode(payload, type=StateNow)
+        self._lifecycle.mirror(now.state, accepting=now.accepting)
+
+    def _load_changed(self, payload: bytes) -> None:
+        self._load = msgspec.json.decode(payload, type=LoadReport)
+
+    def _models_changed(self, payload: bytes) -> None:
+        start(self._switch(msgspec.json.decode(payload, type=Models)), partial(os._exit, 1))
+
+    async def _switch(self, models: Models) -> None:
+        """Serves other models, and waits until no request uses the old ones."""
+        async with self._switching:
+            opened = await asyncio.to_thread(self._opened, models)
+            old = {model.index for model in self._repository.models} - {model.index for model in opened}
+            self._serve(models, opened)
+            self._link.tell(Kind.FOLLOWED, models.revision)
+            while any(map(self._pipeline.users, old)):  # noqa: ASYNC110  an event would cost every request
+                await asyncio.sleep(_POLL_S)
+            self._link.tell(Kind.LEFT, models.revision)
+
+    def _serve(self, models: Models, opened: list[ServedModel]) -> None:
+        served = [model.manifest.model for model in models.models if model.served]
+        self._repository.mirror(opened, served, models.engine)
+
+    def _opened(self, models: Models) -> list[ServedModel]:
+        return [self._open(model) for model in models.models]
+
+    def _open(self, model: MirroredModel) -> ServedModel:
+        """A model with its tokenizer, which is opened once for each bundle."""
+        path = Path(model.path)
+        bundle = Bundle(path, model.manifest, model.sha256)
+        key = (model.path, model.sha256)
+        if key not in self._tokenizers:
+            sha256 = next(entry.sha256 for entry in model.manifest.files if entry.file == TOKENIZER)
+            if verified_dir.digest(path / TOKENIZER) != sha256:
+                raise BundleError(f"bundle {path}: {TOKENIZER} changed while loading")
+            self._tokenizers[key] = TextTokenizer.open(path, model.manifest)
+        servable = ServableArtifact(bundle=bundle, artifact=model.artifact, second=model.second)
+        return ServedModel.of(servable, ModelIndex(model.index), self._tokenizers[key])
+
+    # Counts.
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            self._tell_counts()
+
+    def _tell_counts(self) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        now: dict[str, float] = {
+            catalogue.FRONT_CPU.name: used.ru_utime + used.ru_stime,
+            catalogue.LOG_LOST.name: self._log.lost,
+            catalogue.LOG_HIDDEN.name: self._log.limit.hidden,
+            catalogue.SPANS_EXPORTED.name: self._wires.spans.exported,
+            catalogue.BUFFER_REFUSALS.name: self._budget.refusals,
+        }
+        now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._wires.spans.dropped.items()}
+        more = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
+        self._counted = now
+        self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
+
+
+async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:
+    link = CoreLink()
+    link.on_end = partial(os._exit, 0)  # the core has ended
+    core.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: link, sock=core)
+    front = Front(link, passing, slots, msgspec.json.decode(await link.setup, type=Setup))
+    await front.run()
+
+
+def main(core: int, passing: int, slots: int) -> None:
+    """Serves until the core ends it. The arguments are descriptors, the last one of `SharedSlots`."""
+    end_with_parent()
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the core decides when a front ends
+        signal.signal(ignored, signal.SIG_IGN)
+    sockets = socket.socket(fileno=core), socket.socket(fileno=passing)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_main(*sockets, SharedSlots(slots)))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

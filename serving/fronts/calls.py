@@ -1,0 +1,80 @@
+"""Answers the requests that fronts pass on, because only the core process knows the answer."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from serving.fronts.wire import Replied
+from serving.grpc.calls import Method
+from serving.http.exchange import HttpRequest, ignored_head
+from serving.http.routes import ApiRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from serving.errors import BertserveError
+    from serving.fronts.pool import FrontPool
+    from serving.fronts.wire import Called
+    from serving.http.app import App
+
+
+class _Pieces:
+    """A body that a front receives; see `BodyStream`."""
+
+    def __init__(self, pull: Callable[[], Awaitable[bytes]]) -> None:
+        self._pull = pull
+        self.taken = 0
+
+    async def read(self) -> bytes:
+        piece = await self._pull()
+        self.taken += len(piece)
+        return piece
+
+
+class Calls:
+    """The routes and methods that fronts pass on."""
+
+    def __init__(self, app: App, methods: Mapping[str, Method | BertserveError], pool: FrontPool) -> None:
+        self._context = app.context
+        self._routes = {
+            (route.method, route.path): route.direct
+            for route in app.routes
+            if isinstance(route, ApiRoute) and route.of_core
+        }
+        self._methods = {path: method for path, method in methods.items() if isinstance(method, Method)}
+        self._pool = pool
+
+    async def answer(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:
+        """Answers a call. Afterwards all fronts serve the models that it may have changed.
+
+        Raises:
+            BertserveError: As the endpoint or the method does.
+        """
+        await self._pool.gather()
+        method = self._methods.get(called.route)
+        if method is not None and method.unary is not None:
+            call: Any = None  # these methods need no call
+            replied = Replied((await method.unary(method.kind.FromString(called.body), call)).SerializeToString())
+        else:
+            replied = await self._answer_http(called, pull)
+        await self._pool.follow()
+        return replied
+
+    async def _answer_http(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:
+        http = HttpRequest(
+            method=called.method,
+            path=called.path,
+            headers={name.encode("latin-1"): value.encode("latin-1") for name, value in called.headers.items()},
+            body=called.body,
+            request_id=called.request_id,
+            arrival=time.perf_counter(),
+            query=called.query,
+            parameters=called.parameters,
+            stream=_Pieces(pull) if called.streams else None,
+            refuses_unknown=called.refuses_unknown,
+        )
+        reply = await self._routes[called.method, called.route](self._context, http)
+        head = reply.head + ignored_head(http.ignored) if http.ignored else reply.head
+        file = None if reply.file is None else str(reply.file)
+        return Replied(reply.body, reply.status, reply.content_type, head, file)

@@ -1,0 +1,297 @@
+"""The core's side of one front: its requests, its calls, its connections and its counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from serving.engine.process.wire import FrameReader, pack
+from serving.errors import BertserveError, InternalError, NotReady
+from serving.fronts.wire import (
+    KINDS,
+    AdmittedUntil,
+    Asking,
+    Called,
+    Kind,
+    Replied,
+    pack_error,
+    pack_json,
+    pack_rows,
+    unpack_error,
+    unpack_running,
+)
+from serving.records import ModelIndex
+from serving.unawaited import start
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from serving.fronts.wire import Running
+    from serving.inference.answer_cache import AnswerCache
+    from serving.inference.device import Rows
+    from serving.inference.dispatcher import Dispatcher, PendingRequest
+    from serving.records import EncodedText, Row, TensorSpec
+    from serving.scheduling.admission import Permit
+
+log = logging.getLogger("bertserve.fronts")
+
+
+class Core(Protocol):
+    """What all links share.
+
+    Attributes:
+        outputs: The outputs of each model, whose index may be that of an earlier version.
+        padded: Models with rows of variable length.
+    """
+
+    dispatcher: Dispatcher
+    cache: AnswerCache | None
+    outputs: dict[ModelIndex, Sequence[TensorSpec]]
+    padded: set[ModelIndex]
+
+    async def call(self, called: Called, read: Callable[[], Awaitable[bytes]]) -> Replied:
+        """Answers a call; `read` returns the next piece of its body. Raises `BertserveError`."""
+
+
+class _Answered:
+    """What the dispatcher tells that a request of a front is answered; see `dispatcher.Answered`.
+
+    Answers are written together in the next turn of the event loop, so that the next batch starts first.
+    """
+
+    __slots__ = ("_link", "error", "is_done", "number", "permit", "request")
+
+    request: PendingRequest
+
+    def __init__(self, link: FrontLink, number: int, permit: Permit) -> None:
+        self._link = link
+        self.number = number
+        self.permit = permit
+        self.error: BertserveError | None = None
+        self.is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def set_result(self, result: None, /) -> None:  # noqa: ARG002  as of a future
+        self.is_done = True
+        self._link.answered(self)
+
+    def set_exception(self, exception: BertserveError, /) -> None:
+        self.error = exception
+        self.set_result(None)
+
+
+class FrontLink(asyncio.Protocol):
+    """The socket of one front.
+
+    Attributes:
+        on: Called with the payload of each frame that belongs to no request, by its kind.
+        on_end: Called when the socket has closed.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._frames = FrameReader(KINDS)
+        self.on: dict[Kind, Callable[[bytes], None]] = {}
+        self.on_end: Callable[[], None] = lambda: None
+        self._admitted: dict[int, Permit] = {}
+        self._running: dict[int, _Answered] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pieces: dict[int, asyncio.Future[bytes]] = {}
+        self._ready: list[_Answered] = []
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        """Cancels everything that the front waited for."""
+        for number in {*self._admitted, *self._running, *self._tasks}:
+            self._leave(number, late=False)
+        self.on_end()
+
+    def data_received(self, data: bytes) -> None:
+        for kind, model, number, payload in self._frames.feed(data):
+            try:
+                if kind is Kind.RUN:
+                    self._run(ModelIndex(model), number, payload)
+                else:
+                    self._received(kind, number, payload)
+            except Exception:  # the boundary of a request of a front
+                log.exception("a request failed")
+                self._write(pack_error(number, InternalError()))
+
+    def _received(self, kind: Kind, number: int, payload: bytes) -> None:
+        if kind is Kind.LEAVE:
+            self._leave(number, late=bool(payload[0]))
+        elif kind is Kind.ASK:
+            self._ask(number, payload)
+        elif kind is Kind.CALL:
+            self._start(number, self._call(number, msgspec.json.decode(payload, type=Called)))
+        elif kind is Kind.PIECE or kind is Kind.ERROR:
+            self._piece(kind, number, payload)
+        else:
+            self.on[kind](payload)
+
+    def tell(self, kind: Kind, value: Any = None) -> None:  # noqa: ANN401  what msgspec writes
+        self._write(pack_json(kind, value))
+
+    def _write(self, frame: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(frame)
+
+    # Requests.
+
+    def _ask(self, number: int, payload: bytes) -> None:
+        asking = msgspec.json.decode(payload, type=Asking)
+        dispatcher, now = self._core.dispatcher, time.perf_counter()
+        try:
+            if asking.model is None:
+                permit = dispatcher.reserve(asking.sizes[0], now)
+            else:
+                permit = dispatcher.admit(
+                    ModelIndex(asking.model),
+                    asking.sizes,
+                    longest=asking.longest,
+                    arrival=asking.arrival,
+                    timeout_ms=asking.timeout_ms,
+                    priority=asking.priority,
+                    now=now,
+                )
+                permit.expect(asking.sizes, asking.longest)
+        except BertserveError as error:
+            self._write(pack_error(number, error))
+            return
+        self._admitted[number] = permit
+        deadline = None if permit.deadline == math.inf else permit.deadline
+        self._write(pack_json(Kind.ADMITTED, AdmittedUntil(deadline, permit.shortened), number=number))
+
+    def _run(self, model: ModelIndex, number: int, payload: bytes) -> None:
+        running = unpack_running(model, payload)
+        if model not in self._core.outputs or not self._core.dispatcher.costs:
+            self._write(pack_error(number, NotReady("the engine is starting; try again", retry_after_s=1)))
+            return
+        cache, texts = self._core.cache, running.texts
+        if cache is not None and not running.admitted and (found := cache.recall(model, texts)) is not None:
+            self._write_rows(number, model, texts, found)
+            return
+        if running.admitted:
+            permit = self._admitted.pop(number)
+            permit.expect_no_more()
+        try:
+            if not running.admitted:
+                permit = self._permit(model, running)
+            if cache is not None:
+                self._start(number, self._cached(cache, number, permit, texts))
+                return
+            answered = _Answered(self, number, permit)
+            answered.request = self._core.dispatcher.start(permit, texts, answered)
+        except BertserveError as error:
+            permit.__exit__()
+            self._write(pack_error(number, error))
+        else:
+            self._running[number] = answered
+
+    def _permit(self, model: ModelIndex, running: Running) -> Permit:
+        lengths = [len(text.ids) for text in running.texts]
+        return self._core.dispatcher.admission.permit(
+            model, lengths, running.arrival, running.timeout_ms, running.priority
+        )
+
+    def answered(self, answered: _Answered) -> None:
+        if not self._ready:
+            self._loop.call_soon(self._write_answers)
+        self._ready.append(answered)
+
+    def _write_answers(self) -> None:
+        ready, self._ready = self._ready, []
+        for each in ready:
+            if self._running.pop(each.number, None) is None:
+                continue  # the front has left it
+            request = each.request
+            if each.error is not None:
+                self._write(pack_error(each.number, each.error))
+            else:
+                self._write_rows(each.number, request.model, [item.text for item in request.items], request)
+            self._core.dispatcher.end(request)
+            each.permit.__exit__()
+
+    def _write_rows(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> None:
+        found = rows.result()
+        if model in self._core.padded:
+            found = [self._unpadded(model, len(text.ids), row) for text, row in zip(texts, found, strict=True)]
+        self._write(
+            pack_rows(
+                *(number, found, rows.queue_us, rows.compute_us, rows.submitted),
+                cached=rows.cached,
+                crowded=self._core.dispatcher.admission.predictor.crowded,
+            )
+        )
+
+    def _unpadded(self, model: ModelIndex, tokens: int, row: Row) -> Row:
+        """A row of variable length has at most one line for each token."""
+        specs = self._core.outputs[model]
+        return tuple(part[:tokens] if spec.shape[1] < 0 else part for part, spec in zip(row, specs, strict=True))
+
+    async def _cached(self, cache: AnswerCache, number: int, permit: Permit, texts: Sequence[EncodedText]) -> None:
+        with permit:
+            try:
+                rows = await cache.run(self._core.dispatcher, permit, texts, self._core.outputs[permit.model])
+            except BertserveError as error:
+                self._write(pack_error(number, error))
+            else:
+                self._write_rows(number, permit.model, texts, rows)
+
+    def _leave(self, number: int, *, late: bool) -> None:
+        if (permit := self._admitted.pop(number, None)) is not None:
+            if late:
+                self._core.dispatcher.missed(permit)
+            permit.__exit__()
+        if (answered := self._running.pop(number, None)) is not None:
+            self._core.dispatcher.end(answered.request)
+            answered.permit.__exit__()
+        if (task := self._tasks.pop(number, None)) is not None:
+            task.cancel()
+
+    # Calls.
+
+    def _start(self, number: int, work: Any) -> None:  # noqa: ANN401  a coroutine
+        task = self._tasks[number] = start(work)
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _call(self, number: int, called: Called) -> None:
+        try:
+            replied = await self._core.call(called, partial(self._pull, number))
+        except BertserveError as error:
+            self._write(pack_error(number, error.without_traceback()))
+        except Exception:  # the boundary of a call, as of HTTP
+            log.exception("a request failed")
+            self._write(pack_error(number, InternalError()))
+        else:
+            self._write(pack_json(Kind.REPLY, replied, number=number))
+
+    async def _pull(self, number: int) -> bytes:
+        """The next piece of a streamed body; empty at its end."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._pieces[number] = future
+        self._write(pack(Kind.PULL, b"", batch=number))
+        try:
+            return await future
+        finally:
+            del self._pieces[number]
+
+    def _piece(self, kind: Kind, number: int, payload: bytes) -> None:
+        future = self._pieces.get(number)
+        if future is None or future.done():
+            return
+        if kind is Kind.ERROR:
+            future.set_exception(unpack_error(payload))
+        else:
+            future.set_result(payload)

@@ -1,0 +1,396 @@
+"""The front processes of a server: their starts and ends, and what they are told and asked.
+
+The core accepts connections and passes each one to the front with the fewest. It limits them, because it counts those
+of all fronts. While no front is up, the core serves connections itself, as a server without fronts does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import time
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from serving.children import module_command
+from serving.fronts.core import FrontLink
+from serving.fronts.wire import (
+    FrontCounts,
+    Kind,
+    MirroredModel,
+    Models,
+    Passed,
+    Setup,
+    StateNow,
+)
+from serving.logs import tell
+from serving.unawaited import start
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from serving.fronts.slots import SharedSlots
+    from serving.fronts.wire import Called, Replied
+    from serving.inference.answer_cache import AnswerCache
+    from serving.inference.dispatcher import Dispatcher
+    from serving.inference.served_models import Repository
+    from serving.lifecycle import Lifecycle
+    from serving.net.connection_limiter import ConnectionLimiter
+    from serving.net.orca import LoadReport
+    from serving.records import ModelIndex, TensorSpec
+    from serving.settings import Settings
+    from serving.telemetry.metrics import Metrics
+
+    Call = Callable[[Called, Callable[[], Awaitable[bytes]]], Awaitable[Replied]]
+
+log = logging.getLogger("bertserve.fronts")
+
+_COUNT_S = 0.5
+"""Seconds in which a front must answer a question; a scrape waits no longer for one that is busy."""
+
+_FOLLOW_S = 10.0
+"""Seconds for which a change of the models waits for fronts that open tokenizers."""
+
+_LOAD_S = 0.1
+_CRASHES, _CRASH_WINDOW_S, _MAX_PAUSE_S = 3, 10.0, 30.0
+"""A front that ends more often within the window is started again after a pause, which doubles each time."""
+
+_CLOSE_TO_LIMIT = 0.9
+"""From this share of the connection limit on, fronts are asked for idle connections."""
+
+
+class PassedConnection:
+    """A connection that a front holds; see `Closable`."""
+
+    __slots__ = ("_idle", "_release", "front", "number", "port")
+
+    descriptor = -1
+    """The core holds none."""
+
+    def __init__(self, front: Front, port: str, number: int, release: Callable[[], None]) -> None:
+        self.front = front
+        self.port = port
+        self.number = number
+        self._release = release
+        self._idle: tuple[bool, float] | None = None
+
+    def idle_since(self) -> tuple[bool, float] | None:
+        """As the front reported it."""
+        return self._idle
+
+    def close_if_idle(self) -> None:
+        self.front.link.tell(Kind.CLOSE_IDLE, (self.number, self._idle))
+        self._idle = None
+
+    def found_idle(self, since: tuple[bool, float] | None) -> None:
+        self._idle = since
+
+    def closed(self) -> None:
+        self._release()
+
+
+class Front:
+    """One front process.
+
+    Attributes:
+        up: Whether it takes connections.
+        connections: Its open connections, by number.
+        followed: The last revision of the models that it has switched to.
+        left: The last revision before which no request of it uses a model.
+    """
+
+    def __init__(self, pool: FrontPool, slot: int) -> None:
+        self._pool = pool
+        self.slot = slot
+        self.up = False
+        self.connections: dict[int, PassedConnection] = {}
+        self.counted = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def start(self, setup: Setup, revision: int) -> None:
+        self.followed = self.left = revision
+        ours, theirs = socket.socketpair()
+        self._passing, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._passing.setblocking(False)
+        descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
+        self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
+            module_command("serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        passed.close()
+        ours.setblocking(False)
+        _, self.link = await asyncio.get_running_loop().create_connection(lambda: FrontLink(self._pool), sock=ours)
+        self.link.on_end = self.ended.set
+        self.link.on = {
+            Kind.UP: self._is_up,
+            Kind.COUNTS: self._counted,
+            Kind.CLOSED: self._closed,
+            Kind.IDLE: self._found_idle,
+            Kind.FOLLOWED: self._followed,
+            Kind.LEFT: self._left,
+            Kind.DEBT: partial(self._pool.charge, self),
+        }
+        self.link.tell(Kind.SETUP, setup)
+
+    def _is_up(self, _: bytes) -> None:
+        self.up = True
+
+    def _counted(self, payload: bytes) -> None:
+        found = msgspec.json.decode(payload, type=FrontCounts)
+        self._pool.count(found)
+        self.counted.set()
+
+    def _closed(self, payload: bytes) -> None:
+        self.connections.pop(msgspec.json.decode(payload, type=int)).closed()
+
+    def _found_idle(self, payload: bytes) -> None:
+        idle = msgspec.json.decode(payload, type=dict[int, tuple[bool, float]])
+        for number, connection in self.connections.items():
+            connection.found_idle(idle.get(number))
+
+    def _followed(self, payload: bytes) -> None:
+        self.followed = msgspec.json.decode(payload, type=int)
+        self._pool.changed()
+
+    def _left(self, payload: bytes) -> None:
+        self.left = msgspec.json.decode(payload, type=int)
+
+    def take(self, passed: Passed, opened: socket.socket) -> bool:
+        """Passes a connection; False if the front has ended, or takes none now."""
+        try:
+            socket.send_fds(self._passing, [msgspec.json.encode(passed)], [opened.fileno()])
+        except OSError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Waits for the end of the process, releases its connections and closes its sockets."""
+        self.up = False
+        for connection in self.connections.values():
+            connection.closed()
+        self.connections.clear()
+        self._passing.close()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+
+class FrontPool:
+    """The fronts of a server; the `Core` of their links.
+
+    Attributes:
+        restarts: Fronts that were started again.
+        totals: Counters of all fronts so far, by the names of their metrics.
+        on_call: Answers calls of fronts.
+    """
+
+    on_call: Call
+
+    def __init__(
+        self,
+        settings: Settings,
+        processes: int,
+        *,
+        repository: Repository,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher,
+        cache: AnswerCache | None,
+        metrics: Metrics,
+        limiter: ConnectionLimiter,
+        slots: SharedSlots,
+        load: Callable[[], LoadReport],
+        host: str,
+    ) -> None:
+        self._settings = settings
+        self._processes = processes
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self.dispatcher = dispatcher
+        self.cache = cache
+        self._metrics = metrics
+        self._limiter = limiter
+        self.slots = slots
+        self._load = load
+        self._host = host
+        self._fronts: list[Front] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._numbers = 0
+        self._ending = False
+        self._has_changed = asyncio.Event()
+        self._revision = 0
+        self._left_at: dict[ModelIndex, int] = {}
+        self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
+        self.padded: set[ModelIndex] = set()
+        self.restarts = 0
+        self.totals: Counter[str] = Counter()
+        limiter.follow(lambda: (one for front in self._fronts for one in front.connections.values()))
+        repository.subscribe(self._models_changed)
+        lifecycle.subscribe(lambda _: self._tell_all(Kind.STATE, self._state()))
+        self._models_changed()
+
+    async def start(self) -> None:
+        self._tasks = [start(self._keep(slot)) for slot in range(1, self._processes + 1)]
+        self._tasks += [start(self._tell_load()), start(self._look_for_idle())]
+
+    @property
+    def up(self) -> list[Front]:
+        return [front for front in self._fronts if front.up]
+
+    def report(self) -> list[dict[str, int]]:
+        return [{"pid": front.process.pid, "connections": len(front.connections)} for front in self.up]
+
+    def connections(self, protocol: str) -> int:
+        return sum(one.port == protocol for front in self._fronts for one in front.connections.values())
+
+    async def _keep(self, slot: int) -> None:
+        """Runs the front of a slot, and starts it again when it ends."""
+        ends: deque[float] = deque(maxlen=_CRASHES)
+        pause_s = 0.5
+        while not self._ending:
+            front = Front(self, slot)
+            await front.start(self._setup(slot), self._revision)
+            self._fronts.append(front)
+            try:
+                await front.ended.wait()
+            finally:
+                self._fronts.remove(front)
+                await asyncio.shield(front.close())
+                self.slots.values[slot] = 0
+                self.changed()
+            if self._ending:
+                return
+            self.restarts += 1
+            message = "front process %d has ended with the status %d; starting another"
+            tell(log.error, message, pid=front.process.pid, status=front.process.returncode)
+            now = time.monotonic()
+            if len(ends) == _CRASHES and now - ends[0] < _CRASH_WINDOW_S:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            else:
+                pause_s = 0.5
+            ends.append(now)
+
+    def _setup(self, slot: int) -> Setup:
+        settings = self._settings.model_dump_json(exclude_none=True)
+        return Setup(settings, self._host, slot, self._models(), self._state(), self._load())
+
+    # Connections.
+
+    def place(self, port: str, opened: socket.socket, release: Callable[[], None]) -> bool:
+        """Passes an accepted connection to the front with the fewest; False if there is no front."""
+        for front in sorted(self.up, key=lambda front: len(front.connections)):
+            self._numbers += 1
+            if front.take(Passed(port, self._numbers), opened):
+                front.connections[self._numbers] = PassedConnection(front, port, self._numbers, release)
+                opened.close()
+                return True
+        return False
+
+    async def _look_for_idle(self) -> None:
+        """Asks fronts for idle connections while the limit is near, so that the limiter can close some."""
+        while True:
+            await asyncio.sleep(0.25)
+            if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
+                self._tell_all(Kind.FIND_IDLE)
+
+    def charge(self, source: Front, payload: bytes) -> None:
+        """Tells all other fronts of a peer's debt."""
+        for front in self._fronts:
+            if front is not source:
+                front.link.tell(Kind.DEBT, msgspec.Raw(payload))
+
+    # Models and state.
+
+    def _models_changed(self) -> None:
+        self._revision += 1
+        present = {model.index: model for model in self._repository.models}
+        for index in self.outputs.keys() - present.keys():
+            self._left_at.setdefault(index, self._revision)
+        for index, model in present.items():
+            self._left_at.pop(index, None)
+            self.outputs[index] = model.manifest.outputs
+            self.padded.discard(index)
+            if any(spec.shape[1] < 0 for spec in model.manifest.outputs):
+                self.padded.add(index)
+        self._tell_all(Kind.MODELS, self._models())
+
+    def _models(self) -> Models:
+        models = [
+            MirroredModel(
+                model.index,
+                str(model.bundle.path),
+                model.bundle.sha256,
+                model.manifest,
+                model.artifact,
+                model.second,
+                self._repository.serves(model.name),
+            )
+            for model in self._repository.models
+        ]
+        return Models(self._revision, models, self._repository.engine)
+
+    def _state(self) -> StateNow:
+        return StateNow(self._lifecycle.state, self._lifecycle.accepting)
+
+    def uses(self, model: ModelIndex) -> int:
+        """Number of fronts that may have requests of a model that is not served any more."""
+        left_at = self._left_at.get(model, 0)
+        return sum(front.left < left_at for front in self._fronts)
+
+    def changed(self) -> None:
+        self._has_changed.set()
+
+    async def follow(self) -> None:
+        """Waits until all fronts serve the present models."""
+        revision = self._revision
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOW_S):
+                while any(front.followed < revision for front in self._fronts):
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+
+    def _tell_all(self, kind: Kind, value: Any = None) -> None:  # noqa: ANN401  what msgspec writes
+        for front in self._fronts:
+            front.link.tell(kind, value)
+
+    async def _tell_load(self) -> None:
+        while True:
+            await asyncio.sleep(_LOAD_S)
+            self._tell_all(Kind.LOAD, self._load())
+
+    # Counts.
+
+    def count(self, found: FrontCounts) -> None:
+        self._metrics.add(found.counts)
+        self.totals.update(found.totals)
+
+    async def gather(self) -> None:
+        """Adds what fronts have counted; a front that does not answer in time is left out."""
+        fronts = self.up
+        for front in fronts:
+            front.counted.clear()
+            front.link.tell(Kind.COUNT)
+        waits = [asyncio.wait_for(front.counted.wait(), _COUNT_S) for front in fronts]
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    # Calls and the end.
+
+    async def call(self, called: Called, read: Callable[[], Awaitable[bytes]]) -> Replied:
+        return await self.on_call(called, read)
+
+    async def end(self, limit_s: float) -> None:
+        """Lets all fronts answer what they have begun, for `limit_s`, and end."""
+        self._ending = True
+        self._tell_all(Kind.END, limit_s)
+        await asyncio.gather(*[front.ended.wait() for front in self._fronts])
+
+    async def close(self) -> None:
+        self._ending = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,276 @@
+"""A front's side: the core process in place of the dispatcher, and what the core tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+import msgspec
+
+from serving.engine.process.wire import FrameReader, pack
+from serving.errors import BertserveError, DeadlineExceeded, NotReady, Overloaded
+from serving.fronts.wire import (
+    KINDS,
+    AdmittedUntil,
+    Asking,
+    Called,
+    Kind,
+    Replied,
+    Rows,
+    pack_error,
+    pack_json,
+    pack_run,
+    unpack_error,
+    unpack_rows,
+)
+from serving.http.exchange import HttpReply
+from serving.records import ModelIndex
+from serving.unawaited import start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from google.protobuf.message import Message
+
+    from serving.http.exchange import BodyStream, HttpRequest
+    from serving.records import EncodedText
+
+_TOO_LATE = "the deadline passed before the answer was ready"
+
+
+class RemotePermit:
+    """Stands for the `Permit` that the core holds for a request.
+
+    Short requests ask for none: the core admits them together with their texts. While it is crowded, and before texts
+    are tokenized in a thread, the front asks first.
+    """
+
+    priority: int
+
+    def __init__(self, core: CoreLink, asking: Asking) -> None:
+        self._core = core
+        self.asking = asking
+        self.number = core.new_number()
+        self.priority = asking.priority
+        self.deadline = math.inf
+        self.model = ModelIndex(-1 if asking.model is None else asking.model)
+        self.shortened = ""
+        self.tokens = 0
+        self.admitted = False
+
+    def must_ask(self, *, short: bool) -> bool:
+        return not short or self._core.crowded
+
+    async def ask(self) -> None:
+        """Raises the errors of `Admission.admit`."""
+        answer = await self._core.answer(self.number, pack_json(Kind.ASK, self.asking, number=self.number))
+        admitted = msgspec.json.decode(answer, type=AdmittedUntil)
+        self.admitted = True
+        self.deadline = math.inf if admitted.deadline is None else admitted.deadline
+        self.shortened = admitted.shortened
+
+    def expect(self, sizes: Sequence[int], longest: int | None) -> None:
+        """Does nothing: the core expects the work of each request that it admits before its texts are tokenized."""
+
+    def expect_no_more(self) -> None:
+        """Does nothing, as `expect`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.admitted:
+            self.leave()
+
+    def leave(self, *, late: bool = False) -> None:
+        self.admitted = False
+        self._core.leave(self.number, late=late)
+
+
+class Serialized(NamedTuple):
+    """A message of gRPC that need not be parsed."""
+
+    data: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  as of protobuf
+        return self.data
+
+
+class CoreLink(asyncio.Protocol):
+    """The socket to the core process.
+
+    Attributes:
+        crowded: Whether the core had waiting work at its last answer.
+        setup: The first frame.
+        on_end: Called when the core has ended.
+    """
+
+    def __init__(self) -> None:
+        self.crowded = False
+        self._on: Mapping[Kind, Callable[[bytes], None]] | None = None
+        self._early: list[tuple[Kind, bytes]] = []
+        self.setup: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.on_end: Callable[[], None] = lambda: None
+        self._frames = FrameReader(KINDS)
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, BodyStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # The `Device` of the pipeline.
+
+    def admit(
+        self,
+        model: ModelIndex,
+        sizes: Sequence[int],
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+        now: float,  # noqa: ARG002  the core's
+    ) -> RemotePermit:
+        return RemotePermit(self, Asking(model, list(sizes), longest, arrival, timeout_ms, priority))
+
+    def reserve(self, tokens: int, now: float) -> RemotePermit:  # noqa: ARG002  the core's
+        return RemotePermit(self, Asking(None, [tokens]))
+
+    async def run(self, permit: RemotePermit, texts: Sequence[EncodedText]) -> Rows:
+        """As `Dispatcher.run`."""
+        asking, number = permit.asking, permit.number
+        frame = pack_run(
+            *(number, permit.model, texts, asking.arrival, asking.timeout_ms, asking.priority),
+            admitted=permit.admitted,
+        )
+        permit.admitted = False  # the core's request holds it from now on
+        rows = cast("Rows", await self.answer(number, frame))
+        permit.tokens = sum([len(text.ids) for text in texts])
+        return rows
+
+    def missed(self, permit: RemotePermit) -> DeadlineExceeded:
+        permit.leave(late=True)
+        return DeadlineExceeded(f"{_TOO_LATE}{permit.shortened}")
+
+    # Calls that the core answers.
+
+    async def call_http(self, method: str, route: str, request: HttpRequest) -> HttpReply:
+        """The core's reply to a request of a route."""
+        called = Called(
+            route=route,
+            method=method,
+            path=request.path,
+            query=request.query,
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()},
+            parameters=dict(request.parameters),
+            body=request.body,
+            streams=request.stream is not None,
+            request_id=request.request_id,
+            refuses_unknown=request.refuses_unknown,
+        )
+        number = self.new_number()
+        if request.stream is not None:
+            self._streams[number] = request.stream
+        try:
+            replied = await self._call(number, called)
+        finally:
+            self._streams.pop(number, None)
+        file = None if replied.file is None else Path(replied.file)
+        return HttpReply(replied.body, replied.status, replied.content_type, replied.head, file)
+
+    async def call_grpc(self, path: str, request: Message, _: object) -> Serialized:
+        """The core's reply to a unary call of a method."""
+        replied = await self._call(self.new_number(), Called(path, body=request.SerializeToString()))
+        return Serialized(replied.body)
+
+    async def _call(self, number: int, called: Called) -> Replied:
+        return msgspec.json.decode(await self.answer(number, pack_json(Kind.CALL, called, number=number)), type=Replied)
+
+    async def _send_piece(self, number: int, stream: BodyStream) -> None:
+        try:
+            piece = await stream.read()
+        except BertserveError as error:
+            self._transport.write(pack_error(number, error))
+        else:
+            self.send(Kind.PIECE, piece, number)
+
+    # Frames.
+
+    def new_number(self) -> int:
+        return next(self._numbers)
+
+    async def answer(self, number: int, frame: bytes) -> Any:  # noqa: ANN401  by the kind of the frame
+        """Sends a frame, and returns the answer to it; raises the error that answers it."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        self._transport.write(frame)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.leave(number)
+            raise
+        finally:
+            del self._waiting[number]
+
+    def leave(self, number: int, *, late: bool = False) -> None:
+        self.send(Kind.LEAVE, bytes((late,)), number)
+
+    def send(self, kind: Kind, payload: bytes, number: int = 0) -> None:
+        self._transport.write(pack(kind, payload, batch=number))
+
+    def tell(self, kind: Kind, value: Any = None) -> None:  # noqa: ANN401  what msgspec writes
+        self._transport.write(pack_json(kind, value))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
+        self.fail_all(NotReady("the server has ended", begun=True))
+        self.on_end()
+
+    def fail_all(self, error: BertserveError) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def data_received(self, data: bytes) -> None:
+        for kind, _, number, payload in self._frames.feed(data):
+            if kind is Kind.ROWS:
+                rows = unpack_rows(payload)
+                self.crowded = rows.crowded
+                self._answered(number, rows)
+            elif kind is Kind.ERROR:
+                self._failed(number, unpack_error(payload))
+            elif kind in {Kind.ADMITTED, Kind.REPLY}:
+                self._answered(number, payload)
+            elif kind is Kind.PULL:
+                if (stream := self._streams.get(number)) is not None:
+                    task = start(self._send_piece(number, stream))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            elif kind is Kind.SETUP:
+                self.setup.set_result(payload)
+            elif self._on is None:
+                self._early.append((kind, payload))
+            else:
+                self._on[kind](payload)
+
+    def listen(self, on: Mapping[Kind, Callable[[bytes], None]]) -> None:
+        """Calls `on` with the payload of each frame that answers no request, by its kind, from the first one on."""
+        self._on = on
+        for kind, payload in self._early:
+            on[kind](payload)
+        self._early.clear()
+
+    def _answered(self, number: int, value: object) -> None:
+        future = self._waiting.get(number)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _failed(self, number: int, error: BertserveError) -> None:
+        self.crowded = self.crowded or isinstance(error, Overloaded)
+        future = self._waiting.get(number)
+        if future is not None and not future.done():
+            future.set_exception(error)

@@ -1,0 +1,296 @@
+"""The wire protocol between a front process and the core process: frames over one Unix socket.
+
+    frame     := as in `engine.process.wire`; `batch` is the number of a request
+    RUN       := arrival f64 | timeout_ms f64, NaN for none | priority u32 | admitted u32 | texts as in RUN there
+    ROWS      := queue_us f64 | compute_us f64 | submitted f64 | flags u32 | texts u32 | outputs u32 | pad u32
+                 | for each output: dtype u32 | ndim u32 | dims u32[texts x ndim] | data
+    ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission before texts are tokenized
+    LEAVE     := u8, 1 if the deadline has passed: the front waits no longer for a request, or returns its admission
+    ERROR     := JSON [name of the class, its attributes]
+    all other := JSON
+
+RUN is answered by ROWS or ERROR. Connections are passed over a second socket, one message each: a JSON `Passed`, and
+the descriptor of the connection (SCM_RIGHTS, unix(7)).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from serving import errors
+from serving.engine.process.wire import HEADER, pack, pack_texts, unpack_run
+from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
+from serving.errors import BertserveError, InternalError
+from serving.lifecycle import State  # noqa: TC001
+from serving.models.manifest import Artifact, Manifest  # noqa: TC001
+from serving.net.orca import LoadReport  # noqa: TC001
+from serving.telemetry.metrics import CountsSince  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.records import EncodedText, ModelIndex, Row
+
+_RUN = struct.Struct("=ddII")
+_RUN_ONE = struct.Struct(f"{HEADER.format}ddIIIII")
+_ROWS = struct.Struct("=dddIIII")
+_OUTPUT = struct.Struct("=II")
+_DTYPES = _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
+_CACHED, _CROWDED = 1, 2
+
+
+class Kind(IntEnum):
+    """Kinds of frames. The first group goes to the core, the second to a front, the third in both directions."""
+
+    RUN = 1
+    ASK = 2
+    LEAVE = 3
+    CALL = 4
+    PIECE = 5
+    UP = 6
+    COUNTS = 7
+    CLOSED = 8
+    IDLE = 9
+    FOLLOWED = 10
+    LEFT = 11
+
+    SETUP = 32
+    ROWS = 33
+    ERROR = 34
+    ADMITTED = 35
+    REPLY = 36
+    PULL = 37
+    MODELS = 38
+    STATE = 39
+    LOAD = 40
+    COUNT = 41
+    FIND_IDLE = 42
+    CLOSE_IDLE = 43
+    END = 44
+
+    DEBT = 64
+
+
+KINDS = {int(kind): kind for kind in Kind}
+
+
+class Asking(msgspec.Struct, frozen=True, array_like=True):
+    """The arguments of `Admission.admit`; without a model, of `Admission.reserve` with `sizes` as tokens."""
+
+    model: int | None
+    sizes: list[int]
+    longest: int | None = None
+    arrival: float = 0.0
+    timeout_ms: float | None = None
+    priority: int = 0
+
+
+class AdmittedUntil(msgspec.Struct, frozen=True, array_like=True):
+    """Attributes of the `Permit`; the deadline is None for none."""
+
+    deadline: float | None
+    shortened: str
+
+
+class Called(msgspec.Struct, frozen=True):
+    """A request that the core answers in place of a front: of HTTP by its route, of gRPC by its method."""
+
+    route: str
+    method: str = ""
+    path: str = ""
+    query: bytes = b""
+    headers: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    body: bytes = b""
+    streams: bool = False
+    request_id: str = ""
+    refuses_unknown: bool = False
+
+
+class Replied(msgspec.Struct, frozen=True):
+    """The reply to a call: of HTTP, or of gRPC in `body` alone."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: bytes = b""
+    head: bytes = b""
+    file: str | None = None
+
+
+class MirroredModel(msgspec.Struct, frozen=True):
+    """A `ServedModel` without its tokenizer."""
+
+    index: int
+    path: str
+    sha256: str
+    manifest: Manifest
+    artifact: Artifact
+    second: Artifact | None
+    served: bool
+
+
+class Models(msgspec.Struct, frozen=True):
+    """What the repository serves. `revision` counts its changes."""
+
+    revision: int
+    models: list[MirroredModel]
+    engine: EngineChoice
+
+
+class StateNow(msgspec.Struct, frozen=True):
+    """The state of the `Lifecycle`."""
+
+    state: State
+    accepting: bool
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame to a front.
+
+    Attributes:
+        settings: As JSON.
+        host: Address of the HTTP port.
+        slot: The front's place in the shared buffer budget.
+    """
+
+    settings: str
+    host: str
+    slot: int
+    models: Models
+    state: StateNow
+    load: LoadReport
+
+
+class Passed(msgspec.Struct, frozen=True, array_like=True):
+    """A connection that the core has accepted for a front, and its number."""
+
+    port: str
+    number: int
+
+
+class FrontCounts(msgspec.Struct, frozen=True):
+    """What a front has counted since the last time.
+
+    Attributes:
+        counts: Requests.
+        totals: Other counters, by the names of their metrics.
+    """
+
+    counts: CountsSince
+    totals: dict[str, float]
+
+
+class Rows(NamedTuple):
+    """The rows of a request; see `inference.pipeline.Rows`."""
+
+    rows: Sequence[Row]
+    queue_us: float
+    compute_us: float
+    submitted: float
+    cached: bool
+    crowded: bool = False
+
+    def result(self) -> Sequence[Row]:
+        return self.rows
+
+
+class Running(NamedTuple):
+    """A RUN frame."""
+
+    arrival: float
+    timeout_ms: float | None
+    priority: int
+    admitted: bool
+    texts: list[EncodedText]
+
+
+def pack_json(kind: Kind, value: Any = None, *, number: int = 0) -> bytes:  # noqa: ANN401  what msgspec writes
+    return pack(kind, msgspec.json.encode(value), batch=number)
+
+
+def pack_run(
+    number: int,
+    model: ModelIndex,
+    texts: Sequence[EncodedText],
+    arrival: float,
+    timeout_ms: float | None,
+    priority: int,
+    *,
+    admitted: bool,
+) -> bytes:
+    timeout = math.nan if timeout_ms is None else timeout_ms
+    if len(texts) == 1 and texts[0].type_ids is None:  # most requests: the same bytes in two steps
+        ids = texts[0].ids
+        size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
+        head = (size, Kind.RUN, model, number, arrival, timeout, priority, admitted, 1, 0, len(ids))
+        return _RUN_ONE.pack(*head) + ids
+    payload = _RUN.pack(arrival, timeout, priority, admitted) + pack_texts(texts)
+    return pack(Kind.RUN, payload, model=model, batch=number)
+
+
+def unpack_running(model: int, payload: bytes) -> Running:
+    arrival, timeout_ms, priority, admitted = _RUN.unpack_from(payload)
+    texts = unpack_run(model, memoryview(payload)[_RUN.size :]).texts
+    return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, bool(admitted), list(texts))
+
+
+def pack_rows(
+    number: int,
+    rows: Sequence[Row],
+    queue_us: float,
+    compute_us: float,
+    submitted: float,
+    *,
+    cached: bool,
+    crowded: bool,
+) -> bytes:
+    flags = _CACHED * cached + _CROWDED * crowded
+    parts: list[Any] = [b"", _ROWS.pack(queue_us, compute_us, submitted, flags, len(rows), len(rows[0]), 0)]
+    for each in zip(*rows, strict=True):
+        first = each[0]
+        dtype = int(first.dtype == _INT)
+        parts += (_OUTPUT.pack(dtype, first.ndim), array("I", [size for row in each for size in row.shape]))
+        parts += [row if row.flags.c_contiguous else row.copy() for row in each]
+    size = sum([memoryview(part).nbytes for part in parts])
+    parts[0] = HEADER.pack(size, Kind.ROWS, 0, number)
+    return b"".join(parts)
+
+
+def unpack_rows(payload: bytes) -> Rows:
+    """The rows in a ROWS frame, read-only views of the payload."""
+    queue_us, compute_us, submitted, flags, texts, outputs, _ = _ROWS.unpack_from(payload)
+    at = _ROWS.size
+    columns = []
+    for _ in range(outputs):
+        dtype, ndim = _OUTPUT.unpack_from(payload, at)
+        at += _OUTPUT.size
+        dims = memoryview(payload)[at : at + 4 * texts * ndim].cast("I").tolist()
+        at += 4 * len(dims)
+        column: list[Any] = []
+        for first in range(0, len(dims), ndim):
+            row: np.ndarray[Any, Any] = np.ndarray(dims[first : first + ndim], _DTYPES[dtype], payload, at)
+            column.append(row)
+            at += row.nbytes
+        columns.append(column)
+    rows = list(zip(*columns, strict=True))
+    return Rows(rows, queue_us, compute_us, submitted, bool(flags & _CACHED), bool(flags & _CROWDED))
+
+
+def pack_error(number: int, error: BertserveError) -> bytes:
+    return pack_json(Kind.ERROR, (type(error).__name__, vars(error)), number=number)
+
+
+def unpack_error(payload: bytes) -> BertserveError:
+    name, attributes = msgspec.json.decode(payload, type=tuple[str, dict[str, Any]])
+    kind = getattr(errors, name, InternalError)
+    error: BertserveError = kind.__new__(kind)
+    error.args = (attributes["message"],)
+    vars(error).update(attributes)
+    return error

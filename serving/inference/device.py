@@ -1,0 +1,80 @@
+"""What computes requests, as the pipeline sees it: the dispatcher, or in a front its way to the core process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.errors import DeadlineExceeded
+    from serving.records import EncodedText, ModelIndex, Row
+
+
+class Rows(Protocol):
+    """The rows of a request's texts, and their timings; see `PendingRequest`.
+
+    Attributes:
+        cached: Whether no engine computed any of them for this request.
+    """
+
+    @property
+    def cached(self) -> bool: ...
+
+    @property
+    def queue_us(self) -> float: ...
+
+    @property
+    def compute_us(self) -> float: ...
+
+    @property
+    def submitted(self) -> float: ...
+
+    def result(self) -> Sequence[Row]: ...
+
+
+class Admitted(Protocol):
+    """The right of a request to hold tokens; see `Permit`."""
+
+    @property
+    def deadline(self) -> float: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def model(self) -> ModelIndex: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def must_ask(self, *, short: bool) -> bool: ...
+
+    async def ask(self) -> None: ...
+
+    def expect(self, sizes: Sequence[int], longest: int | None) -> None: ...
+
+    def expect_no_more(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+P = TypeVar("P", bound=Admitted)
+
+
+class Device(Protocol[P]):
+    """See the module."""
+
+    @property
+    def admit(self) -> Callable[..., P]:
+        """See `Admission.admit`."""
+
+    @property
+    def reserve(self) -> Callable[[int, float], P]:
+        """See `Admission.reserve`."""
+
+    async def run(self, permit: P, texts: Sequence[EncodedText]) -> Rows: ...
+
+    def missed(self, permit: P) -> DeadlineExceeded: ...
