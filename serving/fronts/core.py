@@ -118,15 +118,16 @@ class FrontLink(asyncio.Protocol):
         self.on_end()
 
     def data_received(self, data: bytes) -> None:
-        for kind, model, number, payload in self._frames.feed(data):
-            try:
-                if kind is Kind.RUN:
-                    self._run(ModelIndex(model), number, payload)
-                else:
-                    self._received(kind, number, payload)
-            except Exception:  # the boundary of a request of a front
-                log.exception("a request failed")
-                self._write(pack_error(number, InternalError()))
+        with self._core.dispatcher.together():
+            for kind, model, number, payload in self._frames.feed(data):
+                try:
+                    if kind is Kind.RUN:
+                        self._run(ModelIndex(model), number, payload)
+                    else:
+                        self._received(kind, number, payload)
+                except Exception:  # the boundary of a request of a front
+                    log.exception("a request failed")
+                    self._write(pack_error(number, InternalError()))
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:
         if kind is Kind.LEAVE:
@@ -174,7 +175,7 @@ class FrontLink(asyncio.Protocol):
         self._write(pack_json(Kind.ADMITTED, AdmittedUntil(deadline, permit.shortened), number=number))
 
     def _run(self, model: ModelIndex, number: int, payload: bytes) -> None:
-        running = unpack_running(model, payload)
+        running = unpack_running(payload)
         if model not in self._core.outputs or not self._core.dispatcher.costs:
             self._write(pack_error(number, NotReady("the engine is starting; try again", retry_after_s=1)))
             return

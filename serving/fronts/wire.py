@@ -31,16 +31,19 @@ from serving.errors import BertserveError, InternalError
 from serving.lifecycle import State  # noqa: TC001
 from serving.models.manifest import Artifact, Manifest  # noqa: TC001
 from serving.net.orca import LoadReport  # noqa: TC001
+from serving.records import EncodedText
 from serving.telemetry.metrics import CountsSince  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import EncodedText, ModelIndex, Row
+    from serving.records import ModelIndex, Row
 
-_RUN = struct.Struct("=ddII")
+_RUN = struct.Struct("=ddIIII")
+_TEXTS_AT = _RUN.size - 8
 _RUN_ONE = struct.Struct(f"{HEADER.format}ddIIIII")
 _ROWS = struct.Struct("=dddIIII")
+_ROWS_ONE = struct.Struct(f"{HEADER.format}dddIIIIIII")
 _OUTPUT = struct.Struct("=II")
 _DTYPES = _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 _CACHED, _CROWDED = 1, 2
@@ -208,7 +211,7 @@ class Running(NamedTuple):
     timeout_ms: float | None
     priority: int
     admitted: bool
-    texts: list[EncodedText]
+    texts: Sequence[EncodedText]
 
 
 def pack_json(kind: Kind, value: Any = None, *, number: int = 0) -> bytes:  # noqa: ANN401  what msgspec writes
@@ -231,14 +234,18 @@ def pack_run(
         size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
         head = (size, Kind.RUN, model, number, arrival, timeout, priority, admitted, 1, 0, len(ids))
         return _RUN_ONE.pack(*head) + ids
-    payload = _RUN.pack(arrival, timeout, priority, admitted) + pack_texts(texts)
+    payload = _RUN.pack(arrival, timeout, priority, admitted, 0, 0)[:_TEXTS_AT] + pack_texts(texts)
     return pack(Kind.RUN, payload, model=model, batch=number)
 
 
-def unpack_running(model: int, payload: bytes) -> Running:
-    arrival, timeout_ms, priority, admitted = _RUN.unpack_from(payload)
-    texts = unpack_run(model, memoryview(payload)[_RUN.size :]).texts
-    return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, bool(admitted), list(texts))
+def unpack_running(payload: bytes) -> Running:
+    arrival, timeout_ms, priority, admitted, count, typed = _RUN.unpack_from(payload)
+    texts: Sequence[EncodedText]
+    if count == 1 and not typed:  # as in `pack_run`
+        texts = [EncodedText(array("i", payload[_RUN_ONE.size - HEADER.size :]))]
+    else:
+        texts = unpack_run(0, memoryview(payload)[_TEXTS_AT:]).texts
+    return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, bool(admitted), texts)
 
 
 def pack_rows(
@@ -252,6 +259,11 @@ def pack_rows(
     crowded: bool,
 ) -> bytes:
     flags = _CACHED * cached + _CROWDED * crowded
+    if len(rows) == len(rows[0]) == 1 and rows[0][0].ndim == 1 and rows[0][0].dtype == _FLOAT:  # as in `pack_run`
+        (row,) = rows[0]
+        size = _ROWS_ONE.size - HEADER.size + row.nbytes
+        head = (size, Kind.ROWS, 0, number, queue_us, compute_us, submitted, flags, 1, 1, 0, 0, 1, len(row))
+        return _ROWS_ONE.pack(*head) + row.tobytes()
     parts: list[Any] = [b"", _ROWS.pack(queue_us, compute_us, submitted, flags, len(rows), len(rows[0]), 0)]
     for each in zip(*rows, strict=True):
         first = each[0]

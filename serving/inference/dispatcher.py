@@ -17,6 +17,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter, itemgetter
@@ -33,7 +34,7 @@ from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.engine.base import BatchOutput, Engine
     from serving.inference.deadline_timer import Deadline
@@ -231,6 +232,16 @@ class Dispatcher:
             self.end(request)
             raise
         return request
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Chooses batches once for all requests that start within the block."""
+        self._pumping = True
+        try:
+            yield
+        finally:
+            self._pumping = False
+            self._pump()
 
     def end(self, request: PendingRequest) -> None:
         """Forgets a request that is answered or that nobody waits for."""

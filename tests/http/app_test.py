@@ -89,7 +89,9 @@ class Pipeline:
     async def read(self, model: Any, _: int, work: Callable[[Any], bytes]) -> bytes:
         return work(model.tokenizer)
 
-    failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
+    @property
+    def failures(self) -> defaultdict[tuple[str, str], Duration]:
+        return defaultdict(Duration)
 
     def totals(self, _: Any) -> Totals:
         return Totals()

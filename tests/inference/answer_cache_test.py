@@ -66,9 +66,8 @@ class Instant(Dispatcher):
         self.row = row
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
-        request = PendingRequest(
-            BATCHED, texts, [len(one.ids) for one in texts], 0.0, asyncio.get_running_loop().create_future()
-        )
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0, future)
         request.rows = [self.row] * len(texts)
         return request
 
