@@ -179,7 +179,7 @@ def overhead(samples: Samples) -> dict[str, float]:
     fixed = max(0.0, cpu[_SHORT] - token * _SHORT)
     added = statistics.median(1e3 * _added(samples, table, _TOKENS, "p50_ms").median for table in _SLEPT)
     parts = {name: share * fixed for name, share in _SHARES.items()}
-    return {**parts, "token": token, "wire": max(0.0, added - fixed - token * _TOKENS)}
+    return {**parts, "text": 0.0, "token": token, "wire": max(0.0, added - fixed - token * _TOKENS)}
 
 
 def _plot(store: Store, name: str) -> str:

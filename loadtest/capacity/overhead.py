@@ -1,4 +1,4 @@
-"""Measured overhead of the server over its engine."""
+"""Overhead of the server over its engine: all constants of `bertserve simulate` and `bertserve size`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import msgspec
 
 from loadtest.capacity.simulator import Overhead
 
-ON_ITS_CORES = Overhead(receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
+_CORE = Overhead(core_us=44, core_token_us=0.125)
+"""Core process beside several front processes: 45 us of CPU time a text at 8 tokens, 60 us at 128.
+
+Assumed until docs/benchmarks/fronts.md has measured it.
+"""
+ON_ITS_CORES = msgspec.structs.replace(_CORE, receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
 """Overhead of HTTP over the engine alone on a CPU, client included, in docs/benchmarks/main-job.md.
 
 0.54 ms at 8 tokens, 0.93 at 128 (p50, one connection). All of it is CPU time except the transfer to the engine (server
 and client: 0.36 ms at 8 tokens).
 """
-BESIDE_A_GPU = Overhead(receive_us=225, token_us=0.8, reply_us=135, batch_us=90, wire_us=145)
-"""Overhead of HTTP over an engine on a GPU: 0.61 ms at 8 tokens, 0.70 at 128.
+BESIDE_A_GPU = msgspec.structs.replace(_CORE, receive_us=63, text_us=13, token_us=0.175, reply_us=38, wire_us=250)
+"""Overhead of HTTP over an engine on a GPU, as in docs/benchmarks/fronts.md: one process under load.
 
-p50, one connection, vectors of 768 components. These predate the event loop's busy waiting for single requests;
-docs/benchmarks/t4.md shows lower figures with it.
+A request of one text takes 116 us of CPU time at 8 tokens, 137 us at 128, its share of a batch included. Each further
+text adds about an eighth, and its tokens. `wire_us` is the remainder of a lone text's 0.39 ms in docs/benchmarks/t4.md.
 """
+FRONT_BESIDE_A_GPU = BESIDE_A_GPU
+"""The same of each of several front processes. Assumed: a front costs what one process does."""
 
 
-def usual(threads: int) -> Overhead:
+def usual(threads: int, fronts: int = 1) -> Overhead:
     """The overhead for an engine that shares that many cores with the server; 0 for an engine on its own device."""
-    return msgspec.structs.replace(ON_ITS_CORES if threads else BESIDE_A_GPU, shared_cores=threads)
+    beside_a_gpu = BESIDE_A_GPU if fronts == 1 else FRONT_BESIDE_A_GPU
+    return msgspec.structs.replace(ON_ITS_CORES if threads else beside_a_gpu, shared_cores=threads, fronts=fronts)

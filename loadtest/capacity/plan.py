@@ -2,14 +2,15 @@
 
 A load balancer that splits evenly at random gives each of n replicas Poisson arrivals at 1/n of the rate. One replica
 is therefore simulated, with a fixed seed. A replica is one device, or a pipeline of as many devices as its weights
-need, as in `bertserve simulate --stages`.
+need, as in `bertserve simulate --stages`. It has several front processes only if this saves devices.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadtest.capacity.figures import World
 from loadtest.capacity.overhead import usual
@@ -19,7 +20,7 @@ from serving.scheduling.batcher import GROUP_TOKENS
 from serving.scheduling.cost import ModelCosts
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from collections.abc import Iterator
 
     from loadtest.capacity.candidates import Candidate
     from loadtest.capacity.encoder import Encoder
@@ -40,6 +41,9 @@ _FEW = 0.02
 _LOADS = (0.95, 0.85, 0.7, 0.5, 0.3, 0.15, 0.06)
 _EXACT = 100
 """Up to this many replicas the search is exact; above, it is within 1%."""
+
+Stage = Literal["engine", "front", "core"]
+"""What a text passes in a replica: its devices, a front process (the only process if there is one), and the core."""
 
 
 class Objective(NamedTuple):
@@ -107,11 +111,12 @@ def memory_of(device: Candidate, encoder: Encoder, precision: str, max_batch_tok
 class Replica:
     """One replica under the text lengths of a load."""
 
-    def __init__(self, costs: BatchCosts, load: SizingLoad, devices: int) -> None:
+    def __init__(self, costs: BatchCosts, load: SizingLoad, devices: int, fronts: int = 1) -> None:
         # In a pipeline of CPUs, only one would share its cores with the server. The model assumes that none does.
-        overhead = usual(costs.threads if devices == 1 else 0)
+        overhead = usual(costs.threads if devices == 1 else 0, fronts)
         if devices > 1:
             costs = costs.in_stages(devices)
+        self.fronts = fronts
         self._load = load
         self._world = World.of(costs, overhead, load.max_batch_tokens, load.seed)
         self._runs: dict[tuple[float, int], Figures] = {}
@@ -123,20 +128,26 @@ class Replica:
             group_tokens=GROUP_TOKENS,
         )
         mix, weights = load.lengths.mix, sum(load.lengths.mix.values())
-        self.device_per_s = 1e6 * weights / sum(model.share_us(tokens) * weight for tokens, weight in mix.items())
+        # Narrow lanes prefetch their next batch.
+        gap_us = 0.0 if costs.narrow_lanes else overhead.batch_us + overhead.wire_us
+        shares_us = {tokens: model.share_us(tokens) + gap_us / model.group(tokens) for tokens in mix}
+        engine_us = sum(shares_us[tokens] * weight for tokens, weight in mix.items()) / weights
+        front_us = overhead.receive_us + overhead.text_us + overhead.reply_us + overhead.token_us * load.lengths.mean
+        self.per_s: dict[Stage, float] = {"engine": 1e6 / engine_us, "front": fronts * 1e6 / front_us}
+        """Maximum texts per second by what limits them."""
+        if fronts > 1:
+            self.per_s["core"] = 1e6 / (overhead.core_us + overhead.core_token_us * load.lengths.mean)
         self._timeout_s = max(load.timeout_ms, DEADLINE_COST_FACTOR * model.alone_us(max(mix)) / 1e3) / 1e3
-        own_us = overhead.receive_us + overhead.token_us * load.lengths.mean + overhead.reply_us
-        self.server_per_s = 1e6 / own_us
+
+    @property
+    def bound(self) -> Stage:
+        """What limits the texts per second."""
+        return min(self.per_s, key=self.per_s.__getitem__)
 
     @property
     def most_per_s(self) -> float:
-        """Maximum texts per second, limited by its devices and by the server's event loop."""
-        return min(self.device_per_s, self.server_per_s)
-
-    @property
-    def bound(self) -> Literal["device", "server"]:
-        """The lower of the two limits."""
-        return "device" if self.device_per_s <= self.server_per_s else "server"
+        """Maximum texts per second."""
+        return self.per_s[self.bound]
 
     def run(self, rate: float, requests: int = _REQUESTS) -> Figures:
         """Simulates the replica at a rate. Deterministic."""
@@ -163,7 +174,9 @@ class SizingPlan:
         memory: Memory of a replica.
         replicas: 0 if no number holds the objective, or the encoder does not fit.
         run: One replica at its share of the rate; at minimal load if no number holds.
-        bound: Bottleneck of a replica.
+        bound: What limits a replica, if the rate grows.
+        fronts: Front processes of a replica.
+        replicas_of_one_process: The number of replicas without several front processes.
     """
 
     name: str
@@ -173,7 +186,9 @@ class SizingPlan:
     memory: Memory
     replicas: int
     run: Figures | None
-    bound: str = ""
+    bound: Stage | None = None
+    fronts: int = 1
+    replicas_of_one_process: int = 0
 
     @property
     def devices(self) -> int:
@@ -202,10 +217,22 @@ def plan(
     memory = memory_of(device, encoder, precision, load.max_batch_tokens)
     if not memory.devices:
         return SizingPlan(name, device, precision, costs, memory, 0, None)
-    replica = Replica(costs, load, memory.devices)
-    count = _smallest(replica, load.rate)
+    replica, *others = replicas(costs, load, memory.devices)
+    count = alone = _smallest(replica, load.rate)
+    for other in others:
+        if load.rate < (count - 1) * other.most_per_s and 0 < (found := _smallest(other, load.rate)) < count:
+            replica, count = other, found
     run = replica.run(load.rate / count, _FINAL_REQUESTS) if count else replica.run(_FEW * replica.most_per_s)
-    return SizingPlan(name, device, precision, costs, memory, count, run, replica.bound)
+    return SizingPlan(name, device, precision, costs, memory, count, run, replica.bound, replica.fronts, alone)
+
+
+def replicas(costs: BatchCosts, load: SizingLoad, devices: int) -> Iterator[Replica]:
+    """Replicas with 1 front process, 2 and so on, until something else limits the texts per second."""
+    for fronts in itertools.count(1):
+        replica = Replica(costs, load, devices, fronts)
+        yield replica
+        if replica.bound != "front":
+            return
 
 
 def _smallest(replica: Replica, rate: float) -> int:

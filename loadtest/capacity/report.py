@@ -20,6 +20,8 @@ _HEAD = (
     "precision",
     "basis",
     "devices",
+    "fronts",
+    "bound by",
     "busy",
     "p50 ms",
     "p99 ms",
@@ -81,7 +83,8 @@ class Sizing:
             *self.encoder.notes,
             *self.notes,
             "arrivals are Poisson, one text per request; a load balancer assigns each to a random replica",
-            "with a GPU, the event loop of the server has its own cores, and each replica its own process",
+            "with a GPU, each process of a server has its own core: the server, its engine, each front process",
+            "the server's own time per text is that of one machine; on a slower CPU the front bounds earlier",
             "watts are the power limits of the devices, without hosts; activation memory is estimated",
             f"prices are examples from {PRICES_FROM} in USD, without the hosts of GPUs; set yours with --price",
             "no spare replicas are included; add some for rollouts and failures",
@@ -109,9 +112,10 @@ class Sizing:
         """A table with one row per plan."""
         return untitled(_HEAD, [_cells(plan, self.load) for plan in self.plans], words=3)
 
-    def reasons(self) -> list[str]:
-        """The reason why each failing candidate fails."""
-        return [f"{plan.name} {plan.precision}: {why}" for plan in self.plans if (why := _reason(plan, self.load))]
+    def remarks(self) -> list[str]:
+        """Why each failing candidate fails, and which ones need front processes."""
+        said = ((plan, _reason(plan, self.load) or _advice(plan)) for plan in self.plans)
+        return [f"{plan.name} {plan.precision}: {remark}" for plan, remark in said if remark]
 
     def lines(self) -> list[str | Table]:
         """The terminal output."""
@@ -122,7 +126,7 @@ class Sizing:
             "",
             self.table(),
             "",
-            *self.reasons(),
+            *self.remarks(),
             self.verdict(),
             "",
             *self.facts(),
@@ -161,7 +165,8 @@ def _cheapest(plans: Sequence[SizingPlan]) -> SizingPlan | None:
 
 def _offer(plan: SizingPlan) -> str:
     price = f"{plan.price_per_hour:g} USD per hour ({plan.costs.basis})"
-    return f"{_count(plan)} x {plan.device.title} in {plan.precision}, {price}"
+    option = f" with --front-processes {plan.fronts}" if plan.fronts > 1 else ""
+    return f"{_count(plan)} x {plan.device.title} in {plan.precision}{option}, {price}"
 
 
 def _plain(plan: SizingPlan, load: SizingLoad) -> dict[str, Any]:
@@ -178,7 +183,9 @@ def _plain(plan: SizingPlan, load: SizingLoad) -> dict[str, Any]:
         "replicas": plan.replicas,
         "devices": plan.devices,
         "devices_of_a_replica": memory.devices,
-        "limited_by": plan.bound or None,
+        "bound": plan.bound,
+        "front_processes": plan.fronts,
+        "advice": _advice(plan) or None,
         "utilisation": None if run is None else run.utilisation,
         "p50_ms": None if run is None else _finite(run.p50_ms),
         "p99_ms": None if run is None else _finite(run.p99_ms),
@@ -205,6 +212,8 @@ def _cells(plan: SizingPlan, load: SizingLoad) -> tuple[str, ...]:
         plan.precision,
         basis,
         _count(plan) if plan.replicas else "none",
+        str(plan.fronts),
+        plan.bound or _DASH,
         _DASH if run is None or not plan.replicas else f"{100 * run.utilisation:.0f}%",
         _DASH if run is None else _ms(run.p50_ms),
         _DASH if run is None else _ms(run.p99_ms),
@@ -230,6 +239,14 @@ def _reason(plan: SizingPlan, load: SizingLoad) -> str:
     if plan.run is None:
         return f"does not fit: {plan.memory.weights_bytes / 1e9:,.0f} GB of weights need more devices than layers"
     return f"no number of devices meets the SLO: the unloaded p{load.objective.percent:g} is {_ms(plan.run.slo_ms)} ms"
+
+
+def _advice(plan: SizingPlan) -> str:
+    """The front processes that save devices; empty if one process is enough."""
+    if plan.fronts == 1:
+        return ""
+    saved = f"{plan.replicas_of_one_process * plan.memory.devices} to {plan.devices}"
+    return f"bounded by the front process: add --front-processes {plan.fronts} (devices: {saved})"
 
 
 def words(parameters: int) -> str:

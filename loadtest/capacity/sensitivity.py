@@ -1,4 +1,7 @@
-"""Sensitivity of a sizing to the rate, the objective and the lengths, from latency curves of one replica."""
+"""Sensitivity of a sizing to the rate, the objective and the lengths, from latency curves of one replica.
+
+It has as many front processes as help.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from loadtest.capacity.plan import Replica
+from loadtest.capacity.plan import replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +62,7 @@ def sensitivities(
         for at, factor in enumerate(FACTORS):
             tell(index * len(FACTORS) + at, len(plans) * len(FACTORS))
             scaled = replace(load, lengths=load.lengths.scaled(factor, encoder.positions))
-            replica = Replica(plan.costs, scaled, plan.memory.devices)
+            *_, replica = replicas(plan.costs, scaled, plan.memory.devices)
             rates = [share * replica.most_per_s for share in SHARES]
             curves[factor] = [(rate, replica.run(rate, _REQUESTS).slo_ms) for rate in rates]
         found.append(Sensitivity(plan, curves))

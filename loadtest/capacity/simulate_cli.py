@@ -101,13 +101,18 @@ class SimulateOptions:
         """The basis of the figures, one line each."""
         overhead = self.world.device.overhead
         shared = f"on the {overhead.shared_cores} cores of the engine" if overhead.shared_cores else "on separate cores"
+        core = (
+            f"; {overhead.fronts} front processes, and a core with {overhead.core_us:g} per text and"
+            f" {overhead.core_token_us:g} per token"
+        )
         return [
             f"costs: {self.table.title}",
             *self.table.provenance(self.mix),
             (
-                f"server, us: {overhead.receive_us:g} per request, {overhead.token_us:g} per token,"
+                f"server, us: {overhead.receive_us:g} per request, {overhead.text_us:g} per text,"
+                f" {overhead.token_us:g} per token,"
                 f" {overhead.reply_us:g} per answer, {overhead.batch_us:g} per batch,"
-                f" {overhead.wire_us:g} to the engine, {shared}"
+                f" {overhead.wire_us:g} to the engine, {shared}{core if overhead.fronts > 1 else ''}"
             ),
         ]
 
@@ -115,7 +120,7 @@ class SimulateOptions:
 def _overhead(arguments: argparse.Namespace, table: BatchCosts) -> Overhead:
     """The overhead from the options, with the default values where an option is missing."""
     chosen = {name: value for name in _OVERHEADS if (value := getattr(arguments, name)) is not None}
-    return msgspec.structs.replace(usual(table.threads), **chosen)
+    return msgspec.structs.replace(usual(table.threads, arguments.front_processes), **chosen)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -123,6 +128,8 @@ def _check(arguments: argparse.Namespace) -> None:
     check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
     if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
         raise BenchError("--stages must be 1 or more, and --transfer-us 0 or more")
+    if arguments.front_processes < 1:
+        raise BenchError(f"--front-processes must be 1 or more, not {arguments.front_processes}")
     if not 0 <= arguments.bulk_share <= _MAX_SHARE:
         raise BenchError(f"--bulk-share must be 0 to {_MAX_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
@@ -164,15 +171,20 @@ def parser() -> argparse.ArgumentParser:
     add("--bulk", metavar="MIX", help="Text lengths of a saturating bulk job beside the load.")
     add("--bulk-share", type=float, default=0.05, help="Minimum share of the device for bulk work (default: 0.05).")
     add("--bulk-slice-ms", type=float, default=8.0, help="Maximum duration of a bulk batch, in ms (default: 8).")
+    add("--front-processes", type=int, default=1, metavar="N", help="Front processes, as in serve (default: 1).")
     for name, what in (
         ("receive", "Server time per request"),
+        ("text", "Server time per text"),
         ("token", "Server time per token"),
         ("reply", "Server time per answer"),
         ("batch", "Server time per batch"),
         ("wire", "Delay until the engine starts a batch"),
+        ("core", "Time of the core per text, with several front processes"),
+        ("core_token", "Time of the core per token, with several front processes"),
     ):
-        both = " or ".join(f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
-        add(f"--{name}-us", type=float, metavar="US", help=f"{what}, in us (default: {both} beside a GPU).")
+        both = (f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
+        option, default = f"--{name.replace('_', '-')}-us", "; ".join(both)
+        add(option, type=float, metavar="US", help=f"{what}, in us (default: {default} beside a GPU).")
     add_shared(made, out="File for curves over offered load, as .html, .svg or .json.")
     return made
 

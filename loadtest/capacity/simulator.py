@@ -1,17 +1,20 @@
 """Discrete-event simulation of the scheduler: from batch costs and arrivals to the outcome of every request.
 
-The `Scheduler` is the server's own. Only its surroundings are modeled, in five rules:
+The `Scheduler` is the server's own. Only its surroundings are modeled, in six rules:
 
 - The front end (the event loop, and the load generator if it shares the cores) does one thing at a time, in order. It
-  takes `receive_us`, plus `token_us` for each token, until a request can be queued; `batch_us` to take in a batch; and
-  `reply_us` for each answer.
+  takes `receive_us`, `text_us` for each text and `token_us` for each token until a request can be queued; `batch_us` to
+  take in a batch; and `reply_us` for each answer.
+- With several front processes, each does so with the requests of its clients. The core is another process that does
+  one thing at a time: it takes `core_us` for each text and `core_token_us` for each token before it queues a request,
+  and takes in the batches.
 - A batch for an idle lane starts `wire_us` later. A prefetched batch starts immediately.
 - A batch takes the time in the cost table, with random variation. If a server has corrected its table, batches take the
   corrected times with the variation measured there, while decisions use the warm-up's times, as in the server.
 - In a pipeline a batch passes the stages in order, and each stage has one batch at a time: a batch behind a slower one
   goes at its pace.
-- If the engine shares its cores with the front end, the front end occupies one core whenever it works, and running
-  batches share the rest. Corrected times already include this effect.
+- If the engine shares its cores with the front end, the front end occupies one core whenever it works (so does each
+  of its processes), and running batches share the rest. Corrected times already include this effect.
 
 Simulated time depends only on events, so an hour of traffic takes as long as its decisions do. Deterministic.
 """
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from serving.scheduling.cost import CostPoint, CostTable
 
 _MODEL = ModelIndex(0)
+_CORE = 0
+"""The process that owns the scheduler. The fronts are the processes after it, or this one if there is only one."""
+
 _QUARTILES = 1.349
 """Interquartile range of a normal distribution, in standard deviations."""
 
@@ -103,18 +109,26 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         receive_us: Front end, per request: reading, parsing, queueing.
+        text_us: Front end, per text.
         token_us: Front end, per token: tokenization.
         reply_us: Front end, per answer.
-        batch_us: Front end, per batch.
+        batch_us: Front end, per batch; the core's if there are several front processes.
         wire_us: Delay until an idle lane starts a batch.
+        core_us: Core, per text, if there are several front processes.
+        core_token_us: Core, per token, likewise.
+        fronts: Front processes, as in `serve --front-processes`; 1: one process does everything.
         shared_cores: Cores that the engine shares with the front end; 0 if it has its own, as on a GPU.
     """
 
     receive_us: float = 0.0
+    text_us: float = 0.0
     token_us: float = 0.0
     reply_us: float = 0.0
     batch_us: float = 0.0
     wire_us: float = 0.0
+    core_us: float = 0.0
+    core_token_us: float = 0.0
+    fronts: int = 1
     shared_cores: int = 0
 
 
@@ -221,10 +235,22 @@ def play(
 class _Request:
     """A request in progress."""
 
-    __slots__ = ("arrival", "compute_s", "deadline", "items", "missing", "outcome", "permit", "queue_s", "submitted")
+    __slots__ = (
+        "arrival",
+        "compute_s",
+        "deadline",
+        "front",
+        "items",
+        "missing",
+        "outcome",
+        "permit",
+        "queue_s",
+        "submitted",
+    )
 
-    def __init__(self, arrival: Arrival) -> None:
+    def __init__(self, arrival: Arrival, front: int) -> None:
         self.arrival = arrival
+        self.front = front
         self.items: list[WorkItem] = []
         self.missing = len(arrival.lengths)
         self.deadline = 0.0
@@ -271,7 +297,10 @@ class _Simulation:
         self._are_means = device.times is not None
         self._slows = device.overhead.shared_cores > 0 and not self._are_means
         self._lasting, self._lasting_at = 0.0, -math.inf
-        self._front_free = 0.0
+        fronts = device.overhead.fronts
+        self._fronts = range(1, 1 + fronts) if fronts > 1 else [_CORE]
+        self._free = [0.0] * (self._fronts[-1] + 1)
+        self._router = random.Random(seed)
         self._now = 0.0
         self._dice = random.Random(seed)
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
@@ -282,7 +311,7 @@ class _Simulation:
         self.busy_s = 0.0
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        requests = [_Request(arrival) for arrival in arrivals]
+        requests = [self._received(arrival) for arrival in arrivals]
         events, index, following = self._events, 0, math.inf
         if requests:
             following = requests[0].arrival.at
@@ -309,10 +338,14 @@ class _Simulation:
 
     # Front end.
 
-    def _front(self, us: float) -> float:
-        """Occupies the front end and returns the end time."""
-        begin = max(self._now, self._front_free)
-        self._front_free = end = begin + us / 1e6
+    def _received(self, arrival: Arrival) -> _Request:
+        """A request of a client of some front."""
+        return _Request(arrival, self._router.choice(self._fronts))
+
+    def _occupy(self, process: int, us: float) -> float:
+        """Occupies a process of the front end and returns the end time."""
+        begin = max(self._now, self._free[process])
+        self._free[process] = end = begin + us / 1e6
         if self._slows:
             speed = self._speed_beside_front()
             for lane in self._lanes:
@@ -321,35 +354,45 @@ class _Simulation:
         return end
 
     def _speed_beside_front(self) -> float:
-        """The relative speed of each running lane while the front end occupies a core."""
+        """The relative speed of each running lane while a process of the front end occupies a core."""
         cores = self._overhead.shared_cores
         threads = cores if self._lanes[0].running is not None else 0
         threads += sum(lane.running is not None for lane in self._lanes[1:])
         return min(1.0, (cores - 1) / threads) if threads else 1.0
 
     def _arrive(self, request: _Request) -> None:
-        overhead = self._overhead
-        needed_us = overhead.receive_us + overhead.token_us * sum(request.arrival.lengths)
-        received = self._front(needed_us)
+        overhead, lengths = self._overhead, request.arrival.lengths
+        needed_us = overhead.receive_us + overhead.text_us * len(lengths) + overhead.token_us * sum(lengths)
+        received = self._occupy(request.front, needed_us)
         request.deadline = received - needed_us / 1e6 + request.arrival.timeout_s
-        self._at(received, self._submit, request)
+        self._at(received, self._hand_over, request)
+
+    def _hand_over(self, request: _Request) -> None:
+        """Gives a request that a front has received to the core."""
+        if request.front == _CORE:
+            self._submit(request)
+            return
+        overhead, lengths = self._overhead, request.arrival.lengths
+        needed_us = overhead.core_us * len(lengths) + overhead.core_token_us * sum(lengths)
+        self._at(self._occupy(_CORE, needed_us), self._submit, request)
 
     def _next_bulk(self, job: BulkJob) -> None:
         """Starts a bulk request. A thread tokenizes it text by text, so the front end gets turns in between."""
         if self._job is None:
             return
         lengths = self._dice.choices(list(job.mix), list(job.mix.values()), k=job.texts)
-        request = _Request(Arrival(self._now, tuple(lengths), math.inf, BULK))
+        request = self._received(Arrival(self._now, tuple(lengths), math.inf, BULK))
         request.deadline = math.inf
-        self._at(self._front(self._overhead.receive_us), self._tokenize, (request, 0))
+        self._at(self._occupy(request.front, self._overhead.receive_us), self._tokenize, (request, 0))
 
     def _tokenize(self, progress: tuple[_Request, int]) -> None:
         request, done = progress
-        lengths = request.arrival.lengths
+        overhead, lengths = self._overhead, request.arrival.lengths
         if done == len(lengths):
-            self._submit(request)
+            self._hand_over(request)
         else:
-            self._at(self._front(self._overhead.token_us * lengths[done]), self._tokenize, (request, done + 1))
+            needed_us = overhead.text_us + overhead.token_us * lengths[done]
+            self._at(self._occupy(request.front, needed_us), self._tokenize, (request, done + 1))
 
     def _end_bulk(self, _: object) -> None:
         self._job = None
@@ -407,7 +450,7 @@ class _Simulation:
                 self.bulk_done.texts += 1
                 self.bulk_done.tokens += item.tokens
             if request.missing == 0 and request.outcome is None:
-                self._settle(request, RequestOutcome.ANSWERED, self._front(self._overhead.reply_us))
+                self._settle(request, RequestOutcome.ANSWERED, self._occupy(request.front, self._overhead.reply_us))
 
     def _drop(self, item: WorkItem) -> None:
         self._miss(_request(item))
@@ -448,8 +491,10 @@ class _Simulation:
         lane.running = lane.waiting.popleft()
         now = lane.began = self._now
         lane.end = self._passed(now, self._compute_us(lane, lane.running) / 1e6)
-        if self._slows and self._front_free > now:
-            lane.end = _slowed(now, lane.end, self._front_free, self._speed_beside_front())
+        if self._slows:
+            for free in self._free:
+                if free > now:
+                    lane.end = _slowed(now, lane.end, free, self._speed_beside_front())
         self._at(lane.end, self._end, lane)
 
     def _end(self, lane: _Lane) -> None:
@@ -463,7 +508,7 @@ class _Simulation:
         compute_us = (self._now - lane.began) * 1e6
         if len(self._stages_free) == 1:
             self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
-        self._at(self._front(self._overhead.batch_us), self._collect, (assignment, compute_us))
+        self._at(self._occupy(_CORE, self._overhead.batch_us), self._collect, (assignment, compute_us))
         self._begin(lane)
 
     def _passed(self, begin: float, compute_s: float) -> float:

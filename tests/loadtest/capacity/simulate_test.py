@@ -254,6 +254,10 @@ def test_the_baseline_makes_short_texts_wait(capsys: pytest.CaptureFixture[str])
         (("--cost", "t4-bert-base-fp16", "--tokens", "8:0", "--rate", "1"), "at least one weight must be above 0"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "8", "--rate", "-1"), "--rate must be above 0"),
         (("--cost", "t4-bert-base-fp16", "--tokens", "8", "--find-capacity"), "--find-capacity needs --slo-p99-ms"),
+        (
+            ("--cost", "t4-bert-base-fp16", "--tokens", "8", "--rate", "1", "--front-processes", "0"),
+            "--front-processes must be 1 or more, not 0",
+        ),
         (("--cost", "README.md", "--tokens", "8", "--rate", "1"), "not a cost table"),
         (("--cost", "t4-bert-base-fp16", "--replay", "README.md"), "must be a list of [seconds, tokens]"),
         (("--cost", "t4-bert-base-fp16", "--replay", "x", "--rate", "1"), "--replay sets times and lengths"),
@@ -272,6 +276,19 @@ def test_what_makes_no_sense_is_said_in_a_line(
     assert errors.startswith("bertserve simulate: ")
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_front_processes_carry_what_one_does_not_until_the_core_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """At 800 requests/s, of which one front carries 500 and a slow core as many; the device is nearly idle."""
+
+    def p50_ms(*options: str) -> float:
+        words = ["--cost", "t4-bert-base-int8", "--tokens", "32", "--rate", "800", "--duration", "4", "--json"]
+        assert main([*words, "--receive-us", "2000", *options]) == 0
+        return float(json.loads(capsys.readouterr().out)["p50_ms"])
+
+    assert p50_ms() > 100
+    assert p50_ms("--front-processes", "3") < 20
+    assert p50_ms("--front-processes", "3", "--core-us", "2000") > 100
 
 
 def test_a_pipeline_carries_more_and_answers_later(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,13 @@ LATENCIES_MS: dict[str, tuple[Device, Policy, list[Arrival], list[float]]] = {
         arrivals(0, 5),
         [13, 18],
     ),
+    # Wide batches also run at half speed for the 1 ms in which the core receives that request.
+    "each process of several slows an engine on its cores": (
+        device(wide(10_000), **SLOW_FRONT, core_us=1000, fronts=2, shared_cores=2),
+        ONE_BY_ONE,
+        arrivals(0, 5),
+        [14.5, 19.5],
+    ),
     "times of a server have the front in them": (
         Device(points=wide(4000), times=wide(10_000), overhead=Overhead(**SLOW_FRONT, shared_cores=2)),
         ONE_BY_ONE,
@@ -91,6 +98,18 @@ LATENCIES_MS: dict[str, tuple[Device, Policy, list[Arrival], list[float]]] = {
         [Arrival(0.0, (16, 16, 16), 100.0)],
         [12],
     ),
+    "texts share the front's time for their request": (
+        device(wide(0), receive_us=1000, text_us=200, token_us=10, reply_us=300),
+        ONE_BY_ONE,
+        [Arrival(0.0, (16, 16, 16), 100.0)],
+        [1 + 3 * 0.2 + 48 * 0.01 + 0.3],
+    ),
+    "the core has its part in each text and each token": (
+        device(wide(4000), **OVERHEAD, core_us=1000, core_token_us=100, fronts=2),
+        ONE_BY_ONE,
+        [Arrival(0.0, (16, 16), 100.0)],
+        [0.1 + 32 * 0.01 + 2 * 1 + 32 * 0.1 + 2 * (0.09 + 4 + 0.05) + 0.2],
+    ),
     "nothing arrives and nothing happens": (device(wide(4000)), ONE_BY_ONE, [], []),
 }
 
@@ -100,6 +119,19 @@ def test_requests_take_as_long_as_a_server_would_need(case: str) -> None:
     """Each row says what a request waits for."""
     *world, expected = LATENCIES_MS[case]
     assert latencies_ms(simulate(*world)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("fronts", "core_us", "us_of_each"),
+    [(1, 0, 150), (1, 1000, 150), (3, 0, 150 / 3), (3, 80, 80)],
+)
+def test_a_fast_engine_answers_at_the_rate_of_the_front_or_of_the_core(
+    fronts: int, core_us: float, us_of_each: float
+) -> None:
+    """Requests that come at once are answered as fast as the slowest stage lets them; fronts get nearly equal parts."""
+    quick = device(wide(0), receive_us=140, reply_us=10, core_us=core_us, fronts=fronts)
+    found = latencies_ms(simulate(quick, ONE_BY_ONE, arrivals(*[0] * 3000)))
+    assert max(found) == pytest.approx(3000 * us_of_each / 1e3, rel=0.08)
 
 
 def test_a_batch_in_a_pipeline_overtakes_none() -> None:
@@ -215,6 +247,8 @@ def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival], type[Schedul
         token_us=draw(st.sampled_from([0.0, 2.0])),
         reply_us=draw(st.sampled_from([0.0, 100.0])),
         batch_us=draw(st.sampled_from([0.0, 50.0])),
+        core_us=draw(st.sampled_from([0.0, 40.0])),
+        fronts=draw(st.sampled_from([1, 3])),
         wire_us=draw(st.sampled_from([0.0, 80.0])),
         shared_cores=draw(st.sampled_from([0, 1, 2])),
     )
@@ -246,6 +280,7 @@ def test_every_request_ends_once_and_in_its_own_time(
     overhead = device.overhead
     for arrival, outcome in zip(schedule, found, strict=True):
         fixed_s = (overhead.receive_us + overhead.reply_us + overhead.batch_us) / 1e6
+        fixed_s += overhead.core_us / 1e6 if overhead.fronts > 1 else 0.0
         if outcome.fate is RequestOutcome.ANSWERED:
             assert outcome.latency_s >= fixed_s
         else:

@@ -18,8 +18,9 @@ from loadtest.capacity.costs import _fitted as fitted
 from loadtest.capacity.costs import costs_of, known, transfer_error
 from loadtest.capacity.encoder import KNOWN, encoder_of
 from loadtest.capacity.lengths import read_lengths
-from loadtest.capacity.plan import Objective, Replica, SizingLoad, memory_of, plan
+from loadtest.capacity.plan import Objective, Replica, SizingLoad, SizingPlan, memory_of, plan
 from loadtest.capacity.roofline import error_on
+from loadtest.capacity.simulator import Overhead
 from loadtest.capacity.size_cli import main
 from loadtest.errors import BenchError
 from loadtest.report.progress import Progress
@@ -127,6 +128,31 @@ def test_more_load_needs_more_replicas_and_one_less_would_break() -> None:
 
 
 @pytest.mark.usefixtures("rough")
+def test_front_processes_are_added_where_they_save_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as do. One front carries 1,000 texts/s and the core 2,500; a T4 takes more than both, or much less."""
+    monkeypatch.setattr(
+        plans, "usual", lambda _threads, fronts=1: Overhead(receive_us=1000, core_us=400, fronts=fronts)
+    )
+    t4, asked = read_candidates(None)["t4"], load(3500.0)
+
+    def planned(name: str, asked: SizingLoad) -> SizingPlan:
+        encoder = encoder_of(name)
+        return plan("t4", t4, "int8", costs_of("t4", t4, encoder, "int8"), encoder, asked)
+
+    found = planned("bert-base", asked)
+    assert (found.replicas, found.fronts, found.replicas_of_one_process, found.bound) == (2, 2, 5, "front")
+    few, enough = (Replica(found.costs, asked, 1, fronts) for fronts in (1, 2))
+    assert not few.holds(3500 / 2)
+    assert enough.holds(3500 / 2)
+    full = planned("bert-base", load(2200.0))
+    assert (full.replicas, full.fronts, full.bound) == (1, 3, "core")
+    one_is_enough = planned("bert-base", load(700.0))
+    assert (one_is_enough.replicas, one_is_enough.fronts, one_is_enough.bound) == (1, 1, "front")
+    slow = planned("bert-large", asked)
+    assert (slow.fronts, slow.replicas_of_one_process, slow.bound) == (1, slow.replicas, "engine")
+
+
+@pytest.mark.usefixtures("rough")
 def test_weights_that_do_not_fit_are_split() -> None:
     """Over as many devices as hold them; where one fits, over none."""
     table = read_candidates(None)
@@ -161,10 +187,28 @@ def test_the_command_answers_for_programs_and_twice_the_same(capsys: pytest.Capt
     assert row["objective_ms"] <= 30
     assert 0 < row["utilisation"] < 1
     assert row["watts"] == 70 * row["devices"]
+    assert (row["bound"], row["front_processes"], row["advice"]) == ("engine", 1, None)
     assert row["per_million_texts"] == pytest.approx(0.36 * row["devices"] / 3600 / 500 * 1e6)
     assert row["per_million_tokens"] == pytest.approx(row["per_million_texts"] / found["load"]["mean_tokens"])
     assert found["cheapest"] == {"name": "t4", "precision": "fp16"}
     assert found["unknown"]
+
+
+@pytest.mark.usefixtures("rough")
+def test_the_command_says_when_the_front_bounds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To people and to programs, with the option that helps."""
+    monkeypatch.setattr(
+        plans, "usual", lambda _threads, fronts=1: Overhead(receive_us=1000, core_us=100, fronts=fronts)
+    )
+    words = ("bert-base", "--lengths", "32", "--rate", "1500", "--slo", "p99=30ms", "--on", "t4", "--precision", "int8")
+    advice = "bounded by the front process: add --front-processes 2 (devices: 2 to 1)"
+    _, out, _ = run(capsys, *words)
+    assert f"t4 int8: {advice}" in out
+    assert "1 x NVIDIA T4 in int8 with --front-processes 2" in out
+    [row] = json.loads(run(capsys, *words, "--json")[1])["candidates"]
+    assert (row["devices"], row["front_processes"], row["bound"], row["advice"]) == (1, 2, "front", advice)
 
 
 @pytest.mark.usefixtures("rough")
