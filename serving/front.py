@@ -40,7 +40,7 @@ from serving.records import ModelIndex
 from serving.settings import Settings
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import Metrics
-from serving.unawaited import kept, start
+from serving.unawaited import kept, log_loop_error, start
 from serving.wires import Wires
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class Front:
             while any(map(self._pipeline.users, old)):  # noqa: ASYNC110  an event would cost every request
                 await asyncio.sleep(_POLL_S)
             self._link.tell(Kind.LEFT, models.revision)
+            used = {_key(model) for model in models.models}
+            self._tokenizers = {key: tokenizer for key, tokenizer in self._tokenizers.items() if key in used}
 
     def _serve(self, models: Models, opened: list[ServedModel]) -> None:
         served = [model.manifest.model for model in models.models if model.served]
@@ -210,7 +212,7 @@ class Front:
         """A model with its tokenizer, which is opened once for each bundle."""
         path = Path(model.path)
         bundle = Bundle(path, model.manifest, model.sha256)
-        key = (model.path, model.sha256)
+        key = _key(model)
         if key not in self._tokenizers:
             sha256 = next(entry.sha256 for entry in model.manifest.files if entry.file == TOKENIZER)
             if verified_dir.digest(path / TOKENIZER) != sha256:
@@ -241,7 +243,12 @@ class Front:
         self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
 
 
+def _key(model: MirroredModel) -> tuple[str, str]:
+    return model.path, model.sha256
+
+
 async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:
+    asyncio.get_running_loop().set_exception_handler(log_loop_error)
     link = CoreLink()
     link.on_end = partial(os._exit, 0)  # the core has ended
     core.setblocking(False)

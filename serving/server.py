@@ -24,6 +24,7 @@ from serving.host import available_cpus
 from serving.http.apis import openai, operations, tei
 from serving.http.apis.batch_lines import BatchLines
 from serving.http.app import App
+from serving.http.middleware import is_loopback
 from serving.inference.answer_cache import AnswerCache
 from serving.inference.dispatcher import Dispatcher
 from serving.inference.pipeline import Pipeline
@@ -49,7 +50,7 @@ from serving.scheduling.scheduler import Scheduler
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.recent import Recent
-from serving.unawaited import kept, start
+from serving.unawaited import kept, log_loop_error, start
 from serving.wires import Wires
 
 if TYPE_CHECKING:
@@ -104,16 +105,11 @@ def run(
         signals.put_nowait(signal.Signals(earlier))
 
     async def main() -> int:
-        asyncio.get_running_loop().set_exception_handler(_on_loop_error)
+        asyncio.get_running_loop().set_exception_handler(log_loop_error)
         return await serve(build(settings, choice, chooser, ports, log_writer), signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
-
-
-def _on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs an unhandled exception. The loop's own message is dropped: its arguments may contain a client's data."""
-    log.error("unhandled exception", exc_info=context.get("exception"))
 
 
 def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> Server:
@@ -160,6 +156,11 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     # Ports.
     limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
     address = ports.http.getsockname()[0]
+    if not (settings.api_keys_file or settings.tls_client_ca_file or is_loopback(address)):
+        log.warning(
+            "--host %s without --api-keys-file: anyone who can reach the HTTP or gRPC port can use the models",
+            settings.host,
+        )
     processes = settings.front_processes or automatic(slot.load, available_cpus())
     slots = SharedSlots.create(1 + processes) if processes > 1 else None
     budget = BufferBudget.of(settings) if slots is None else slots.budget(settings, 0)

@@ -56,6 +56,11 @@ def _ended(failed: Callable[[], None] | None, task: asyncio.Task[Any]) -> None:
             failed()
 
 
+def log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an unhandled exception. The loop's own message is dropped: its arguments may contain a client's data."""
+    log.error("unhandled exception", exc_info=context.get("exception"))
+
+
 def guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
     """Wraps a callback of a timer or the event loop: an exception is logged, and `failed` ends its owner."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from serving.http.apis.openai_ids import OpenAiIds
 from serving.http.app import App
 from serving.http.app_context import AppContext
 from serving.http.listener import HttpListener
-from serving.http.middleware import is_loopback, known_hosts
+from serving.http.middleware import known_hosts
 from serving.lifecycle import REPLY_GRACE_S
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.tracing import SpanSender
-
-log = logging.getLogger("bertserve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class Wires:
             await http_listener.renew()
             await grpc_listener.renew()
 
-        keys, tls = _keys(settings, files, keys_changed, host), _tls(settings, files, renew, metrics)
+        keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew, metrics)
         v2 = V2Service(pipeline, repository, lifecycle, settings, versions)
         tei = TeiService(pipeline, repository, settings)
         context = AppContext(
@@ -179,13 +176,8 @@ def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
     return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)
 
 
-def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None], host: str) -> ApiKeys | None:
+def _keys(settings: Settings, files: FileWatch, changed: Callable[[], None]) -> ApiKeys | None:
     if settings.api_keys_file is None:
-        if settings.tls_client_ca_file is None and not is_loopback(host):
-            log.warning(
-                "--host %s without --api-keys-file: anyone who can reach the HTTP or gRPC port can use the models",
-                settings.host,
-            )
         return None
     keys = ApiKeys(settings.api_keys_file)
 

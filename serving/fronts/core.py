@@ -181,7 +181,7 @@ class FrontLink(asyncio.Protocol):
             return
         cache, texts = self._core.cache, running.texts
         if cache is not None and not running.admitted and (found := cache.recall(model, texts)) is not None:
-            self._write_rows(number, model, texts, found)
+            self._write(self._packed(number, model, texts, found))
             return
         if running.admitted:
             permit = self._admitted.pop(number)
@@ -213,27 +213,27 @@ class FrontLink(asyncio.Protocol):
 
     def _write_answers(self) -> None:
         ready, self._ready = self._ready, []
+        dispatcher, frames = self._core.dispatcher, []
         for each in ready:
             if self._running.pop(each.number, None) is None:
                 continue  # the front has left it
             request = each.request
             if each.error is not None:
-                self._write(pack_error(each.number, each.error))
+                frames.append(pack_error(each.number, each.error))
             else:
-                self._write_rows(each.number, request.model, [item.text for item in request.items], request)
-            self._core.dispatcher.end(request)
+                frames.append(self._packed(each.number, request.model, [item.text for item in request.items], request))
+            dispatcher.end(request)
             each.permit.__exit__()
+        self._write(b"".join(frames))
 
-    def _write_rows(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> None:
+    def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
         found = rows.result()
         if model in self._core.padded:
             found = [self._unpadded(model, len(text.ids), row) for text, row in zip(texts, found, strict=True)]
-        self._write(
-            pack_rows(
-                *(number, found, rows.queue_us, rows.compute_us, rows.submitted),
-                cached=rows.cached,
-                crowded=self._core.dispatcher.admission.predictor.crowded,
-            )
+        return pack_rows(
+            *(number, found, rows.queue_us, rows.compute_us, rows.submitted),
+            cached=rows.cached,
+            crowded=self._core.dispatcher.admission.predictor.crowded,
         )
 
     def _unpadded(self, model: ModelIndex, tokens: int, row: Row) -> Row:
@@ -248,7 +248,7 @@ class FrontLink(asyncio.Protocol):
             except BertserveError as error:
                 self._write(pack_error(number, error))
             else:
-                self._write_rows(number, permit.model, texts, rows)
+                self._write(self._packed(number, permit.model, texts, rows))
 
     def _leave(self, number: int, *, late: bool) -> None:
         if (permit := self._admitted.pop(number, None)) is not None:
