@@ -58,7 +58,8 @@ _FOLLOW_S = 10.0
 """Seconds for which a change of the models waits for fronts that open tokenizers."""
 
 _LOAD_S = 0.1
-_CRASHES, _CRASH_WINDOW_S, _MAX_PAUSE_S = 3, 10.0, 30.0
+_CRASHES, _CRASH_WINDOW_S = 3, 10.0
+_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 """A front that ends more often within the window is started again after a pause, which doubles each time."""
 
 _CLOSE_TO_LIMIT = 0.9
@@ -114,17 +115,21 @@ class Front:
         self.ended = asyncio.Event()
 
     async def start(self, setup: Setup, revision: int) -> None:
+        """Starts the process; raises OSError if the machine is short of a resource."""
         self.followed = self.left = revision
-        ours, theirs = socket.socketpair()
-        self._passing, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._passing.setblocking(False)
-        descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
-        self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
-            module_command("serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
-        )
-        theirs.close()
-        passed.close()
-        ours.setblocking(False)
+        with contextlib.ExitStack() as ends, contextlib.ExitStack() as unused:
+            ours, theirs = socket.socketpair()
+            self._passing, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for end in (theirs, passed):
+                ends.enter_context(end)
+            for end in (ours, self._passing):
+                unused.enter_context(end)
+                end.setblocking(False)
+            descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
+            self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
+                module_command("serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
+            )
+            unused.pop_all()
         _, self.link = await asyncio.get_running_loop().create_connection(lambda: FrontLink(self._pool), sock=ours)
         self.link.on_end = self.ended.set
         self.link.on = {
@@ -250,10 +255,15 @@ class FrontPool:
     async def _keep(self, slot: int) -> None:
         """Runs the front of a slot, and starts it again when it ends."""
         ends: deque[float] = deque(maxlen=_CRASHES)
-        pause_s = 0.5
+        pause_s = _PAUSE_S
         while not self._ending:
             front = Front(self, slot)
-            await front.start(self._setup(slot), self._revision)
+            try:
+                await front.start(self._setup(slot), self._revision)
+            except OSError as error:
+                tell(log.error, "cannot start a front process: %s", reason=error.strerror)
+                await asyncio.sleep(_PAUSE_S)
+                continue
             self._fronts.append(front)
             try:
                 await front.ended.wait()
@@ -272,7 +282,7 @@ class FrontPool:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             else:
-                pause_s = 0.5
+                pause_s = _PAUSE_S
             ends.append(now)
 
     def _setup(self, slot: int) -> Setup:
