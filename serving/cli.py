@@ -7,7 +7,6 @@ so that a wrong setting is reported within a second.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from serving.errors import StartupError
+from serving.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +28,13 @@ BEFORE_IMPORTS = {
 }
 """Variables that these libraries read once, on import."""
 
-_GC_THRESHOLDS = (20_000, 50, 100)
 _INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
     """Serves until a signal; returns 0, or another code after one line on standard error."""
     os.environ.update(BEFORE_IMPORTS)
-    # Objects from the start stay alive, and requests create no reference cycles: collect rarely.
-    gc.set_threshold(*_GC_THRESHOLDS)
+    collect_rarely()
     # PID 1 of a container has no default handler for SIGTERM, and shells start background commands with SIGINT ignored.
     signals = _EarlySignals()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -6,7 +6,6 @@ It is a server without an engine: the pipeline runs its texts in the core proces
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ from serving.errors import BundleError
 from serving.fronts.remote import CoreLink
 from serving.fronts.slots import SharedSlots
 from serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
+from serving.garbage import collect_rarely, freeze
 from serving.inference.pipeline import Pipeline
 from serving.inference.served_models import Repository, ServedModel
 from serving.inference.tokenizer import TextTokenizer
@@ -134,8 +134,7 @@ class Front:
     async def run(self) -> None:
         await self._wires.start()
         background = [start(kept(work)) for work in (self._wires.files.run, give_back_free_memory, self._report)]
-        gc.collect()
-        gc.freeze()
+        freeze()
         self._passing.setblocking(False)
         asyncio.get_running_loop().add_reader(self._passing, self._take)
         self._link.tell(Kind.UP)
@@ -260,6 +259,7 @@ async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots)
 def main(core: int, passing: int, slots: int) -> None:
     """Serves until the core ends it. The arguments are descriptors, the last one of `SharedSlots`."""
     end_with_parent()
+    collect_rarely()
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the core decides when a front ends
         signal.signal(ignored, signal.SIG_IGN)
     sockets = socket.socket(fileno=core), socket.socket(fileno=passing)

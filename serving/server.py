@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from serving.errors import StartupError
 from serving.fronts.calls import Calls
 from serving.fronts.pool import FrontPool
 from serving.fronts.slots import SharedSlots, automatic
+from serving.garbage import freeze
 from serving.host import available_cpus
 from serving.http.apis import openai, operations, tei
 from serving.http.apis.batch_lines import BatchLines
@@ -56,7 +56,6 @@ from serving.wires import Wires
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from serving.engine.process.remote_engine import EngineLife
     from serving.http.apis.batch_lines import LineRoute
     from serving.inference.served_models import Repository
     from serving.logs import LogWriter
@@ -217,7 +216,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     announcement = Announcement(
         settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
     )
-    slot.on_up += [_freeze_garbage, announcement.engine_up]
+    slot.on_up += [lambda _: freeze(), announcement.engine_up]
     slot.on_end.append(metrics.engine_died)
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
@@ -328,12 +327,6 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
         bulk_share=settings.bulk_share,
         bulk_slice_s=settings.bulk_slice_ms / 1e3,
     )
-
-
-def _freeze_garbage(_: EngineLife) -> None:
-    """Freezes the objects of a warm server, so that the garbage collector scans only new ones."""
-    gc.collect()
-    gc.freeze()
 
 
 async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:

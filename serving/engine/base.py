@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A batch: one or more texts for one of the engine's models."""
+    """A batch: one or more texts for one of the engine's models.
+
+    Attributes:
+        alone: Whether no other request waits or runs.
+    """
 
     model: ModelIndex
     texts: Sequence[EncodedText]
+    alone: bool = False
 
     @property
     def padded_length(self) -> int:

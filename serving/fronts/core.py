@@ -118,16 +118,17 @@ class FrontLink(asyncio.Protocol):
         self.on_end()
 
     def data_received(self, data: bytes) -> None:
-        with self._core.dispatcher.together():
-            for kind, model, number, payload in self._frames.feed(data):
-                try:
-                    if kind is Kind.RUN:
-                        self._run(ModelIndex(model), number, payload)
-                    else:
-                        self._received(kind, number, payload)
-                except Exception:  # the boundary of a request of a front
-                    log.exception("a request failed")
-                    self._write(pack_error(number, InternalError()))
+        self._core.dispatcher.hold()
+        for kind, model, number, payload in self._frames.feed(data):
+            try:
+                if kind is Kind.RUN:
+                    self._run(ModelIndex(model), number, payload)
+                else:
+                    self._received(kind, number, payload)
+            except Exception:  # the boundary of a request of a front
+                log.exception("a request failed")
+                self._write(pack_error(number, InternalError()))
+        self._core.dispatcher.release()
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:
         if kind is Kind.LEAVE:

@@ -17,7 +17,6 @@ import asyncio
 import math
 import time
 from collections import Counter
-from contextlib import contextmanager
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter, itemgetter
@@ -34,7 +33,7 @@ from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.base import BatchOutput, Engine
     from serving.inference.deadline_timer import Deadline
@@ -89,7 +88,10 @@ class PendingRequest:
         self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float, future: Answered
     ) -> None:
         self.model = model
-        self.items = list(map(WorkItem, repeat(model), texts, lengths, repeat(self), count()))
+        if len(texts) == 1:
+            self.items = [WorkItem(model, texts[0], lengths[0], self, 0)]
+        else:
+            self.items = list(map(WorkItem, repeat(model), texts, lengths, repeat(self), count()))
         self.rows: list[Row | None] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = now
@@ -233,15 +235,13 @@ class Dispatcher:
             raise
         return request
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Chooses batches once for all requests that start within the block."""
+    def hold(self) -> None:
+        """Chooses no batches until `release`, so that requests that start together can be in one batch."""
         self._pumping = True
-        try:
-            yield
-        finally:
-            self._pumping = False
-            self._pump()
+
+    def release(self) -> None:
+        self._pumping = False
+        self._pump()
 
     def end(self, request: PendingRequest) -> None:
         """Forgets a request that is answered or that nobody waits for."""
@@ -383,7 +383,7 @@ class Dispatcher:
             request.started = True
             request.queue_us = max(request.queue_us, (now - request.submitted) * 1e6)
         engine, position = self._engines[items[0].model]
-        batch = Batch(position, list(map(_TEXT, items)))
+        batch = Batch(position, list(map(_TEXT, items)), alone=len(self._requests) == 1)
         engine.submit(assignment.lane, batch, partial(self._done, self._generation, assignment))
         self.observer.batch_started(assignment)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from serving.engine.base import EngineLoad
-from serving.engine.specs import Gpu
 from serving.fronts.slots import SharedSlots, automatic
 from serving.inference.requests import Outcome, Timings
 from serving.records import BULK, DEFAULT_PRIORITY

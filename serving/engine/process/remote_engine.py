@@ -353,7 +353,7 @@ class _Lane(asyncio.Protocol):
             self._since = self._loop.time()
         self._pending.append((self._number, batch, done))
         self.transport.write(pack_run(self._number, batch))
-        if self.expected_s is not None and len(self._pending) == len(batch.texts) == 1:
+        if batch.alone and self.expected_s is not None and len(self._pending) == len(batch.texts) == 1:
             ahead_s = max(0.0, self.expected_s(batch) - _SPIN_AHEAD_S)
             self._loop.call_later(ahead_s, self._spin, self._number, self._since + ahead_s + _SPIN_S)
 
