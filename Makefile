@@ -49,8 +49,13 @@ programs: $(PROGRAMS)
 # Python keeps what it compiled, whatever the environment says: tests start servers by the hundred.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Tests of whole servers, with two front processes in each.
+FRONTS := --front-processes 2 tests/contract tests/fault tests/hostile
+
+# Of those that need no PyTorch one in five, which is a tenth of all.
 test: $(call STAMP,dev) $(PROGRAMS) ## Run the tests of every change (minutes).
 	@$(PYTEST) -m "not long and not endurance" --outsiders changed
+	@$(PYTEST) -m "not long and not endurance" --outsiders none --one-in 5 $(FRONTS)
 
 # The wheel carries tritonserver with its Python backend, whose stub needs numpy 1: so an environment of its own,
 # which borrows the rest. 73 MB to load, 220 MB on disk.
@@ -195,6 +200,7 @@ prometheus: build/prometheus/usr/bin/promtool ## Install Prometheus, for the tes
 
 test-long: $(call STAMP,dev) $(PROGRAMS) ## Run every test at full size, except the targets below (an hour).
 	@$(PYTEST) -m "not endurance"
+	@$(PYTEST) -m "not endurance" $(FRONTS)
 
 # Each goes on where it was ended: what has passed is kept until the tree changes or all of it has.
 ENDURANCE = -m endurance --resume build/resumed/$@

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from tests.support.browser import Page
     from tests.support.tasks import TinyModel
 
-pytest_plugins = ["tests.support.by_change", "tests.support.resume", "tests.support.spread"]
+pytest_plugins = [
+    "tests.support.by_change",
+    "tests.support.resume",
+    "tests.support.spread",
+    "tests.support.front_processes",
+]
 
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -7,6 +7,7 @@ import sys
 from loadtest.benchmarks import runner
 from loadtest.benchmarks.batch import BatchBenchmark
 from loadtest.benchmarks.fleet import FleetBenchmark
+from loadtest.benchmarks.fronts import FrontsBenchmark
 from loadtest.benchmarks.hostile.benchmark import HostileBenchmark
 from loadtest.benchmarks.mlperf import MlperfBenchmark
 from loadtest.benchmarks.peers.closed_loop import PeersBenchmark
@@ -30,6 +31,7 @@ BENCHMARKS: tuple[type[runner.Benchmark], ...] = (
     SwapBenchmark,
     T4Benchmark,
     WiresBenchmark,
+    FrontsBenchmark,
     HostileBenchmark,
     BatchBenchmark,
 )

@@ -35,6 +35,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S if fields else 0.0
 
 
+def runs(pid: int, module: str) -> bool:
+    """Whether a process was started as `python -m module`."""
+    try:
+        return module.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process; shared pages count in full. 0 if it is gone."""
     fields = _stat(pid)

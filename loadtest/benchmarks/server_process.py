@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes
+from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes, runs
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -30,18 +30,20 @@ _POLL_S = 0.02
 _GRACE_S = 0.5
 _LOG_LINES = 8
 _SOFT_DESCRIPTORS = 1024
+_FRONT = "serving.front"
 
 
 @dataclass(slots=True, frozen=True)
 class Usage:
-    """CPU time in seconds, or memory in bytes, of the server process and its engine processes."""
+    """CPU time in seconds, or memory in bytes, of the server process, its engine processes and its front processes."""
 
     server: float
     engine: float
+    fronts: float
 
     @property
     def all(self) -> float:
-        return self.server + self.engine
+        return self.server + self.engine + self.fronts
 
 
 class ServerProcess:
@@ -127,12 +129,11 @@ class ServerProcess:
 
     def cpu_s(self) -> Usage:
         """CPU time used so far, in seconds."""
-        return Usage(cpu_s(self._process.pid), sum(cpu_s(pid) for pid in descendants(self._process.pid)))
+        return self._usage(cpu_s)
 
     def memory_bytes(self) -> Usage:
         """Resident memory."""
-        engines = descendants(self._process.pid)
-        return Usage(resident_bytes(self._process.pid), sum(resident_bytes(pid) for pid in engines))
+        return self._usage(resident_bytes)
 
     def log_lines(self) -> int:
         """Number of lines in its log so far."""
@@ -147,6 +148,12 @@ class ServerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             lines.append(f"(the server has ended, exit code {self._process.wait(_GRACE_S)})")
         return "\n".join(lines)
+
+    def _usage(self, figure: Callable[[int], float]) -> Usage:
+        children = descendants(self._process.pid)
+        fronts = {pid for pid in children if runs(pid, _FRONT)}
+        engine = sum(figure(pid) for pid in children if pid not in fronts)
+        return Usage(figure(self._process.pid), engine, sum(map(figure, fronts)))
 
     def _wait_until_ready(self, started: float) -> None:
         while not _answers(*self._ready):

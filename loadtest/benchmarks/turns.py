@@ -86,8 +86,12 @@ def _measure(turn: Turn) -> Sample:
     if before is None or after is None:
         return sample
     each = 1e6 / sample.exchanges
-    server_us, engine_us = (after.server - before.server) * each, (after.engine - before.engine) * each
-    return replace(sample, server_cpu_us=server_us, engine_cpu_us=engine_us)
+    return replace(
+        sample,
+        server_cpu_us=(after.server - before.server) * each,
+        engine_cpu_us=(after.engine - before.engine) * each,
+        fronts_cpu_us=(after.fronts - before.fronts) * each,
+    )
 
 
 def _others_cpu_s() -> float:

@@ -45,6 +45,7 @@ class Sample:
         client_cpu_us: CPU time of the measuring process per request, in all of its threads.
         server_cpu_us: CPU time of the server process per request; 0 for the raw engine.
         engine_cpu_us: CPU time of the engine process per request; 0 for the raw engine.
+        fronts_cpu_us: CPU time of all front processes per request.
         others_percent: Share of the machine's cores that processes outside of the benchmark used meanwhile.
     """
 
@@ -57,6 +58,7 @@ class Sample:
     server_cpu_us: float = 0.0
     engine_cpu_us: float = 0.0
     others_percent: float = 0.0
+    fronts_cpu_us: float = 0.0
 
     @property
     def quiet(self) -> bool:

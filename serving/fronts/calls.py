@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serving.fronts.wire import Replied
 from serving.grpc.calls import Method
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from serving.errors import BertserveError
     from serving.fronts.pool import FrontPool
     from serving.fronts.wire import Called
+    from serving.grpc.calls import Metadata
     from serving.http.app import App
 
 
@@ -30,6 +31,15 @@ class _Pieces:
         piece = await self._pull()
         self.taken += len(piece)
         return piece
+
+
+class _Call:
+    """The part of `grpc.calls.Call` that these methods use."""
+
+    metadata: Metadata = ()
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self.metadata = metadata
 
 
 class Calls:
@@ -54,8 +64,9 @@ class Calls:
         await self._pool.gather()
         method = self._methods.get(called.route)
         if method is not None and method.unary is not None:
-            call: Any = None  # these methods need no call
-            replied = Replied((await method.unary(method.kind.FromString(called.body), call)).SerializeToString())
+            call = _Call()
+            message = await method.unary(method.kind.FromString(called.body), call)
+            replied = Replied(message.SerializeToString(), metadata=call.metadata)
         else:
             replied = await self._answer_http(called, pull)
         await self._pool.follow()

@@ -191,6 +191,9 @@ class FrontLink(asyncio.Protocol):
             if not running.admitted:
                 permit = self._permit(model, running)
             if cache is not None:
+                if not running.admitted:  # it may wait for a row of another request, which holds no tokens for it
+                    tokens = sum([len(text.ids) for text in texts])
+                    self._core.dispatcher.admission.take(permit, tokens, None, time.perf_counter())
                 self._start(number, self._cached(cache, number, permit, texts))
                 return
             answered = _Answered(self, number, permit)

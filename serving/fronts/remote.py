@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from serving.grpc.calls import Call
     from serving.http.exchange import BodyStream, HttpRequest
     from serving.records import EncodedText
 
@@ -180,9 +181,10 @@ class CoreLink(asyncio.Protocol):
         file = None if replied.file is None else Path(replied.file)
         return HttpReply(replied.body, replied.status, replied.content_type, replied.head, file)
 
-    async def call_grpc(self, path: str, request: Message, _: object) -> Serialized:
+    async def call_grpc(self, path: str, request: Message, call: Call) -> Serialized:
         """The core's reply to a unary call of a method."""
         replied = await self._call(self.new_number(), Called(path, body=request.SerializeToString()))
+        call.set_trailing_metadata(replied.metadata)
         return Serialized(replied.body)
 
     async def _call(self, number: int, called: Called) -> Replied:

@@ -118,13 +118,14 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """The reply to a call: of HTTP, or of gRPC in `body` alone."""
+    """The reply to a call: of HTTP, or of gRPC as `body` and trailing `metadata`."""
 
     body: bytes = b""
     status: int = 200
     content_type: bytes = b""
     head: bytes = b""
     file: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 class MirroredModel(msgspec.Struct, frozen=True):

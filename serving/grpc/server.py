@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from serving.errors import BertserveError
+    from serving.grpc.calls import Call
     from serving.net.buffers import BufferBudget
     from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
     from serving.net.observer import RequestObserver
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 class Core(Protocol):
     """The core process, in a front."""
 
-    async def call_grpc(self, path: str, request: Message, call: object, /) -> Any:  # noqa: ANN401  serializes itself
+    async def call_grpc(self, path: str, request: Message, call: Call, /) -> Any:  # noqa: ANN401  serializes itself
         """The core's reply to a unary call of a method; raises the `BertserveError` of the method."""
 
 

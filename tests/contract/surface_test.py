@@ -37,6 +37,7 @@ from serving.telemetry import catalogue
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, infer_request
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.descriptions import kind, objects, operation, options, places, protobuf
+from tests.support.fronts import FRONTS, wait_up
 from tests.support.models import NAME, ROOT, light_repository
 from tests.support.poison import light_tasks
 from tests.support.server import FAKE, Server
@@ -220,8 +221,9 @@ def lists() -> dict[str, str]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files = ("--api-keys-file", str(write_keys(folder / "keys", FIRST)), "--batch-dir", str(folder / "batches"))
         told = ("--log-format", "json", "--access-log", "true", "--cors-origins", ORIGIN, "--threads", "2")
-        server = stack.enter_context(Server(light_tasks(), *FAKE, *files, *told, wait_ready=False))
+        server = stack.enter_context(Server(light_tasks(), *FAKE, *FRONTS, *files, *told, wait_ready=False))
         server.wait_state()
+        wait_up(server)
         wires = [stack.enter_context(HttpConnection(port)) for port in (server.http, server.metrics)]
         product = Product(server, *wires)
         made = {name: [f"# {getattr(product, name).__doc__}", *getattr(product, name)()] for name in NAMES}

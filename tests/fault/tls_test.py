@@ -27,6 +27,7 @@ from tests.support.clients import (
     metric,
     post_json,
 )
+from tests.support.fronts import wait_all_logged
 from tests.support.http2 import RawHttp2
 from tests.support.models import NAME
 from tests.support.server import Server, elapsed
@@ -316,7 +317,7 @@ def test_certificates_are_read_again(serve: Callable[..., Server], tmp_path: Pat
         assert http.call("GET", "/livez").status == 200
         before.replace_by(after)
         after.ca.replace(before.ca)
-        wait_for(lambda: "certificates: reloaded" in server.log, "the new certificate to be read")
+        wait_all_logged(server, "certificates: reloaded")
         assert serial(server.http, before) == serial(server.grpc, before) != first
         assert metric(server, EXPIRY) == expiry(server.http, before) == int(soon.timestamp())
         assert f"certificates: reloaded, valid until {soon:%Y-%m-%d %H:%M} UTC" in server.log
@@ -333,14 +334,14 @@ def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: P
     server = serve(*FAKE, tls=before)
     first = serial(server.http, before)
     shutil.copyfile(after.key, before.key)
-    server.wait_logged("does not match the certificate")
+    wait_all_logged(server, "does not match the certificate")
     before.cert.write_text("nonsense", encoding="utf-8")
-    server.wait_logged("contains no PEM certificate")
+    wait_all_logged(server, "contains no PEM certificate")
     assert metric(server, RELOADED, files="certificates") == 0
     assert metric(server, EXPIRY) == expiry(server.http, before)
     assert serial(server.http, before) == serial(server.grpc, before) == first
     shutil.copyfile(after.cert, before.cert)
-    server.wait_logged("certificates: reloaded")
+    wait_all_logged(server, "certificates: reloaded")
     assert metric(server, RELOADED, files="certificates") == 1
     after.ca.replace(before.ca)
     assert serial(server.http, before) != first
@@ -362,7 +363,7 @@ def test_an_authority_that_is_taken_away(serve: Callable[..., Server], tmp_path:
         session = connection.session
     assert session is not None
     shutil.copyfile(others.client_ca, mutual.client_ca)
-    server.wait_logged("certificates: reloaded")
+    wait_all_logged(server, "certificates: reloaded")
     assert refuses(server.http, context)
     assert refuses(server.http, context, session)
     assert others.client is not None

@@ -191,7 +191,7 @@ def _is_whole(config: pytest.Config, outsider: Outsider) -> bool:
     option = config.option
     parts = (
         *(option.keyword, option.deselect, option.ignore, option.ignore_glob, option.continue_on_collection_errors),
-        config.getoption("resume", None),
+        *(config.getoption(name, None) for name in ("resume", "front_processes", "one_in")),
     )
     if option.markexpr not in {"", "not endurance", "not long and not endurance"} or any(parts):
         return False

@@ -16,6 +16,7 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import resource
 import select
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 SERVING = (
     "bertserve",
     "serving.cli",
+    "serving.front",
     "serving.rollout.engine_choice",
     "serving.rollout.model_export",
     "serving.server",
@@ -244,19 +246,19 @@ def _search(path: str) -> None:
     sys.path[1:1] = added  # behind the program's own directory
 
 
-class _EngineForks:
-    """In place of `subprocess`: the fake engine's process is forked from its server, which has imported all of it."""
+class _Forks:
+    """In place of `subprocess`: a process of a server is forked from it, which has imported all of it."""
 
     DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
 
     class Popen:
         def __init__(self, command: Sequence[str], pass_fds: Sequence[int], stdin: int) -> None:
-            assert (command[2:4], stdin) == (["-m", "serving.rollout.engine_process"], subprocess.DEVNULL)
+            assert (command[2], stdin) == ("-m", subprocess.DEVNULL)
             self.returncode: int | None = None
             self._lock = threading.Lock()
             self.pid = os.fork()
             if not self.pid:
-                _become_engine(pass_fds)
+                _become(command[3], pass_fds)
 
         def poll(self) -> int | None:
             with self._lock:
@@ -265,11 +267,11 @@ class _EngineForks:
                     self.returncode = os.waitstatus_to_exitcode(status) if pid else None
             return self.returncode
 
-        def wait(self, timeout: float) -> int:
+        def wait(self, timeout: float = math.inf) -> int:
             end = time.monotonic() + timeout
             while (status := self.poll()) is None:
                 if time.monotonic() > end:
-                    raise subprocess.TimeoutExpired("the engine", timeout)
+                    raise subprocess.TimeoutExpired(self.pid, timeout)
                 time.sleep(0.005)
             return status
 
@@ -277,8 +279,8 @@ class _EngineForks:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _become_engine(descriptors: Sequence[int]) -> NoReturn:
-    """Makes of this copy of a server the process that `python -m serving.rollout.engine_process` is."""
+def _become(module: str, descriptors: Sequence[int]) -> NoReturn:
+    """Makes of this copy of a server the process that `python -m module` is."""
     try:
         signal.set_wakeup_fd(-1)
         asyncio._set_running_loop(None)
@@ -286,8 +288,15 @@ def _become_engine(descriptors: Sequence[int]) -> NoReturn:
         for one, other in itertools.pairwise(kept):
             os.closerange(one + 1, other)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        Path("/proc/self/comm").write_text(ENGINE, encoding="ascii")
-        engine_process.main(list(descriptors))
+        if module == engine_process.__name__:
+            Path("/proc/self/comm").write_text(ENGINE, encoding="ascii")
+            engine_process.main(list(descriptors))
+        from serving import front  # noqa: PLC0415  long imported
+        from serving.net import requests  # noqa: PLC0415  likewise
+
+        requests._process = os.urandom(6).hex()  # as the import does
+        gc.freeze()  # what was open in the server would close descriptors that are others here
+        front.main(*descriptors)
     finally:
         os._exit(1)
 
@@ -308,9 +317,12 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
     for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
         del sys.modules[name]
     if ("--engine", "fake") in itertools.pairwise(words):
-        remote_engine.subprocess = _EngineForks()  # type: ignore[assignment]
+        remote_engine.subprocess = _Forks()  # type: ignore[assignment]
     sys.argv = ["bertserve.py", *words]
     from bertserve import main  # noqa: PLC0415  long imported
+    from serving.fronts import pool  # noqa: PLC0415  likewise
+
+    pool.subprocess = _Forks()  # type: ignore[assignment]
 
     return main(words)
 

@@ -232,7 +232,7 @@ class RawHttp2(RawConnection):
             reply = self.replies.take(arrived)
             if arrived.stream_id == stream and reply.over:
                 return reply
-        raise AssertionError("the connection ended before the reply")
+        raise ConnectionError("the connection ended before the reply")
 
     def await_frame(self, kind: type[F]) -> F:
         """The next frame of a kind; those before it count as read."""

@@ -73,10 +73,14 @@ def command(*options: str, program: Sequence[str] = FROM_SOURCE) -> list[str]:
     return [*program, "serve", *options]
 
 
+EVERY_SERVER: dict[str, str] = {}
+"""Environment of every server, unless its test or its options say otherwise."""
+
+
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without settings for the server, and with `extra`."""
+    """This process's environment without settings for the server, with `EVERY_SERVER` and `extra`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-    return kept | (extra or {})
+    return kept | EVERY_SERVER | (extra or {})
 
 
 def refused_start(

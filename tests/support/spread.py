@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _HEAVY = re.compile(
-    r"\b(?:torch|transformers|sentence_transformers|tiny_models|tasks_repository|tasks_server|exports|checkpoints"
-    r"|simulated_gpus|support\.tasks)\b"
+    r"\b(?:torch|transformers|sentence_transformers|sentence_vectors|tiny_models|tasks_repository|tasks_server|exports"
+    r"|checkpoints|simulated_gpus|support\.tasks)\b"
 )
 """What a file says whose tests import it, or use fixtures that do."""
 
