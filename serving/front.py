@@ -6,6 +6,7 @@ It is a server without an engine: the pipeline runs its texts in the core proces
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ import uvloop
 
 from serving import logs
 from serving.children import end_with_parent
-from serving.errors import BundleError
+from serving.errors import BundleError, CredentialsError, StartupError
 from serving.fronts.remote import CoreLink
 from serving.fronts.slots import SharedSlots
 from serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.fronts.wire import MirroredModel
+    from serving.logs import LogWriter
     from serving.models.statistics import VersionState
+
+log = logging.getLogger("bertserve.fronts")
 
 _COUNT_S = 0.25
 """Seconds between reports of counts. A front that is killed loses those since the last one."""
@@ -75,12 +79,19 @@ class _Elsewhere:
 class Front:
     """Everything of a front that lives as long as it does."""
 
-    def __init__(self, link: CoreLink, passing: socket.socket, slots: SharedSlots, setup: Setup) -> None:
+    def __init__(
+        self,
+        link: CoreLink,
+        passing: socket.socket,
+        slots: SharedSlots,
+        setup: Setup,
+        settings: Settings,
+        log_writer: LogWriter,
+    ) -> None:
         self._link = link
         self._passing = passing
         self._load = setup.load
-        settings = Settings.model_validate_json(setup.settings)
-        self._log = logs.start(settings.log_format, settings.log_level)
+        self._log = log_writer
         self._metrics = Metrics()
         self._lifecycle = Lifecycle()
         self._tokenizers: dict[tuple[str, str], TextTokenizer] = {}
@@ -252,7 +263,15 @@ async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots)
     link.on_end = partial(os._exit, 0)  # the core has ended
     core.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=core)
-    front = Front(link, passing, slots, msgspec.json.decode(await link.setup, type=Setup))
+    setup = msgspec.json.decode(await link.setup, type=Setup)
+    log_writer = logs.start(setup.log_format, setup.log_level)
+    try:
+        settings = Settings.restored(setup.settings)
+        front = Front(link, passing, slots, setup, settings, log_writer)
+    except (StartupError, CredentialsError, BundleError, OSError) as error:
+        log.error("a front process cannot start: %s", error)  # noqa: TRY400  our sentence says it all
+        log_writer.flush()
+        os._exit(1)
     await front.run()
 
 

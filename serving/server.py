@@ -346,9 +346,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     lifecycle.subscribe(lambda state: failed.set() if state is State.FAILED else None)
 
     await server.probes.start()
-    if server.fronts:
-        await server.fronts.start()
-    await server.wires.start()
+    opening = start(_open(server))
     if server.agent:
         await server.agent.start()
     server.recent.start()
@@ -360,6 +358,8 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
     failure.cancel()
+    if not opening.done():
+        opening.cancel()
     if signalled.done():
         await _drain(server, signals, lame_duck=signalled.result() is signal.SIGTERM)
     else:
@@ -371,6 +371,14 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
         raise StartupError(lifecycle.failure)
     lifecycle.to(State.STOPPED)
     return 0
+
+
+async def _open(server: Server) -> None:
+    """Accepts connections, which wait in the backlog until the fronts can take them."""
+    if server.fronts:
+        await server.fronts.start()
+        await server.fronts.come_up()
+    await server.wires.start()
 
 
 async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs: asyncio.Task[None] | None) -> None:

@@ -473,6 +473,14 @@ class Settings(
         return {setting: getattr(self, setting) for setting in ENGINES[name].settings}
 
     @classmethod
+    def restored(cls, dumped: str) -> Self:
+        """The settings of another process, from `model_dump_json`; raises `StartupError` if a file has changed."""
+        try:
+            return cls.model_validate_json(dumped)
+        except pydantic.ValidationError as invalid:
+            raise StartupError("; ".join(map(_explain, invalid.errors()))) from None
+
+    @classmethod
     def load(cls, argv: list[str], environment: Mapping[str, str] = os.environ) -> Self:
         """Reads settings from the command line, the environment and the file of `--config`.
 

@@ -20,21 +20,8 @@ PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
-    *(
-        "cli",
-        "server",
-        "front",
-        "wires",
-        "settings",
-        "options",
-        "errors",
-        "records",
-        "lifecycle",
-        "logs",
-        "host",
-        "cgroups",
-    ),
-    *("unawaited", "progress", "children"),
+    *("cli", "server", "front", "wires", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
+    *("cgroups", "unawaited", "progress", "children", "garbage"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -48,6 +35,7 @@ ARROWS = {
     "logs": "errors",
     "unawaited": "errors",
     "children": "",
+    "garbage": "",
     "security": "errors",
     "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
@@ -85,10 +73,11 @@ ARROWS = {
     " rollout bulk.batches_api net http grpc",
     "wires": "errors host settings lifecycle logs security inference telemetry oip tei bulk.batches_api net http grpc"
     " fronts",
-    "front": "errors unawaited records children settings lifecycle logs models inference telemetry net fronts wires",
-    "server": "errors unawaited records host settings lifecycle logs scheduling engine inference telemetry oip"
+    "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net fronts"
+    " wires",
+    "server": "errors unawaited records host garbage settings lifecycle logs scheduling engine inference telemetry oip"
     " rollout bulk.batches_api net http grpc fronts wires operations",
-    "cli": "errors settings logs net rollout server",
+    "cli": "errors garbage settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
 

@@ -55,6 +55,9 @@ class Core(Protocol):
     outputs: dict[ModelIndex, Sequence[TensorSpec]]
     padded: set[ModelIndex]
 
+    def tell_crowded(self) -> None:
+        """Tells fronts whether so much waits that a rejection is likely, when it changes."""
+
     async def call(self, called: Called, read: Callable[[], Awaitable[bytes]]) -> Replied:
         """Answers a call; `read` returns the next piece of its body. Raises `BertserveError`."""
 
@@ -129,6 +132,7 @@ class FrontLink(asyncio.Protocol):
                 log.exception("a request failed")
                 self._write(pack_error(number, InternalError()))
         self._core.dispatcher.release()
+        self._core.tell_crowded()
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:
         if kind is Kind.LEAVE:
@@ -229,6 +233,10 @@ class FrontLink(asyncio.Protocol):
             dispatcher.end(request)
             each.permit.__exit__()
         self._write(b"".join(frames))
+        self._core.tell_crowded()
+
+    def tell_crowded(self, *, crowded: bool) -> None:
+        self._write(pack(Kind.CROWDED, bytes((crowded,))))
 
     def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
         found = rows.result()
@@ -237,7 +245,6 @@ class FrontLink(asyncio.Protocol):
         return pack_rows(
             *(number, found, rows.queue_us, rows.compute_us, rows.submitted),
             cached=rows.cached,
-            crowded=self._core.dispatcher.admission.predictor.crowded,
         )
 
     def _unpadded(self, model: ModelIndex, tokens: int, row: Row) -> Row:

@@ -58,6 +58,13 @@ _FOLLOW_S = 10.0
 """Seconds for which a change of the models waits for fronts that open tokenizers."""
 
 _LOAD_S = 0.1
+_WATCH_S = 0.25
+_SILENT_S, _HANG_S = 2.0, 15.0
+"""A front that has been silent for so long gets no connections if another can take them, or is killed."""
+
+_START_S = 20.0
+"""Seconds for which the ports wait for the fronts; then the core serves until they are up."""
+
 _CRASHES, _CRASH_WINDOW_S = 3, 10.0
 _PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 """A front that ends more often within the window is started again after a pause, which doubles each time."""
@@ -111,6 +118,7 @@ class Front:
         self.slot = slot
         self.up = False
         self.connections: dict[int, PassedConnection] = {}
+        self._heard = time.monotonic()
         self.counted = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -145,8 +153,18 @@ class Front:
 
     def _is_up(self, _: bytes) -> None:
         self.up = True
+        self._pool.changed()
+
+    def silent_s(self) -> float:
+        """Seconds since its last report, which it sends every quarter of a second."""
+        return time.monotonic() - self._heard
+
+    def kill(self, why: str) -> None:
+        log.error("killing the front process %d: it %s", self.process.pid, why)
+        self.process.kill()
 
     def _counted(self, payload: bytes) -> None:
+        self._heard = time.monotonic()
         found = msgspec.json.decode(payload, type=FrontCounts)
         self._pool.count(found)
         self.counted.set()
@@ -227,6 +245,7 @@ class FrontPool:
         self._numbers = 0
         self._ending = False
         self._has_changed = asyncio.Event()
+        self._crowded = False
         self._revision = 0
         self._left_at: dict[ModelIndex, int] = {}
         self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
@@ -240,7 +259,15 @@ class FrontPool:
 
     async def start(self) -> None:
         self._tasks = [start(self._keep(slot)) for slot in range(1, self._processes + 1)]
-        self._tasks += [start(self._tell_load()), start(self._look_for_idle())]
+        self._tasks += [start(self._tell_load()), start(self._watch())]
+
+    async def come_up(self) -> None:
+        """Waits until all fronts take connections."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_S):
+                while len(self.up) < self._processes:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
 
     @property
     def up(self) -> list[Front]:
@@ -287,13 +314,14 @@ class FrontPool:
 
     def _setup(self, slot: int) -> Setup:
         settings = self._settings.model_dump_json(exclude_none=True)
-        return Setup(settings, self._host, slot, self._models(), self._state(), self._load())
+        form, level = self._settings.log_format, self._settings.log_level
+        return Setup(settings, form, level, self._host, slot, self._models(), self._state(), self._load())
 
     # Connections.
 
     def place(self, port: str, opened: socket.socket, release: Callable[[], None]) -> bool:
         """Passes an accepted connection to the front with the fewest; False if there is no front."""
-        for front in sorted(self.up, key=lambda front: len(front.connections)):
+        for front in sorted(self.up, key=lambda front: (front.silent_s() > _SILENT_S, len(front.connections))):
             self._numbers += 1
             if front.take(Passed(port, self._numbers), opened):
                 front.connections[self._numbers] = PassedConnection(front, port, self._numbers, release)
@@ -301,10 +329,13 @@ class FrontPool:
                 return True
         return False
 
-    async def _look_for_idle(self) -> None:
-        """Asks fronts for idle connections while the limit is near, so that the limiter can close some."""
+    async def _watch(self) -> None:
+        """Kills fronts that hang, and asks for idle connections near the limit, so that the limiter can close some."""
         while True:
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(_WATCH_S)
+            for front in self.up:
+                if front.silent_s() > _HANG_S:
+                    front.kill(f"has been silent for {_HANG_S:g} s")
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)
 
@@ -351,6 +382,13 @@ class FrontPool:
         """Number of fronts that may have requests of a model that is not served any more."""
         left_at = self._left_at.get(model, 0)
         return sum(front.left < left_at for front in self._fronts)
+
+    def tell_crowded(self) -> None:
+        crowded = self.dispatcher.admission.predictor.crowded
+        if crowded is not self._crowded:
+            self._crowded = crowded
+            for front in self._fronts:
+                front.link.tell_crowded(crowded=crowded)
 
     def changed(self) -> None:
         self._has_changed.set()

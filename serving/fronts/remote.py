@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import msgspec
 
 from serving.engine.process.wire import FrameReader, pack
-from serving.errors import BertserveError, DeadlineExceeded, NotReady, Overloaded
+from serving.errors import BertserveError, DeadlineExceeded, NotReady
 from serving.fronts.wire import (
     KINDS,
     AdmittedUntil,
@@ -104,7 +104,7 @@ class CoreLink(asyncio.Protocol):
     """The socket to the core process.
 
     Attributes:
-        crowded: Whether the core had waiting work at its last answer.
+        crowded: Whether so much waits in the core that it may reject a request.
         setup: The first frame.
         on_end: Called when the core has ended.
     """
@@ -240,9 +240,7 @@ class CoreLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for kind, _, number, payload in self._frames.feed(data):
             if kind is Kind.ROWS:
-                rows = unpack_rows(payload)
-                self.crowded = rows.crowded
-                self._answered(number, rows)
+                self._answered(number, unpack_rows(payload))
             elif kind is Kind.ERROR:
                 self._failed(number, unpack_error(payload))
             elif kind in {Kind.ADMITTED, Kind.REPLY}:
@@ -252,6 +250,8 @@ class CoreLink(asyncio.Protocol):
                     task = start(self._send_piece(number, stream))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
+            elif kind is Kind.CROWDED:
+                self.crowded = bool(payload[0])
             elif kind is Kind.SETUP:
                 self.setup.set_result(payload)
             elif self._on is None:
@@ -272,7 +272,6 @@ class CoreLink(asyncio.Protocol):
             future.set_result(value)
 
     def _failed(self, number: int, error: BertserveError) -> None:
-        self.crowded = self.crowded or isinstance(error, Overloaded)
         future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_exception(error)

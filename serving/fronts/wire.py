@@ -2,7 +2,7 @@
 
     frame     := as in `engine.process.wire`; `batch` is the number of a request
     RUN       := arrival f64 | timeout_ms f64, NaN for none | priority u32 | admitted u32 | texts as in RUN there
-    ROWS      := queue_us f64 | compute_us f64 | submitted f64 | flags u32 | texts u32 | outputs u32 | pad u32
+    ROWS      := queue_us f64 | compute_us f64 | submitted f64 | cached u32 | texts u32 | outputs u32 | pad u32
                  | for each output: dtype u32 | ndim u32 | dims u32[texts x ndim] | data
     ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission before texts are tokenized
     LEAVE     := u8, 1 if the deadline has passed: the front waits no longer for a request, or returns its admission
@@ -19,7 +19,7 @@ import math
 import struct
 from array import array
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,7 +46,6 @@ _ROWS = struct.Struct("=dddIIII")
 _ROWS_ONE = struct.Struct(f"{HEADER.format}dddIIIIIII")
 _OUTPUT = struct.Struct("=II")
 _DTYPES = _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
-_CACHED, _CROWDED = 1, 2
 
 
 class Kind(IntEnum):
@@ -77,6 +76,7 @@ class Kind(IntEnum):
     FIND_IDLE = 42
     CLOSE_IDLE = 43
     END = 44
+    CROWDED = 45
 
     DEBT = 64
 
@@ -165,6 +165,8 @@ class Setup(msgspec.Struct, frozen=True):
     """
 
     settings: str
+    log_format: Literal["text", "json"]
+    log_level: str
     host: str
     slot: int
     models: Models
@@ -199,7 +201,6 @@ class Rows(NamedTuple):
     compute_us: float
     submitted: float
     cached: bool
-    crowded: bool = False
 
     def result(self) -> Sequence[Row]:
         return self.rows
@@ -257,15 +258,13 @@ def pack_rows(
     submitted: float,
     *,
     cached: bool,
-    crowded: bool,
 ) -> bytes:
-    flags = _CACHED * cached + _CROWDED * crowded
     if len(rows) == len(rows[0]) == 1 and rows[0][0].ndim == 1 and rows[0][0].dtype == _FLOAT:  # as in `pack_run`
         (row,) = rows[0]
         size = _ROWS_ONE.size - HEADER.size + row.nbytes
-        head = (size, Kind.ROWS, 0, number, queue_us, compute_us, submitted, flags, 1, 1, 0, 0, 1, len(row))
+        head = (size, Kind.ROWS, 0, number, queue_us, compute_us, submitted, cached, 1, 1, 0, 0, 1, len(row))
         return _ROWS_ONE.pack(*head) + row.tobytes()
-    parts: list[Any] = [b"", _ROWS.pack(queue_us, compute_us, submitted, flags, len(rows), len(rows[0]), 0)]
+    parts: list[Any] = [b"", _ROWS.pack(queue_us, compute_us, submitted, cached, len(rows), len(rows[0]), 0)]
     for each in zip(*rows, strict=True):
         first = each[0]
         dtype = int(first.dtype == _INT)
@@ -278,7 +277,7 @@ def pack_rows(
 
 def unpack_rows(payload: bytes) -> Rows:
     """The rows in a ROWS frame, read-only views of the payload."""
-    queue_us, compute_us, submitted, flags, texts, outputs, _ = _ROWS.unpack_from(payload)
+    queue_us, compute_us, submitted, cached, texts, outputs, _ = _ROWS.unpack_from(payload)
     at = _ROWS.size
     columns = []
     for _ in range(outputs):
@@ -293,7 +292,7 @@ def unpack_rows(payload: bytes) -> Rows:
             at += row.nbytes
         columns.append(column)
     rows = list(zip(*columns, strict=True))
-    return Rows(rows, queue_us, compute_us, submitted, bool(flags & _CACHED), bool(flags & _CROWDED))
+    return Rows(rows, queue_us, compute_us, submitted, bool(cached))
 
 
 def pack_error(number: int, error: BertserveError) -> bytes:

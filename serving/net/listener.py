@@ -142,6 +142,7 @@ class Listener:
         self._opening: set[_Accepted] = set()
         self._refused: set[_Refused] = set()
         self._accepts = 1
+        self._accepting = False
         self._told_at = float("-inf")
         self.place: Callable[[socket.socket, Callable[[], None]], bool] = _nowhere
         if limiter is not None:
@@ -164,6 +165,7 @@ class Listener:
 
     async def start(self) -> None:
         self._context = self._read_context()
+        self._accepting = True
         self._tick()
         self._listen()
 
@@ -197,10 +199,11 @@ class Listener:
 
         For their clients these connections are open: they may have sent requests, which a closed port would reset.
         """
-        if self._is_open:
+        if self._is_open and self._accepting:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._accepts = BACKLOG
             guarded(self._listening.close, self._accept)
+        if self._is_open:
             self._listening.close()
         self._adopts = False
 
