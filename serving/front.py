@@ -14,7 +14,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -22,7 +22,7 @@ import uvloop
 from serving import logs
 from serving.children import end_with_parent
 from serving.errors import BundleError, CredentialsError, StartupError
-from serving.fronts.remote import CoreLink
+from serving.fronts.remote import CoreLink, ModelMoved
 from serving.fronts.slots import SharedSlots
 from serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
 from serving.garbage import collect_rarely, freeze
@@ -45,11 +45,13 @@ from serving.unawaited import kept, log_loop_error, start
 from serving.wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from serving.fronts.wire import MirroredModel
+    from serving.inference.requests import InferRequest, Outcome
     from serving.logs import LogWriter
     from serving.models.statistics import VersionState
+    from serving.tasks.base import A
 
 log = logging.getLogger("bertserve.fronts")
 
@@ -76,6 +78,25 @@ class _Elsewhere:
         raise NotImplementedError
 
 
+class FrontPipeline(Pipeline):
+    """Begins a request again if another version of its model has begun to serve.
+
+    Attributes:
+        followed: Set while the front serves what the core has told last.
+    """
+
+    def __init__(self, **parts: Any) -> None:  # noqa: ANN401  those of `Pipeline`
+        super().__init__(**parts)
+        self.followed = asyncio.Event()
+
+    async def infer(self, request: InferRequest[A]) -> Outcome[A]:
+        while True:
+            try:
+                return await super().infer(request)
+            except ModelMoved:
+                await self.followed.wait()
+
+
 class Front:
     """Everything of a front that lives as long as it does."""
 
@@ -94,14 +115,15 @@ class Front:
         self._log = log_writer
         self._metrics = Metrics()
         self._lifecycle = Lifecycle()
-        self._tokenizers: dict[tuple[str, str], TextTokenizer] = {}
+        self._tokenizers: dict[tuple[Hashable, ...], TextTokenizer] = {}
         self._repository = Repository(self._opened(setup.models), settings.defaults())
         self._serve(setup.models, self._repository.models)
+        self._used = set(self._tokenizers)
         self._limiter = ConnectionLimiter(sys.maxsize)
         self._budget = slots.budget(settings, setup.slot)
         self._numbers: dict[int, int] = {}
         self._counted: dict[str, float] = {}
-        self._pipeline = Pipeline(
+        self._pipeline = FrontPipeline(
             settings=settings,
             repository=self._repository,
             lifecycle=self._lifecycle,
@@ -134,6 +156,7 @@ class Front:
             Kind.STATE: self._state_changed,
             Kind.MODELS: self._models_changed,
             Kind.LOAD: self._load_changed,
+            Kind.CROWDED: self._crowded_changed,
             Kind.COUNT: lambda _: self._tell_counts(),
             Kind.FIND_IDLE: lambda _: self._tell_idle(),
             Kind.CLOSE_IDLE: self._close_idle,
@@ -192,10 +215,14 @@ class Front:
         now = msgspec.json.decode(payload, type=StateNow)
         self._lifecycle.mirror(now.state, accepting=now.accepting)
 
+    def _crowded_changed(self, payload: bytes) -> None:
+        self._link.crowded = bool(payload[0])
+
     def _load_changed(self, payload: bytes) -> None:
         self._load = msgspec.json.decode(payload, type=LoadReport)
 
     def _models_changed(self, payload: bytes) -> None:
+        self._pipeline.followed.clear()
         start(self._switch(msgspec.json.decode(payload, type=Models)), partial(os._exit, 1))
 
     async def _switch(self, models: Models) -> None:
@@ -204,12 +231,15 @@ class Front:
             opened = await asyncio.to_thread(self._opened, models)
             old = {model.index for model in self._repository.models} - {model.index for model in opened}
             self._serve(models, opened)
+            self._pipeline.followed.set()
             self._link.tell(Kind.FOLLOWED, models.revision)
             while any(map(self._pipeline.users, old)):  # noqa: ASYNC110  an event would cost every request
                 await asyncio.sleep(_POLL_S)
             self._link.tell(Kind.LEFT, models.revision)
-            used = {_key(model) for model in models.models}
-            self._tokenizers = {key: tokenizer for key, tokenizer in self._tokenizers.items() if key in used}
+            used = {model.manifest.reading for model in models.models}
+            # Those before stay: the core may go back to them.
+            self._tokenizers = {key: self._tokenizers[key] for key in used | self._used}
+            self._used = used
 
     def _serve(self, models: Models, opened: list[ServedModel]) -> None:
         served = [model.manifest.model for model in models.models if model.served]
@@ -219,10 +249,10 @@ class Front:
         return [self._open(model) for model in models.models]
 
     def _open(self, model: MirroredModel) -> ServedModel:
-        """A model with its tokenizer, which is opened once for each bundle."""
+        """A model with its tokenizer, which models that read texts alike share."""
         path = Path(model.path)
         bundle = Bundle(path, model.manifest, model.sha256)
-        key = _key(model)
+        key = model.manifest.reading
         if key not in self._tokenizers:
             sha256 = next(entry.sha256 for entry in model.manifest.files if entry.file == TOKENIZER)
             if verified_dir.digest(path / TOKENIZER) != sha256:
@@ -251,10 +281,6 @@ class Front:
         more = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
         self._counted = now
         self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
-
-
-def _key(model: MirroredModel) -> tuple[str, str]:
-    return model.path, model.sha256
 
 
 async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:

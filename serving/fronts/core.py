@@ -55,6 +55,9 @@ class Core(Protocol):
     outputs: dict[ModelIndex, Sequence[TensorSpec]]
     padded: set[ModelIndex]
 
+    def is_present(self, model: ModelIndex) -> bool:
+        """Whether the repository has a model, not only the previous generation of an engine."""
+
     def tell_crowded(self) -> None:
         """Tells fronts whether so much waits that a rejection is likely, when it changes."""
 
@@ -157,6 +160,8 @@ class FrontLink(asyncio.Protocol):
 
     def _ask(self, number: int, payload: bytes) -> None:
         asking = msgspec.json.decode(payload, type=Asking)
+        if asking.model is not None and self._has_moved(ModelIndex(asking.model), number):
+            return
         dispatcher, now = self._core.dispatcher, time.perf_counter()
         try:
             if asking.model is None:
@@ -181,8 +186,7 @@ class FrontLink(asyncio.Protocol):
 
     def _run(self, model: ModelIndex, number: int, payload: bytes) -> None:
         running = unpack_running(payload)
-        if model not in self._core.outputs or not self._core.dispatcher.costs:
-            self._write(pack_error(number, NotReady("the engine is starting; try again", retry_after_s=1)))
+        if self._has_moved(model, number):
             return
         cache, texts = self._core.cache, running.texts
         if cache is not None and not running.admitted and (found := cache.recall(model, texts)) is not None:
@@ -207,6 +211,16 @@ class FrontLink(asyncio.Protocol):
             self._write(pack_error(number, error))
         else:
             self._running[number] = answered
+
+    def _has_moved(self, model: ModelIndex, number: int) -> bool:
+        """Whether no engine has a model that the front has not left yet, or none is there; then tells the front."""
+        if not self._core.dispatcher.costs:
+            self._write(pack_error(number, NotReady("the engine is starting; try again", retry_after_s=1)))
+            return True
+        if self._core.is_present(model) or self._core.dispatcher.runs(model):
+            return False
+        self._write(pack(Kind.MOVED, b"", batch=number))
+        return True
 
     def _permit(self, model: ModelIndex, running: Running) -> Permit:
         lengths = [len(text.ids) for text in running.texts]

@@ -383,6 +383,9 @@ class FrontPool:
         left_at = self._left_at.get(model, 0)
         return sum(front.left < left_at for front in self._fronts)
 
+    def is_present(self, model: ModelIndex) -> bool:
+        return model in self.outputs and model not in self._left_at
+
     def tell_crowded(self) -> None:
         crowded = self.dispatcher.admission.predictor.crowded
         if crowded is not self._crowded:

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 _TOO_LATE = "the deadline passed before the answer was ready"
 
 
+class ModelMoved(Exception):
+    """The version of a request's model has changed since the front has chosen it."""
+
+
 class RemotePermit:
     """Stands for the `Permit` that the core holds for a request.
 
@@ -241,23 +245,26 @@ class CoreLink(asyncio.Protocol):
         for kind, _, number, payload in self._frames.feed(data):
             if kind is Kind.ROWS:
                 self._answered(number, unpack_rows(payload))
-            elif kind is Kind.ERROR:
-                self._failed(number, unpack_error(payload))
             elif kind in {Kind.ADMITTED, Kind.REPLY}:
                 self._answered(number, payload)
+            elif kind is Kind.ERROR:
+                self._failed(number, unpack_error(payload))
+            elif kind is Kind.MOVED:
+                self._failed(number, ModelMoved())
             elif kind is Kind.PULL:
-                if (stream := self._streams.get(number)) is not None:
-                    task = start(self._send_piece(number, stream))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-            elif kind is Kind.CROWDED:
-                self.crowded = bool(payload[0])
+                self._pulled(number)
             elif kind is Kind.SETUP:
                 self.setup.set_result(payload)
             elif self._on is None:
                 self._early.append((kind, payload))
             else:
                 self._on[kind](payload)
+
+    def _pulled(self, number: int) -> None:
+        if (stream := self._streams.get(number)) is not None:
+            task = start(self._send_piece(number, stream))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def listen(self, on: Mapping[Kind, Callable[[bytes], None]]) -> None:
         """Calls `on` with the payload of each frame that answers no request, by its kind, from the first one on."""
@@ -271,7 +278,7 @@ class CoreLink(asyncio.Protocol):
         if future is not None and not future.done():
             future.set_result(value)
 
-    def _failed(self, number: int, error: BertserveError) -> None:
+    def _failed(self, number: int, error: Exception) -> None:
         future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_exception(error)

@@ -9,8 +9,8 @@
     ERROR     := JSON [name of the class, its attributes]
     all other := JSON
 
-RUN is answered by ROWS or ERROR. Connections are passed over a second socket, one message each: a JSON `Passed`, and
-the descriptor of the connection (SCM_RIGHTS, unix(7)).
+RUN is answered by ROWS, by ERROR, or by MOVED if the version of its model has changed. Connections are passed over a
+second socket, one message each: a JSON `Passed`, and the descriptor of the connection (SCM_RIGHTS, unix(7)).
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Kind(IntEnum):
     CLOSE_IDLE = 43
     END = 44
     CROWDED = 45
+    MOVED = 46
 
     DEBT = 64
 

@@ -318,6 +318,10 @@ class Dispatcher:
         for request in list(self._requests):
             self._fail(request, error)
 
+    def runs(self, model: ModelIndex) -> bool:
+        """Whether an engine has a model."""
+        return model in self._engines
+
     @property
     def requests(self) -> int:
         return len(self._requests)

@@ -13,7 +13,7 @@ from serving.records import MultiVector, Side, TensorSpec  # noqa: TC001  msgspe
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Hashable
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -358,6 +358,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Components of a token's vector in an answer."""
         own = None if self.multi_vector is None else self.multi_vector.dimensions
         return own or self.vector_size
+
+    @property
+    def reading(self) -> tuple[Hashable, ...]:
+        """Everything that decides how a model reads texts."""
+        files = frozenset(
+            (entry.file, entry.sha256) for entry in self.files if entry.file in {TOKENIZER, QUERY_WEIGHTS}
+        )
+        ids = tuple(sorted(self.special_ids.items()))
+        return files, self.max_length, self.vocab_size, ids, self.truncation_side, self.multi_vector
 
     def answers(self, task: str) -> bool:
         return task == self.task or task in self.also

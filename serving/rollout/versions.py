@@ -287,7 +287,7 @@ def _versions(path: Path) -> list[int]:
 
 def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
     """The new version's tokenizer; the old one, with its warm wordpiece cache, if both read texts alike."""
-    if _reading(before.manifest) == _reading(bundle.manifest):
+    if before.manifest.reading == bundle.manifest.reading:
         return before.tokenizer
     sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)
     if verified_dir.digest(bundle.path / TOKENIZER) != sha256:
@@ -297,9 +297,3 @@ def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
 
 def _tasks(manifest: Manifest) -> str:
     return ", ".join((manifest.task, *manifest.also))
-
-
-def _reading(manifest: Manifest) -> tuple[Any, ...]:
-    """Everything that decides how a model reads texts."""
-    files = [entry.sha256 for entry in manifest.files if entry.file == TOKENIZER]
-    return files, manifest.max_length, manifest.vocab_size, manifest.special_ids
