@@ -223,7 +223,12 @@ class Front:
 
     def _models_changed(self, payload: bytes) -> None:
         self._pipeline.followed.clear()
-        start(self._switch(msgspec.json.decode(payload, type=Models)), partial(os._exit, 1))
+        start(self._switch(msgspec.json.decode(payload, type=Models)), self._give_up)
+
+    def _give_up(self) -> None:
+        """Ends this process, which cannot follow the core: the core starts another."""
+        self._log.flush()
+        os._exit(1)
 
     async def _switch(self, models: Models) -> None:
         """Serves other models, and waits until no request uses the old ones."""
@@ -237,9 +242,9 @@ class Front:
                 await asyncio.sleep(_POLL_S)
             self._link.tell(Kind.LEFT, models.revision)
             used = {model.manifest.reading for model in models.models}
-            # Those before stay: the core may go back to them.
-            self._tokenizers = {key: self._tokenizers[key] for key in used | self._used}
-            self._used = used
+            if used != self._used:  # those before stay: the core may go back to them
+                self._tokenizers = {key: self._tokenizers[key] for key in used | self._used}
+                self._used = used
 
     def _serve(self, models: Models, opened: list[ServedModel]) -> None:
         served = [model.manifest.model for model in models.models if model.served]
