@@ -52,7 +52,7 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
     ),
     (
         "Processes",
-        "The server process holds sockets, text and queues, the engine process the models.",
+        "`process_*` leaves out front processes. Those of the engine process are absent while there is none.",
         catalogue.PROCESS,
     ),
     ("GPUs", "Triton's names again. Only on GPUs.", catalogue.GPU),
@@ -85,13 +85,13 @@ def metrics_page() -> str:
 
 def _section(title: str, text: str, metrics: Sequence[Metric]) -> str:
     reason_names = textwrap.fill(", ".join(reasons()), 120, initial_indent=_CODE, subsequent_indent=_CODE)
-    head = "| metric | type | labels | description |\n|---|---|---|---|\n"
+    head = "| metric | type | description |\n|---|---|---|\n"
     return f"\n## {title}\n\n{text.format(reasons=reason_names)}\n\n{head}" + "".join(map(_metric, metrics))
 
 
 def _metric(metric: Metric) -> str:
-    labels = "; ".join(f"`{name}`: {values}" for name, values in metric.labels.items())
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.text} |\n"
+    labels = "; ".join(f"`{name}`: {values}" if values else f"`{name}`" for name, values in metric.labels.items())
+    return f"| `{metric.name}` | {metric.kind} | {metric.text}{labels and f' Labels: {labels}.'} |\n"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 class Metric(NamedTuple):
     """A metric; a histogram's name is without `_bucket`, `_sum` and `_count`.
 
-    `labels` describes the values of each label; a histogram's `le` is not listed.
+    `labels` describes the values of each label, where its name does not; a histogram's `le` is not listed.
     """
 
     name: str
@@ -27,9 +27,8 @@ class Metric(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-_SERVED = "a model of the repository"
-_MODEL = {"model": _SERVED, "version": "its version"}
-_FORM = {**_MODEL, "task": "what it does", "precision": "the artifact's"}
+_MODEL = {"model": "", "version": ""}
+_FORM = {**_MODEL, "task": "", "precision": ""}
 _REFUSED = {"reason": "`queue_full` and `predicted_late` (429), `hopeless` (504), `not_ready` (503)"}
 _PROTOCOL = "`http`, `grpc`"
 
@@ -39,7 +38,7 @@ REQUESTS = Metric(
     "Requests by outcome.",
     {
         "reason": "`ok`, or the reason of an error",
-        "model": f"{_SERVED}; empty if rejected before it was known",
+        "model": "its name, or empty if rejected before it was known",
         "protocol": f"{_PROTOCOL}, or `batch` for each part of an answered `/v1/batches` line",
     },
 )
@@ -47,7 +46,7 @@ REQUEST_SECONDS = Metric(
     "bertserve_request_seconds",
     "histogram",
     "Latency of answered requests, from arrival to answer. This and the next three metrics exclude bulk work.",
-    {"model": _SERVED, "protocol": _PROTOCOL},
+    {"model": "", "protocol": _PROTOCOL},
 )
 TOKENIZE_SECONDS = Metric("bertserve_tokenize_seconds", "histogram", "Tokenization time per request.")
 QUEUE_SECONDS = Metric(
@@ -201,9 +200,7 @@ UNPROVEN = Metric(
     "1 for a model whose artifact was not compared with PyTorch, else 0.",
     _MODEL,
 )
-VERSION = Metric(
-    "bertserve_model_version", "gauge", "Served version of a model.", {"model": "a model of the repository"}
-)
+VERSION = Metric("bertserve_model_version", "gauge", "Served version of a model.", {"model": ""})
 SWAPS = Metric(
     "bertserve_swaps_total",
     "counter",
@@ -239,8 +236,13 @@ BUFFER_REFUSALS = Metric(
     "counter",
     "Requests rejected with 503 because the buffers were full (`--buffer-limit-mb`).",
 )
-_PORTS = "`clients` (HTTP and gRPC together), `probes` (the metrics port)"
-CONNECTIONS_LIMIT = Metric("bertserve_connections_limit", "gauge", "Maximum open connections.", {"ports": _PORTS})
+_PORTS = "`clients`, `probes`"
+CONNECTIONS_LIMIT = Metric(
+    "bertserve_connections_limit",
+    "gauge",
+    "Maximum open connections.",
+    {"ports": "`clients` (HTTP and gRPC together), `probes` (the metrics port)"},
+)
 CONNECTIONS_REFUSED = Metric(
     "bertserve_connections_refused_total",
     "counter",
@@ -325,11 +327,11 @@ ENGINE_PROCESS_NAMESPACE = "bertserve_engine"
 
 PROCESS: Sequence[Metric] = (
     *_process("process", "the server process"),
-    *_process(f"{ENGINE_PROCESS_NAMESPACE}_process", "the engine process, while there is one"),
+    *_process(f"{ENGINE_PROCESS_NAMESPACE}_process", "the engine process"),
 )
 """Process metrics of Prometheus's client library."""
 
-_GPU = {"gpu_uuid": "the GPU"}
+_GPU = {"gpu_uuid": ""}
 
 GPU_UTILIZATION = Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU)
 GPU_MEMORY_TOTAL = Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.", _GPU)
