@@ -358,13 +358,11 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
     failure.cancel()
-    if not opening.done():
-        opening.cancel()
     if signalled.done():
-        await _drain(server, signals, lame_duck=signalled.result() is signal.SIGTERM)
+        await _drain(server, signals, opening, lame_duck=signalled.result() is signal.SIGTERM)
     else:
         signalled.cancel()
-        await _end_requests(server, 0)
+        await _end_requests(server, opening, 0)
 
     await _close(server, background, jobs)
     if lifecycle.state is State.FAILED:
@@ -402,7 +400,9 @@ async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs:
     server.recent.close()
 
 
-async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame_duck: bool) -> None:
+async def _drain(
+    server: Server, signals: asyncio.Queue[signal.Signals], opening: asyncio.Task[None], *, lame_duck: bool
+) -> None:
     """Drains: not ready at once, then the lame-duck time, then the drain. A second signal skips the lame-duck time."""
     was_ready = server.lifecycle.ready
     server.lifecycle.to(State.DRAINING)
@@ -416,13 +416,17 @@ async def _drain(server: Server, signals: asyncio.Queue[signal.Signals], *, lame
     if lame_duck and was_ready and server.settings.lame_duck_s:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(signals.get(), server.settings.lame_duck_s)
-    await _end_requests(server, server.settings.drain_s)
+    await _end_requests(server, opening, server.settings.drain_s)
 
 
-async def _end_requests(server: Server, limit_s: float) -> None:
+async def _end_requests(server: Server, opening: asyncio.Task[None], limit_s: float) -> None:
     """Closes the ports, answers requests in flight or in transit, and rejects the rest after `limit_s`."""
     server.versions.stop()
+    if not opening.done():  # the fronts are not up: this process answers those that wait in the backlog
+        opening.cancel()
+        await server.wires.start()
     ends = [server.wires.end(limit_s, server.dispatcher.fail_all)]
     if server.fronts:
+        server.wires.close()  # now, so that the fronts have all connections before they end
         ends.append(server.fronts.end(limit_s))
     await asyncio.gather(*ends)

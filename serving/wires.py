@@ -150,6 +150,11 @@ class Wires:
         await self.http.start()
         await self.grpc.start()
 
+    def close(self) -> None:
+        """Stops accepting."""
+        self.http.close()
+        self.grpc.close()
+
     async def end(self, limit_s: float, fail_all: Callable[[BertserveError], None]) -> None:
         """Closes the ports, answers requests in flight or in transit, and rejects the rest after `limit_s`."""
         self.http.close()

@@ -73,8 +73,8 @@ ARROWS = {
     " rollout bulk.batches_api net http grpc",
     "wires": "errors host settings lifecycle logs security inference telemetry oip tei bulk.batches_api net http grpc"
     " fronts",
-    "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net fronts"
-    " wires",
+    "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
+    " fronts wires",
     "server": "errors unawaited records host garbage settings lifecycle logs scheduling engine inference telemetry oip"
     " rollout bulk.batches_api net http grpc fronts wires operations",
     "cli": "errors garbage settings logs net rollout server",
