@@ -262,10 +262,10 @@ class FrontPool:
         self._tasks += [start(self._tell_load()), start(self._watch())]
 
     async def come_up(self) -> None:
-        """Waits until all fronts take connections."""
+        """Waits until all fronts take connections, or one has failed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_S):
-                while len(self.up) < self._processes:
+                while len(self.up) < self._processes and not self.restarts:
                     self._has_changed.clear()
                     await self._has_changed.wait()
 
