@@ -226,7 +226,8 @@ def limit_active(
 ) -> Checkpoint:
     """Limits the weights of words that a sparse encoder's graph returns for each text.
 
-    Without a limit of the checkpoint's own, a text may have twice as many as any of the longest texts.
+    Without a limit of the checkpoint's own, a text may have twice as many as any of the longest texts, and a query
+    whose weights are looked up one for each of its tokens.
 
     Args:
         model: The model, which is changed.
@@ -243,7 +244,8 @@ def limit_active(
         longest = sorted(texts, key=lambda text: -len(text.ids))[:_LONGEST_TEXTS]
         rows = answers(model, longest, threads=threads, count=lambda _done, _total: None)
         largest = max(int(np.count_nonzero(weights)) for _, weights in rows)
-        active = min(active, max(1, -(-2 * largest // _ACTIVE_STEP)) * _ACTIVE_STEP)
+        looked_up = checkpoint.max_length if checkpoint.query_weights is not None else 0
+        active = min(active, max(looked_up, max(1, -(-2 * largest // _ACTIVE_STEP)) * _ACTIVE_STEP))
     limited = replace(checkpoint, active=active if most is None else min(active, most))
     if model.sparse is not None:
         model.sparse.active = limited.active

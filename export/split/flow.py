@@ -20,7 +20,7 @@ from export.split.tables import FUSED, table_of
 from serving.records import IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
 _LIGHT = 1 << 12
@@ -46,7 +46,8 @@ class Flow:
         last_cut: The first step that computes an output of the graph. No cut lies after it.
     """
 
-    def __init__(self, editor: GraphEditor) -> None:
+    def __init__(self, editor: GraphEditor, looked_up: Collection[str] = ()) -> None:
+        """Reads a graph. What computes a tensor of `looked_up` is a step, however small its table."""
         graph = editor.graph
         self.nodes = list(graph.node)
         self._inputs = {value.name for value in graph.input}
@@ -54,19 +55,19 @@ class Flow:
         self.bytes = {tensor.name: _size(tensor) for tensor in graph.initializer}
         self._elements = {tensor.name: prod(tensor.dims) for tensor in graph.initializer}
         self._makers = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
-        self.steps = self._steps()
+        self.steps = self._steps({*looked_up})
         self._step_of = {at: step for step, at in enumerate(self.steps)}
         self.last_cut = min(self._step_of[self._makers[name]] for name in self._outputs)
         self._free: dict[int, frozenset[int]] = {}
 
-    def _steps(self) -> list[int]:
+    def _steps(self, looked_up: set[str]) -> list[int]:
         told, held, main = set(self._inputs), dict[str, int](), set[str]()
         steps = []
         for at, node in enumerate(self.nodes):
             reads = [name for name in node.input if name]
             size = max([self.bytes.get(name, 0) + held.get(name, 0) for name in reads], default=0)
             depends = not told.isdisjoint(reads)
-            if depends and (size > _LIGHT or not main.isdisjoint(reads)):
+            if depends and (size > _LIGHT or not main.isdisjoint(reads) or not looked_up.isdisjoint(node.output)):
                 steps.append(at)
                 main.update(node.output)
             if depends:

@@ -91,12 +91,11 @@ def _with_shared(source: Path, targets: Sequence[Path], flow: Flow, cuts: _Cuts,
     editor.lift_constants()
     count, first, *others = len(editor[table]), *_filled(cuts.sizes, flow.bytes[table])
     # The first part's rows are the last piece: it runs after the graphs that look words up for it.
-    weights = [max(each, 1.0) for each in (*others, first)]
-    ends = [round(count * end / sum(weights)) for end in accumulate(weights)]
+    ends = _ends(count, [*others, first])
     in_pieces = source.with_name(f"{source.stem}.pieces.onnx")
     found = tables.cut(source, in_pieces, table, ends[:-1])
     editor = GraphEditor(in_pieces, targets[0])
-    pieces = Flow(editor)
+    pieces = Flow(editor, found)
     moved = len(pieces.steps) - len(flow.steps)
     lookups = [target.with_name(f"{target.stem}.lookup.onnx") for target in targets[1:]]
     stages = [*map(pieces.behind, found[:-1]), *(end + moved for end in cuts.ends)]
@@ -114,6 +113,19 @@ def _filled(held: Sequence[float], amount: float) -> list[float]:
     levels = ((amount + sum(ascending[:few])) / few for few in range(1, len(held) + 1))
     level = min(levels)
     return [max(0.0, level - each) for each in held]
+
+
+def _ends(count: int, shares: Sequence[float]) -> list[int]:
+    """The end of each piece of a table with so many rows, in proportion to the shares; each has at least one row.
+
+    >>> _ends(10, [4, 4, 0, 0])
+    [4, 8, 9, 10]
+    """
+    ends: list[int] = []
+    for left, share in zip(range(len(shares) - 1, -1, -1), accumulate(shares), strict=True):
+        fair = round(count * share / sum(shares))
+        ends.append(min(max(fair, (ends[-1] if ends else 0) + 1), count - left))
+    return ends
 
 
 def _write(source: Path, targets: Sequence[Path], flow: Flow, ends: Sequence[int]) -> None:

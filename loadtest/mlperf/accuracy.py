@@ -87,14 +87,15 @@ def reference(conversation: Conversation) -> list[bytes]:
 def read_log(file: Path, size: int) -> list[bytes]:
     """The answers in LoadGen's log of an accuracy run, by sample.
 
-    MultiStream fills its last query with samples that were already asked.
+    MultiStream fills its last query with samples that were already asked. The first answer counts: beside other texts,
+    the last bits of a vector differ.
 
     Args:
         file: `mlperf_log_accuracy.json`.
         size: Samples of the library.
 
     Raises:
-        BenchError: The log cannot be read, or a sample is missing, unknown or has two answers.
+        BenchError: The log cannot be read, or a sample is missing or unknown.
     """
     try:
         entries = [(int(entry["qsl_idx"]), bytes.fromhex(entry["data"])) for entry in json.loads(file.read_bytes())]
@@ -104,8 +105,7 @@ def read_log(file: Path, size: int) -> list[bytes]:
     for index, data in entries:
         if index not in range(size):
             raise BenchError(f"{file} has an answer to sample {index}, of {size}")
-        if found.setdefault(index, data) != data:
-            raise BenchError(f"{file} has two answers to sample {index}")
+        found.setdefault(index, data)
     if found.keys() != set(range(size)):
         raise BenchError(f"{file} has answers to {len(found)} samples of {size}")
     return [found[index] for index in range(size)]

@@ -17,6 +17,7 @@ import numpy as np
 from export.pages.tables import Table
 from loadtest.errors import BenchError
 from loadtest.report.noise import DRAWS, MIN_SLICES, TAIL, counts_of
+from loadtest.report.result import MIN_SLICE_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,7 +90,10 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
     """
     for result in (first, second):
         if len(result.slices) < MIN_SLICES:
-            raise BenchError(f"a run of {result.seconds:g} s is too short to tell differences from noise")
+            raise BenchError(
+                f"a run of {result.seconds:g} s is too short to tell differences from noise; the minimum is"
+                f" {MIN_SLICES * MIN_SLICE_S:g} s"
+            )
         if not len(result.latency):
             raise BenchError("a run without answers cannot be compared")
     values = np.union1d(*(result.latency.distribution()[0] for result in (first, second)))

@@ -26,7 +26,7 @@ LATE_S = 0.001
 _TAIL_PERCENT = 99.0
 
 _MAX_SLICES = 120
-_MIN_SLICE_S = 0.25
+MIN_SLICE_S = 0.25
 
 STAGES = ("waiting to be sent", "network and transport", "tokenize", "queue", "compute", "other work of the server")
 """Stages of a request. The client measures the first two; the server reports the others."""
@@ -100,7 +100,7 @@ class Result:
     def __post_init__(self) -> None:
         """Creates empty slices for a new run."""
         if not self.slices:
-            count = max(1, min(_MAX_SLICES, int(self.seconds / _MIN_SLICE_S)))
+            count = max(1, min(_MAX_SLICES, int(self.seconds / MIN_SLICE_S)))
             self.slices = [Slice() for _ in range(count)]
 
     @property

@@ -121,8 +121,11 @@ class RequestParser:
             return self._refusal(error)
         if self.framing_bytes > self._max_header_bytes + _FRAMING_BYTES:
             return BodyTooLarge("the chunks of the body are too small; send larger chunks")
-        if self.reading is Reading.HEAD and self.head_bytes > self._max_header_bytes:
-            return self._headers_too_large()
+        if self.reading is Reading.HEAD:
+            if self.head_bytes == 1:
+                self.head_bytes = self._begun_bytes(bytes(data))
+            if self.head_bytes > self._max_header_bytes:
+                return self._headers_too_large()
         return None
 
     def partial_request(self) -> HttpRequest:
@@ -151,7 +154,7 @@ class RequestParser:
         if self._again:
             return
         self.reading = Reading.HEAD
-        self.head_bytes = max(1, self.head_bytes)  # the same piece may end the previous request
+        self.head_bytes = self.head_bytes or 1  # the piece ended the previous request; see `_begun_bytes`
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -332,6 +335,12 @@ class RequestParser:
         self._room = self._port.free_bytes
         self._held = 0
         self.awaits_leave = False
+
+    def _begun_bytes(self, data: bytes) -> int:
+        """The size of a head that began behind a request in the same piece. The parser does not tell where."""
+        line = b"%b %b" % (self._parser.get_method(), self._url) if self._url else b""
+        begin = data.rfind(line)
+        return 1 if not line or begin < 0 else len(data) - begin
 
     def _decline(self, rest: bytes | memoryview) -> BertserveError | None:
         """Continues in HTTP/1.1 after an offer to upgrade, where the parser stops (RFC 9110, 7.8).

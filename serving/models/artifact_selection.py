@@ -218,16 +218,28 @@ def without_second(
     """Sentences that say why models run in the engine's first library alone."""
     lacking: list[str] = []
     for servable in servables if engine.second else ():
-        made = [each.precision for each in servable.bundle.artifacts if each.target == engine.second]
+        made = [each for each in servable.bundle.artifacts if each.target == engine.second]
         if servable.second is not None or (by_default and made and _left_for_fp32(servable)):
             continue
-        if not made or servable.artifact.precision in made:
-            lacking.append(servable.name)
+        if made:
+            yield f"only ONNX Runtime runs {servable.name}: {_unlike(servable.artifact, made, engine.library)}"
         else:
-            reason = f"its artifact for {engine.library} is {made[0]}, and {servable.artifact.precision} is served"
-            yield f"only ONNX Runtime runs {servable.name}: {reason}"
+            lacking.append(servable.name)
     if lacking:
         yield f"only ONNX Runtime runs {', '.join(lacking)}: {engine.library} needs {engine.second_needs}"
+
+
+def _unlike(first: Artifact, others: Sequence[Artifact], library: str) -> str:
+    """Why none of a library's artifacts may answer in place of the first one; see `_second`."""
+    alike = [other for other in others if other.precision == first.precision]
+    if not alike:
+        return f"its artifact for {library} is {others[0].precision}, and {first.precision} is served"
+    best = min(alike, key=lambda other: not other.proven)
+    if not best.proven:
+        return f"{best.file} is not proven"
+    if best.batch_invariant != first.batch_invariant:
+        return f"only one of {first.file} and {best.file} is batch-invariant"
+    return f"{best.file} {best.reserved}"
 
 
 def log_agreement(servable: ServableArtifact) -> None:

@@ -98,7 +98,7 @@ def encode(
 def finish(work: Work[EmbedSparseOptions]) -> list[SparseVector]:
     options = work.options
     table = work.tokenizer.query_weights if options.query else None
-    weighed = _looked_up(work.texts, table) if table is not None else _computed(work)
+    weighed = _looked_up(work.texts, table, work.manifest.active) if table is not None else _computed(work)
     vectors = [_sparse(indices, weights, options) for indices, weights in weighed]
     return [_named(vector, work.tokenizer) for vector in vectors] if options.tokens else vectors
 
@@ -130,11 +130,13 @@ def of_tokens(
     return indices[order], largest[order]
 
 
-def _looked_up(texts: Sequence[EncodedText], table: NDArray[np.float32]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """The tokens of each text, and their weights in the table, descending."""
+def _looked_up(
+    texts: Sequence[EncodedText], table: NDArray[np.float32], most: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """The tokens of each text with the largest weights in the table, descending. Their sign does not count."""
     for text in texts:
         indices = np.unique(np.array(text.ids, np.int32))
-        order = np.argsort(-table[indices], kind="stable")
+        order = np.argsort(-np.abs(table[indices]), kind="stable")[:most]
         yield indices[order], table[indices[order]]
 
 

@@ -112,6 +112,9 @@ def test_several_outputs_are_computed_once(server: Server, wanted: list[Vectors]
             assert [one["dense"] for one in few] == alone
     (cut,) = ask(server, "/embed", inputs=TEXTS[0], outputs=["dense", "sparse"], dimensions=8, normalize=False)
     assert len(cut["dense"]) == 8
+    for path in ("/", "/models/m3", "/invocations"):
+        assert ask(server, path, inputs=TEXTS, parameters={"outputs": ["tokens", "dense", "sparse"]}) == reply
+        assert ask(server, path, inputs=TEXTS, outputs=["dense"])[0].keys() == {"dense"}
 
 
 def test_openai_has_the_others_beside(server: Server, wanted: list[Vectors]) -> None:
@@ -133,6 +136,26 @@ def test_openai_has_the_others_beside(server: Server, wanted: list[Vectors]) -> 
         made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
         output, _ = results_of(client, ended(client, made.id))
     assert output[0]["response"]["body"]["data"] == data
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_cohere_has_them_by_type(server: Server, wanted: list[Vectors], version: str) -> None:
+    """Beside the types of vectors, or without any."""
+    ran = metric(server, "bertserve_batch_size_sum")
+    types = ["int8", "sparse", "float", "tokens"]
+    reply = ask(server, f"/{version}/embed", texts=TEXTS, embedding_types=types)
+    assert metric(server, "bertserve_batch_size_sum") == ran + len(TEXTS)
+    assert reply["response_type"] == "embeddings_by_type"
+    found = reply["embeddings"]
+    assert list(found) == types
+    plain = ask(server, f"/{version}/embed", texts=TEXTS, embedding_types=["int8", "float"])["embeddings"]
+    assert {kind: found[kind] for kind in plain} == plain
+    for text, expected in enumerate(wanted):
+        np.testing.assert_allclose(found["float"][text], expected.dense, atol=CLOSE)
+        same_weights(weights(found["sparse"][text]), expected.lexical)
+        np.testing.assert_allclose(found["tokens"][text], expected.colbert, atol=CLOSE)
+    few = ask(server, f"/{version}/embed", texts=TEXTS, embedding_types=["sparse"])["embeddings"]
+    assert few == {"sparse": found["sparse"]}
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -244,3 +267,5 @@ def test_beside_other_models(repository: Path, tiny_models: dict[str, TinyModel]
         assert [dense["dense"]] == ask(both, "/models/embed/embed", **text)
         reply = post_json(both.http, "/models/embed/embed", {**text, "outputs": ["sparse"]})
         assert (reply.status, "this model has dense" in reply.body.decode()) == (422, True)
+        reply = post_json(both.http, "/v2/embed", {"model": "embed", "texts": ["a"], "embedding_types": ["sparse"]})
+        assert (reply.status, "unknown output 'sparse' in `embedding_types`" in reply.body.decode()) == (422, True)

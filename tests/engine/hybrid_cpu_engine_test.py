@@ -107,7 +107,7 @@ def test_a_model_without_a_second_form_takes_openvino_from_no_other(tmp_path: Pa
     write_bundle(tmp_path, tiny_model("tag"))
     with Server(tmp_path) as server:
         assert get(server.http, "/info").json()["engine"]["engine"] == "cpu"
-        assert "only ONNX Runtime runs tag: OpenVINO needs proven artifacts" in server.log
+        assert "only ONNX Runtime runs tag: OpenVINO needs an artifact of its own; export again with" in server.log
         libraries = {model["name"]: model["libraries"] for model in get(server.http, "/status").json()["models"]}
         assert set(libraries["embed"]) == set(libraries["tag"]) == {"16", "32", "64"}
         assert set(libraries["tag"].values()) == {"onnxruntime"}

@@ -170,7 +170,10 @@ def test_no_tensor_holds_a_logit_for_each_token_and_word(tmp_path: Path) -> None
 
 
 def test_an_export_knows_how_many_words_a_text_has(tmp_path: Path) -> None:
-    """Twice as many as PyTorch finds in the longest texts, or what TensorRT can choose where that is less."""
+    """Twice as many as PyTorch finds in the longest texts, or what TensorRT can choose where that is less.
+
+    A query whose weights are looked up may have one for each token.
+    """
     checkpoint = opened(write_plain(tmp_path / "splade", vocab_size=MANY_WORDS))
     model = task_model.load(checkpoint)
     texts = checkpoint.vocabulary.encode([*TEXTS, "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2], LENGTH)
@@ -180,6 +183,11 @@ def test_an_export_knows_how_many_words_a_text_has(tmp_path: Path) -> None:
     assert 2 * largest <= limited.active < 2 * largest + 64
     assert model.answer(texts[0])[1].shape == model.outputs[1].shape[1:] == (limited.active,)
     assert task_model.limit_active(model, checkpoint, texts, 40, threads=1).active == 40
+    plain = write_plain(tmp_path / "doc", vocab_size=MANY_WORDS, max_position_embeddings=512)
+    looking_up = opened(write_idf(plain), "embed_sparse", 512)
+    model = task_model.load(looking_up)
+    model.sparse.bias.data -= 1e6  # type: ignore[union-attr]  # leaves no text a word
+    assert task_model.limit_active(model, looking_up, texts, None, threads=1).active == 512
     edit_json(tmp_path / "splade/config.json", _name_or_path=None)
     own = opened(write_modules_of_version_5(tmp_path / "splade", max_active_dims=7))
     assert task_model.limit_active(task_model.load(own), own, texts, None, threads=1).active == 7

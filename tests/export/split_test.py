@@ -120,6 +120,16 @@ def test_parts_share_a_table_that_would_leave_one_of_them_too_much(tmp_path: Pat
     np.testing.assert_array_equal(answers(files, ids), answers([graph], ids))
 
 
+@pytest.mark.parametrize("count", [5, 8])
+def test_pieces_of_a_shared_table_may_be_small(tmp_path: Path, count: int) -> None:
+    """A row for a part that is full without the table, or so few that each part could hold them all."""
+    graph = graph_of(tmp_path, "bert", "embed", num_hidden_layers=5)
+    files = cut(graph, count)
+    assert len(files) == 2 * count - 1
+    ids = np.arange(1, 145, dtype=np.int32).reshape(3, 48)
+    np.testing.assert_array_equal(answers(files, ids), answers([graph], ids))
+
+
 def test_more_parts_than_a_model_has_pieces(tmp_path: Path) -> None:
     """Weights that cannot be divided so often are refused, with the share that a part would have to keep."""
     graph = graph_of(tmp_path, "bert", "embed")

@@ -142,7 +142,12 @@ TALKS: dict[str, tuple[bytes, list[int]]] = {
     "garbage behind a good request": (GOOD + b"\x00garbage\r\n\r\n", [200, 400]),
     # Row 4: 15 KiB of complete headers are read.
     "04 headers at the limit": (post(SIZED + b"X-Padding: %b\r\n" % (b"x" * 15_000)), [200]),
+    "04 headers at the limit behind a request": (
+        GOOD + post(SIZED + b"X-Padding: %b\r\n" % (b"x" * 15_000)),
+        [200, 200],
+    ),
     "04 headers that never end": (ENDLESS, [431]),
+    "04 headers that never end behind a request": (GOOD + ENDLESS, [200, 431]),
     "04 the request line counts too": (b"GET /" + b"x" * (HEADER_LIMIT + 1) + b" HTTP/1.1\r\nHost: a\r\n\r\n", [431]),
     "04 as many lines as are read": (with_lines(HEADER_COUNT), [200]),
     "04 a line more": (with_lines(HEADER_COUNT + 1), [431]),

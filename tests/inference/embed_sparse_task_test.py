@@ -22,7 +22,9 @@ from serving.tasks.embed_sparse import TASK, EmbedSparseOptions, NamedSparseVect
 
 WORDS = 40
 FACTS: Any = SimpleNamespace(
-    outputs=(TensorSpec("indices", "int32", (-1, 8)), TensorSpec("weights", "float32", (-1, 8))), query_weights=True
+    outputs=(TensorSpec("indices", "int32", (-1, 8)), TensorSpec("weights", "float32", (-1, 8))),
+    query_weights=True,
+    active=8,
 )
 TABLE = np.linspace(-1, 3, WORDS, dtype=np.float32) * (np.arange(WORDS) % 4 != 0)
 
@@ -72,6 +74,19 @@ def test_a_query_has_the_weight_of_each_of_its_tokens(options: dict[str, Any], t
     (vector,) = embed_sparse.finish(query)
     assert vector.indices.tolist() == tokens
     np.testing.assert_array_equal(vector.values, TABLE[tokens])
+
+
+def test_the_limit_of_an_encoder_holds_for_its_queries() -> None:
+    """Their signs do not count, as in Sentence Transformers."""
+    import torch  # noqa: PLC0415  slow to import
+    from sentence_transformers.util import select_max_active_dims  # noqa: PLC0415  likewise
+
+    ids = [*range(24)]
+    (vector,) = embed_sparse.finish(work(EmbedSparseOptions(query=True), ids=ids))
+    wanted = select_max_active_dims(torch.from_numpy(TABLE[ids]), FACTS.active).numpy()
+    assert np.count_nonzero(wanted > 0) < FACTS.active < np.count_nonzero(TABLE[ids])
+    assert vector.indices.tolist() == np.flatnonzero(wanted).tolist()
+    np.testing.assert_array_equal(vector.values, wanted[wanted != 0])
 
 
 def test_who_needs_no_engine() -> None:

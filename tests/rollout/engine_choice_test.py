@@ -264,7 +264,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
         ("tag", False),
     ]
     (line,) = [record.getMessage() for record in caplog.records if "OpenVINO" in record.getMessage()]
-    assert line.startswith("only ONNX Runtime runs tag: OpenVINO needs proven artifacts")
+    assert line.startswith("only ONNX Runtime runs tag: OpenVINO needs an artifact of its own; export again with")
     shutil.rmtree(models / "embed")
     choice = Chooser(Settings(models=models), discovery.Machine).first()
     assert (choice.engine, choice.degraded) == ("ort-cpu", False)
@@ -299,6 +299,25 @@ def test_a_second_form_of_another_precision_is_named_as_such(
     choice = Chooser(Settings(models=models, precision=precision), discovery.Machine).first()
     assert choice.engine == "ort-cpu"
     assert choice.rejected[-1].reason == f"the engine cpu has only one library to choose: {expected['fp32']}"
+
+
+@with_openvino
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"batch_invariant": False}, "only one of model.fp32.onnx and model.fp32.openvino.onnx is batch-invariant"),
+        ({"batch_invariant": False, "invariance": None, "parity": None}, "model.fp32.openvino.onnx is not proven"),
+    ],
+)
+def test_a_second_form_that_may_not_answer_is_named_with_its_reason(
+    models: Path, fields: dict[str, object], reason: str
+) -> None:
+    """Nobody is told to export what there is."""
+    bundle = write_bundle(models, tiny_model("tag"), second=tiny_model("tag"))
+    edit_manifest(bundle, lambda manifest: manifest["artifacts"][1].update(fields))
+    shutil.rmtree(models / "embed")
+    with pytest.raises(StartupError, match=f"only one library to choose: only ONNX Runtime runs tag: {reason}"):
+        Chooser(Settings(models=models, engine="cpu"), discovery.Machine).first()
 
 
 @with_openvino
@@ -342,7 +361,7 @@ def test_the_engine_cpu_wants_openvino_and_something_to_choose_from(
         Chooser(Settings(models=models, engine="cpu")).first()
     monkeypatch.undo()
     write_bundle(tmp_path / "others", tiny_model("embed"))
-    with pytest.raises(StartupError, match="install OpenVINO and export again"):
+    with pytest.raises(StartupError, match="export again with --precision int8 --precision int8-openvino"):
         Chooser(Settings(models=tmp_path / "others", engine="cpu")).first()
 
 

@@ -30,7 +30,7 @@ class Cpu(EngineKind):
     extra = "openvino"
     targets = ("cpu",)
     second = "openvino"
-    second_needs = "proven artifacts of the same precision for both libraries; install OpenVINO and export again"
+    second_needs = "an artifact of its own; export again with --precision int8 --precision int8-openvino"
     compiles = True
 
     def obstacle(self, targets: Collection[str], *, asked: bool) -> str:

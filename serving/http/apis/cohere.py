@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import orjson
 
 from serving.errors import EmptyInput, InvalidRequest
@@ -21,19 +23,20 @@ from serving.http.apis.cohere_messages import (
     TokenCount,
 )
 from serving.http.apis.openai_messages import Usage
-from serving.http.apis.vectors import in_form
+from serving.http.apis.vectors import in_form, sparse_json, tokens_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task, ranking_models
 from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
-from serving.tasks import WAYS
+from serving.tasks import WAYS, combined
+from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.http.apis.vectors import VectorType
+    from serving.http.apis.cohere_messages import EmbeddingType
     from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
@@ -103,9 +106,10 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
     if message.max_tokens is not None:
         allowed = context.settings.auto_truncate if truncate is None else truncate
         inputs, cut = await _shortened(context, model, texts, message.max_tokens, "max_tokens", truncate=allowed)
-    request = InferRequest(
+    types = tuple(dict.fromkeys(message.embedding_types or ("float",)))
+    request: InferRequest[Any] = InferRequest(
         inputs,
-        EmbedOptions(dimensions=message.output_dimension),
+        _options(types, model, message.output_dimension),
         context.settings.max_openai_batch_size,
         model.name,
         truncate=truncate,
@@ -113,16 +117,39 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
     )
     outcome = await context.pipeline.infer(http.stamp(request))
     plain = version == "1" and not message.embedding_types
-    types: dict[VectorType, None] = dict.fromkeys(message.embedding_types or ["float"])
-    reply = {
-        "id": http.request_id,
-        "response_type": "embeddings_floats" if plain else "embeddings_by_type",
-        "embeddings": outcome.answer if plain else {kind: in_form(outcome.answer, kind) for kind in types},
-        "texts": texts,
-        "model": outcome.model,
-        "meta": msgspec.to_builtins(EmbeddingMeta(ApiVersion(version), TokenCount(outcome.tokens))),
-    }
-    return HttpReply(orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY), head=_head(outcome, cut))
+
+    def write() -> bytes:
+        reply = {
+            "id": http.request_id,
+            "response_type": "embeddings_floats" if plain else "embeddings_by_type",
+            "embeddings": outcome.answer if plain else {kind: _of_type(outcome.answer, kind) for kind in types},
+            "texts": texts,
+            "model": outcome.model,
+            "meta": msgspec.to_builtins(EmbeddingMeta(ApiVersion(version), TokenCount(outcome.tokens))),
+        }
+        return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    body = await asyncio.to_thread(write) if isinstance(request.options, CombinedOptions) else write()
+    return HttpReply(body, head=_head(outcome, cut))
+
+
+def _options(
+    types: Sequence[EmbeddingType], model: ServedModel, dimensions: int | None
+) -> EmbedOptions | CombinedOptions:
+    outputs = tuple(dict.fromkeys(kind if kind in {"sparse", "tokens"} else "dense" for kind in types))
+    if outputs == ("dense",):
+        return EmbedOptions(dimensions=dimensions)
+    combined.check_offered(outputs, model.manifest, "embedding_types")
+    return CombinedOptions(outputs, dimensions=dimensions)
+
+
+def _of_type(answer: Any, kind: EmbeddingType) -> Any:  # noqa: ANN401  answers of both options, rows that orjson writes
+    """The embeddings of all texts in one type."""
+    if kind == "sparse":
+        return [orjson.Fragment(sparse_json(one.sparse, "list")) for one in answer]
+    if kind == "tokens":
+        return [orjson.Fragment(tokens_json(one.tokens)) for one in answer]
+    return in_form(answer if isinstance(answer, np.ndarray) else combined.column(answer, "dense"), kind)
 
 
 def _texts(message: CohereEmbedRequest) -> list[str]:

@@ -9,8 +9,12 @@ import msgspec
 from serving.fields import owners as documented
 from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
+from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  likewise
+from serving.http.apis.vectors import VectorType
 from serving.inference.requests import InputType  # noqa: TC001  likewise
+
+EmbeddingType = VectorType | Literal["sparse", "tokens"]
+"""The vector formats, and the further outputs of some models."""
 
 
 class TextPart(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -40,7 +44,8 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         images: Rejected: the models here embed text.
         model: Name of a model. If only one model can answer, any name is accepted, and the reply has the real one.
         input_type: Purpose of the texts, which selects one of the model's prompts; `image` is rejected.
-        embedding_types: Formats of the vectors; null: `float`.
+        embedding_types: Formats of the vectors; null: `float`. `sparse` and `tokens` are further outputs of a model
+            that has them.
         truncate: End at which long texts are cut; `NONE` rejects them. Null: the server's default, at the model's own
             end.
         output_dimension: Number of leading components to keep.
@@ -54,7 +59,7 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     images: list[str] | None = None
     model: str | None = None
     input_type: InputType | Literal["image"] | None = None
-    embedding_types: list[VectorType] | None = None
+    embedding_types: list[EmbeddingType] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     output_dimension: int | None = None
     max_tokens: int | None = None
@@ -69,6 +74,8 @@ class EmbeddingsByType(msgspec.Struct, rename={"floats": "float"}, omit_defaults
     binary: list[list[int]] | None = None
     ubinary: list[list[int]] | None = None
     base64: list[str] | None = None
+    sparse: list[list[SparseWeight]] | None = None
+    tokens: list[list[list[float]]] | None = None
 
 
 class ApiVersion(msgspec.Struct):

@@ -56,6 +56,7 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         prompt_name: Name of the model's prompt to prepend to each text.
         input_type: Purpose of the texts, which selects a prompt instead of its name.
         dimensions: Number of leading components to keep.
+        outputs: Return several embeddings of each text, as `/embed` does; null: the dense vector alone.
     """
 
     owners: ClassVar[Owners] = documented.FEATURES
@@ -66,6 +67,7 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt_name: str | None = None
     input_type: InputType | None = None
     dimensions: int | None = None
+    outputs: list[str] | None = None
 
 
 class FeatureRequest(FeatureParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -236,6 +238,7 @@ async def _features(context: AppContext, http: HttpRequest) -> HttpReply:
         given.input_type,
         given.normalize,
         given.dimensions,
+        outputs=given.outputs,
     )
     return await tei.embed_texts(context, http, texts)
 

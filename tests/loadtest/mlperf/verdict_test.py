@@ -108,16 +108,13 @@ def test_the_gate_of_embeddings_is_the_mean_cosine() -> None:
 
 
 def test_an_accuracy_log_must_be_whole(tmp_path: Path) -> None:
-    """Every sample has one answer; a sample that fills a query may come again."""
+    """Every sample has an answer; of a sample that fills a query and comes again, the first one counts."""
     file = tmp_path / "mlperf_log_accuracy.json"
     entries = [{"seq_id": 0, "qsl_idx": 1, "data": "62"}, {"seq_id": 1, "qsl_idx": 0, "data": "61"}]
-    file.write_text(json.dumps([*entries, entries[0]]))
+    file.write_text(json.dumps([*entries, {**entries[0], "data": "63"}]))
     assert read_log(file, 2) == [b"a", b"b"]
     with pytest.raises(BenchError, match="answers to 2 samples of 3"):
         read_log(file, 3)
-    file.write_text(json.dumps([*entries, {**entries[0], "data": "63"}]))
-    with pytest.raises(BenchError, match="two answers to sample 1"):
-        read_log(file, 2)
     file.write_text(json.dumps([{**entries[0], "qsl_idx": 2}]))
     with pytest.raises(BenchError, match="an answer to sample 2, of 2"):
         read_log(file, 2)
