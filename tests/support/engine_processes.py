@@ -43,7 +43,7 @@ async def soon(awaited: Awaitable[T]) -> T:
 
 
 def batch(*texts: list[int]) -> Batch:
-    return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts])
+    return Batch(FIRST, [EncodedText(array("i", ids)) for ids in texts], alone=True)
 
 
 def submit(engine: RemoteEngine, *texts: list[int], lane: int = 0) -> asyncio.Future[BatchOutput | BertserveError]:
