@@ -240,6 +240,11 @@ class NonFiniteOutput(InternalError, reason="non_finite_output"):
     """The engine returned NaN or infinity; such numbers are never sent."""
 
 
+def too_late(shortened: str) -> DeadlineExceeded:
+    """The error of an admitted request; `shortened` is that of its `Permit`."""
+    return DeadlineExceeded(f"the deadline passed before the answer was ready{shortened}")
+
+
 class Limit(int):
     """The value of a limit, with the `flag` that raises it."""
 

@@ -30,7 +30,6 @@ from serving.inference.pipeline import Pipeline
 from serving.inference.served_models import Repository, ServedModel
 from serving.inference.tokenizer import TextTokenizer
 from serving.lifecycle import TRACES_GRACE_S, Lifecycle
-from serving.models import verified_dir
 from serving.models.artifact_selection import ServableArtifact
 from serving.models.bundle import Bundle
 from serving.models.manifest import TOKENIZER
@@ -88,6 +87,7 @@ class FrontPipeline(Pipeline):
     def __init__(self, **parts: Any) -> None:  # noqa: ANN401  those of `Pipeline`
         super().__init__(**parts)
         self.followed = asyncio.Event()
+        self.followed.set()
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         while True:
@@ -216,7 +216,7 @@ class Front:
         self._lifecycle.mirror(now.state, accepting=now.accepting)
 
     def _crowded_changed(self, payload: bytes) -> None:
-        self._link.crowded = bool(payload[0])
+        self._link.crowded = msgspec.json.decode(payload, type=bool)
 
     def _load_changed(self, payload: bytes) -> None:
         self._load = msgspec.json.decode(payload, type=LoadReport)
@@ -255,14 +255,11 @@ class Front:
 
     def _open(self, model: MirroredModel) -> ServedModel:
         """A model with its tokenizer, which models that read texts alike share."""
-        path = Path(model.path)
-        bundle = Bundle(path, model.manifest, model.sha256)
+        bundle = Bundle(Path(model.path), model.manifest, model.sha256)
         key = model.manifest.reading
         if key not in self._tokenizers:
-            sha256 = next(entry.sha256 for entry in model.manifest.files if entry.file == TOKENIZER)
-            if verified_dir.digest(path / TOKENIZER) != sha256:
-                raise BundleError(f"bundle {path}: {TOKENIZER} changed while loading")
-            self._tokenizers[key] = TextTokenizer.open(path, model.manifest)
+            bundle.verify(TOKENIZER)
+            self._tokenizers[key] = TextTokenizer.open(bundle.path, model.manifest)
         servable = ServableArtifact(bundle=bundle, artifact=model.artifact, second=model.second)
         return ServedModel.of(servable, ModelIndex(model.index), self._tokenizers[key])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serving.fronts.wire import Replied
@@ -46,7 +47,7 @@ class Calls:
     """The routes and methods that fronts pass on."""
 
     def __init__(self, app: App, methods: Mapping[str, Method | BertserveError], pool: FrontPool) -> None:
-        self._context = app.context
+        self._context = replace(app.context, gather=None)  # `answer` has gathered
         self._routes = {
             (route.method, route.path): route.direct
             for route in app.routes

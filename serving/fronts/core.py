@@ -26,18 +26,20 @@ from serving.fronts.wire import (
     unpack_error,
     unpack_running,
 )
+from serving.inference.answer_cache import unpadded
 from serving.records import ModelIndex
 from serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from serving.fronts.wire import Running
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.device import Rows
     from serving.inference.dispatcher import Dispatcher, PendingRequest
-    from serving.records import EncodedText, Row, TensorSpec
+    from serving.records import EncodedText, TensorSpec
     from serving.scheduling.admission import Permit
+
+    Call = Callable[[Called, Callable[[], Awaitable[bytes]]], Awaitable[Replied]]
 
 log = logging.getLogger("bertserve.fronts")
 
@@ -48,21 +50,20 @@ class Core(Protocol):
     Attributes:
         outputs: The outputs of each model, whose index may be that of an earlier version.
         padded: Models with rows of variable length.
+        call: Answers a call, whose second argument returns the next piece of its body. Raises `BertserveError`.
     """
 
     dispatcher: Dispatcher
     cache: AnswerCache | None
     outputs: dict[ModelIndex, Sequence[TensorSpec]]
     padded: set[ModelIndex]
+    call: Call
 
     def is_present(self, model: ModelIndex) -> bool:
         """Whether the repository has a model, not only the previous generation of an engine."""
 
     def tell_crowded(self) -> None:
         """Tells fronts whether so much waits that a rejection is likely, when it changes."""
-
-    async def call(self, called: Called, read: Callable[[], Awaitable[bytes]]) -> Replied:
-        """Answers a call; `read` returns the next piece of its body. Raises `BertserveError`."""
 
 
 class _Answered:
@@ -124,8 +125,9 @@ class FrontLink(asyncio.Protocol):
         self.on_end()
 
     def data_received(self, data: bytes) -> None:
+        frames = self._frames.feed(data)
         self._core.dispatcher.hold()
-        for kind, model, number, payload in self._frames.feed(data):
+        for kind, model, number, payload in frames:
             try:
                 if kind is Kind.RUN:
                     self._run(ModelIndex(model), number, payload)
@@ -185,32 +187,35 @@ class FrontLink(asyncio.Protocol):
         self._write(pack_json(Kind.ADMITTED, AdmittedUntil(deadline, permit.shortened), number=number))
 
     def _run(self, model: ModelIndex, number: int, payload: bytes) -> None:
-        running = unpack_running(payload)
+        permit = self._admitted.pop(number, None)
         if self._has_moved(model, number):
+            if permit is not None:
+                permit.release()
             return
-        cache, texts = self._core.cache, running.texts
-        if cache is not None and not running.admitted and (found := cache.recall(model, texts)) is not None:
+        running = unpack_running(payload)
+        dispatcher, cache, texts = self._core.dispatcher, self._core.cache, running.texts
+        if permit is not None:
+            permit.expect_no_more()
+        elif cache is not None and (found := cache.recall(model, texts)) is not None:
             self._write(self._packed(number, model, texts, found))
             return
-        if running.admitted:
-            permit = self._admitted.pop(number)
-            permit.expect_no_more()
+        else:
+            lengths = [len(text.ids) for text in texts]
+            permit = dispatcher.admission.permit(model, lengths, running.arrival, running.timeout_ms, running.priority)
         try:
-            if not running.admitted:
-                permit = self._permit(model, running)
-            if cache is not None:
-                if not running.admitted:  # it may wait for a row of another request, which holds no tokens for it
-                    tokens = sum([len(text.ids) for text in texts])
-                    self._core.dispatcher.admission.take(permit, tokens, None, time.perf_counter())
-                self._start(number, self._cached(cache, number, permit, texts))
+            if cache is None:
+                answered = _Answered(self, number, permit)
+                answered.request = dispatcher.start(permit, texts, answered)
+                self._running[number] = answered
                 return
-            answered = _Answered(self, number, permit)
-            answered.request = self._core.dispatcher.start(permit, texts, answered)
+            if not permit.tokens:  # it may wait for a row of another request, which holds no tokens for it
+                tokens = sum([len(text.ids) for text in texts])
+                dispatcher.admission.take(permit, tokens, None, time.perf_counter())
         except BertserveError as error:
-            permit.__exit__()
+            permit.release()
             self._write(pack_error(number, error))
         else:
-            self._running[number] = answered
+            self._start(number, self._cached(cache, number, permit, texts))
 
     def _has_moved(self, model: ModelIndex, number: int) -> bool:
         """Whether no engine has a model that the front has not left yet, or none is there; then tells the front."""
@@ -221,12 +226,6 @@ class FrontLink(asyncio.Protocol):
             return False
         self._write(pack(Kind.MOVED, b"", batch=number))
         return True
-
-    def _permit(self, model: ModelIndex, running: Running) -> Permit:
-        lengths = [len(text.ids) for text in running.texts]
-        return self._core.dispatcher.admission.permit(
-            model, lengths, running.arrival, running.timeout_ms, running.priority
-        )
 
     def answered(self, answered: _Answered) -> None:
         if not self._ready:
@@ -245,26 +244,16 @@ class FrontLink(asyncio.Protocol):
             else:
                 frames.append(self._packed(each.number, request.model, [item.text for item in request.items], request))
             dispatcher.end(request)
-            each.permit.__exit__()
+            each.permit.release()
         self._write(b"".join(frames))
         self._core.tell_crowded()
-
-    def tell_crowded(self, *, crowded: bool) -> None:
-        self._write(pack(Kind.CROWDED, bytes((crowded,))))
 
     def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
         found = rows.result()
         if model in self._core.padded:
-            found = [self._unpadded(model, len(text.ids), row) for text, row in zip(texts, found, strict=True)]
-        return pack_rows(
-            *(number, found, rows.queue_us, rows.compute_us, rows.submitted),
-            cached=rows.cached,
-        )
-
-    def _unpadded(self, model: ModelIndex, tokens: int, row: Row) -> Row:
-        """A row of variable length has at most one line for each token."""
-        specs = self._core.outputs[model]
-        return tuple(part[:tokens] if spec.shape[1] < 0 else part for part, spec in zip(row, specs, strict=True))
+            outputs = self._core.outputs[model]
+            found = [unpadded(row, len(text.ids), outputs) for text, row in zip(texts, found, strict=True)]
+        return pack_rows(number, found, rows.queue_us, rows.compute_us, rows.submitted, cached=rows.cached)
 
     async def _cached(self, cache: AnswerCache, number: int, permit: Permit, texts: Sequence[EncodedText]) -> None:
         with permit:
@@ -279,10 +268,10 @@ class FrontLink(asyncio.Protocol):
         if (permit := self._admitted.pop(number, None)) is not None:
             if late:
                 self._core.dispatcher.missed(permit)
-            permit.__exit__()
+            permit.release()
         if (answered := self._running.pop(number, None)) is not None:
             self._core.dispatcher.end(answered.request)
-            answered.permit.__exit__()
+            answered.permit.release()
         if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()
 

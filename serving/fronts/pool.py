@@ -33,10 +33,10 @@ from serving.logs import tell
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from serving.fronts.core import Call
     from serving.fronts.slots import SharedSlots
-    from serving.fronts.wire import Called, Replied
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from serving.records import ModelIndex, TensorSpec
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics
-
-    Call = Callable[[Called, Callable[[], Awaitable[bytes]]], Awaitable[Replied]]
 
 log = logging.getLogger("bertserve.fronts")
 
@@ -74,37 +72,36 @@ _CLOSE_TO_LIMIT = 0.9
 
 
 class PassedConnection:
-    """A connection that a front holds; see `Closable`."""
+    """A connection that a front holds; see `Closable`.
 
-    __slots__ = ("_idle", "_release", "front", "number", "port")
+    Attributes:
+        idle: What `idle_since` returns.
+        release: Releases its slot.
+    """
+
+    __slots__ = ("front", "idle", "number", "port", "release")
 
     descriptor = -1
     """The core holds none."""
 
-    def __init__(self, front: Front, port: str, number: int, release: Callable[[], None]) -> None:
+    def __init__(self, front: FrontProcess, port: str, number: int, release: Callable[[], None]) -> None:
         self.front = front
         self.port = port
         self.number = number
-        self._release = release
-        self._idle: tuple[bool, float] | None = None
+        self.release = release
+        self.idle: tuple[bool, float] | None = None
 
     def idle_since(self) -> tuple[bool, float] | None:
         """As the front reported it."""
-        return self._idle
+        return self.idle
 
     def close_if_idle(self) -> None:
-        self.front.link.tell(Kind.CLOSE_IDLE, (self.number, self._idle))
-        self._idle = None
-
-    def found_idle(self, since: tuple[bool, float] | None) -> None:
-        self._idle = since
-
-    def closed(self) -> None:
-        self._release()
+        self.front.link.tell(Kind.CLOSE_IDLE, (self.number, self.idle))
+        self.idle = None
 
 
-class Front:
-    """One front process.
+class FrontProcess:
+    """One front process, as the core sees it.
 
     Attributes:
         up: Whether it takes connections.
@@ -122,9 +119,8 @@ class Front:
         self.counted = asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def start(self, setup: Setup, revision: int) -> None:
+    async def start(self) -> None:
         """Starts the process; raises OSError if the machine is short of a resource."""
-        self.followed = self.left = revision
         with contextlib.ExitStack() as ends, contextlib.ExitStack() as unused:
             ours, theirs = socket.socketpair()
             self._passing, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,6 +145,10 @@ class Front:
             Kind.LEFT: self._left,
             Kind.DEBT: partial(self._pool.charge, self),
         }
+
+    def set_up(self, setup: Setup) -> None:
+        """Tells the process what it begins with; all later changes are told, too."""
+        self.followed = self.left = setup.models.revision
         self.link.tell(Kind.SETUP, setup)
 
     def _is_up(self, _: bytes) -> None:
@@ -170,12 +170,12 @@ class Front:
         self.counted.set()
 
     def _closed(self, payload: bytes) -> None:
-        self.connections.pop(msgspec.json.decode(payload, type=int)).closed()
+        self.connections.pop(msgspec.json.decode(payload, type=int)).release()
 
     def _found_idle(self, payload: bytes) -> None:
         idle = msgspec.json.decode(payload, type=dict[int, tuple[bool, float]])
         for number, connection in self.connections.items():
-            connection.found_idle(idle.get(number))
+            connection.idle = idle.get(number)
 
     def _followed(self, payload: bytes) -> None:
         self.followed = msgspec.json.decode(payload, type=int)
@@ -196,7 +196,7 @@ class Front:
         """Waits for the end of the process, releases its connections and closes its sockets."""
         self.up = False
         for connection in self.connections.values():
-            connection.closed()
+            connection.release()
         self.connections.clear()
         self._passing.close()
         self.process.kill()
@@ -209,10 +209,10 @@ class FrontPool:
     Attributes:
         restarts: Fronts that were started again.
         totals: Counters of all fronts so far, by the names of their metrics.
-        on_call: Answers calls of fronts.
+        call: See `Core`.
     """
 
-    on_call: Call
+    call: Call
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class FrontPool:
         self.slots = slots
         self._load = load
         self._host = host
-        self._fronts: list[Front] = []
+        self._fronts: list[FrontProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._numbers = 0
         self._ending = False
@@ -253,7 +253,7 @@ class FrontPool:
         self.restarts = 0
         self.totals: Counter[str] = Counter()
         limiter.follow(lambda: (one for front in self._fronts for one in front.connections.values()))
-        repository.subscribe(self._models_changed)
+        repository.watch(self._models_changed)
         lifecycle.subscribe(lambda _: self._tell_all(Kind.STATE, self._state()))
         self._models_changed()
 
@@ -270,7 +270,7 @@ class FrontPool:
                     await self._has_changed.wait()
 
     @property
-    def up(self) -> list[Front]:
+    def up(self) -> list[FrontProcess]:
         return [front for front in self._fronts if front.up]
 
     def report(self) -> list[dict[str, int]]:
@@ -284,13 +284,15 @@ class FrontPool:
         ends: deque[float] = deque(maxlen=_CRASHES)
         pause_s = _PAUSE_S
         while not self._ending:
-            front = Front(self, slot)
+            front = FrontProcess(self, slot)
             try:
-                await front.start(self._setup(slot), self._revision)
+                await front.start()
             except OSError as error:
                 tell(log.error, "cannot start a front process: %s", reason=error.strerror)
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            front.set_up(self._setup(slot))
+            front.link.tell(Kind.CROWDED, self._crowded)
             self._fronts.append(front)
             try:
                 await front.ended.wait()
@@ -339,7 +341,7 @@ class FrontPool:
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)
 
-    def charge(self, source: Front, payload: bytes) -> None:
+    def charge(self, source: FrontProcess, payload: bytes) -> None:
         """Tells all other fronts of a peer's debt."""
         for front in self._fronts:
             if front is not source:
@@ -390,8 +392,7 @@ class FrontPool:
         crowded = self.dispatcher.admission.predictor.crowded
         if crowded is not self._crowded:
             self._crowded = crowded
-            for front in self._fronts:
-                front.link.tell_crowded(crowded=crowded)
+            self._tell_all(Kind.CROWDED, crowded)
 
     def changed(self) -> None:
         self._has_changed.set()
@@ -429,10 +430,7 @@ class FrontPool:
         waits = [asyncio.wait_for(front.counted.wait(), _COUNT_S) for front in fronts]
         await asyncio.gather(*waits, return_exceptions=True)
 
-    # Calls and the end.
-
-    async def call(self, called: Called, read: Callable[[], Awaitable[bytes]]) -> Replied:
-        return await self.on_call(called, read)
+    # The end.
 
     async def end(self, limit_s: float) -> None:
         """Lets all fronts answer what they have begun, for `limit_s`, and end."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import msgspec
 
 from serving.engine.process.wire import FrameReader, pack
-from serving.errors import BertserveError, DeadlineExceeded, NotReady
+from serving.errors import BertserveError, NotReady, too_late
 from serving.fronts.wire import (
     KINDS,
     AdmittedUntil,
@@ -27,7 +27,7 @@ from serving.fronts.wire import (
     unpack_rows,
 )
 from serving.http.exchange import HttpReply
-from serving.records import ModelIndex
+from serving.records import DEFAULT_PRIORITY, ModelIndex
 from serving.unawaited import start
 
 if TYPE_CHECKING:
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from serving.errors import DeadlineExceeded
     from serving.grpc.calls import Call
     from serving.http.exchange import BodyStream, HttpRequest
     from serving.records import EncodedText
-
-_TOO_LATE = "the deadline passed before the answer was ready"
 
 
 class ModelMoved(Exception):
@@ -53,15 +52,25 @@ class RemotePermit:
     are tokenized in a thread, the front asks first.
     """
 
-    priority: int
-
-    def __init__(self, core: CoreLink, asking: Asking) -> None:
+    def __init__(
+        self,
+        core: CoreLink,
+        model: ModelIndex | None,
+        sizes: Sequence[int],
+        longest: int | None = None,
+        arrival: float = 0.0,
+        timeout_ms: float | None = None,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> None:
+        """Takes the arguments of `Admission.admit`; without a model, `sizes` holds that of `reserve`."""
         self._core = core
-        self.asking = asking
+        self._asked = model, sizes, longest
         self.number = core.new_number()
-        self.priority = asking.priority
+        self.model = ModelIndex(-1) if model is None else model
+        self.arrival = arrival
+        self.timeout_ms = timeout_ms
+        self.priority = priority
         self.deadline = math.inf
-        self.model = ModelIndex(-1 if asking.model is None else asking.model)
         self.shortened = ""
         self.tokens = 0
         self.admitted = False
@@ -71,7 +80,9 @@ class RemotePermit:
 
     async def ask(self) -> None:
         """Raises the errors of `Admission.admit`."""
-        answer = await self._core.answer(self.number, pack_json(Kind.ASK, self.asking, number=self.number))
+        model, sizes, longest = self._asked
+        asking = Asking(model, list(sizes), longest, self.arrival, self.timeout_ms, self.priority)
+        answer = await self._core.answer(self.number, pack_json(Kind.ASK, asking, number=self.number))
         admitted = msgspec.json.decode(answer, type=AdmittedUntil)
         self.admitted = True
         self.deadline = math.inf if admitted.deadline is None else admitted.deadline
@@ -138,26 +149,22 @@ class CoreLink(asyncio.Protocol):
         priority: int,
         now: float,  # noqa: ARG002  the core's
     ) -> RemotePermit:
-        return RemotePermit(self, Asking(model, list(sizes), longest, arrival, timeout_ms, priority))
+        return RemotePermit(self, model, sizes, longest, arrival, timeout_ms, priority)
 
     def reserve(self, tokens: int, now: float) -> RemotePermit:  # noqa: ARG002  the core's
-        return RemotePermit(self, Asking(None, [tokens]))
+        return RemotePermit(self, None, [tokens])
 
     async def run(self, permit: RemotePermit, texts: Sequence[EncodedText]) -> Rows:
         """As `Dispatcher.run`."""
-        asking, number = permit.asking, permit.number
-        frame = pack_run(
-            *(number, permit.model, texts, asking.arrival, asking.timeout_ms, asking.priority),
-            admitted=permit.admitted,
-        )
+        frame = pack_run(permit.number, permit.model, texts, permit.arrival, permit.timeout_ms, permit.priority)
         permit.admitted = False  # the core's request holds it from now on
-        rows = cast("Rows", await self.answer(number, frame))
+        rows = cast("Rows", await self.answer(permit.number, frame))
         permit.tokens = sum([len(text.ids) for text in texts])
         return rows
 
     def missed(self, permit: RemotePermit) -> DeadlineExceeded:
         permit.leave(late=True)
-        return DeadlineExceeded(f"{_TOO_LATE}{permit.shortened}")
+        return too_late(permit.shortened)
 
     # Calls that the core answers.
 

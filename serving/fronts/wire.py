@@ -1,7 +1,7 @@
 """The wire protocol between a front process and the core process: frames over one Unix socket.
 
     frame     := as in `engine.process.wire`; `batch` is the number of a request
-    RUN       := arrival f64 | timeout_ms f64, NaN for none | priority u32 | admitted u32 | texts as in RUN there
+    RUN       := arrival f64 | timeout_ms f64, NaN for none | priority u64 | texts as in RUN there
     ROWS      := queue_us f64 | compute_us f64 | submitted f64 | cached u32 | texts u32 | outputs u32 | pad u32
                  | for each output: dtype u32 | ndim u32 | dims u32[texts x ndim] | data
     ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission before texts are tokenized
@@ -25,23 +25,20 @@ import msgspec
 import numpy as np
 
 from serving import errors
-from serving.engine.process.wire import HEADER, pack, pack_texts, unpack_run
+from serving.engine.process.wire import HEADER, pack, pack_texts, unpack_texts
 from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
 from serving.errors import BertserveError, InternalError
 from serving.lifecycle import State  # noqa: TC001
 from serving.models.manifest import Artifact, Manifest  # noqa: TC001
 from serving.net.orca import LoadReport  # noqa: TC001
-from serving.records import EncodedText
 from serving.telemetry.metrics import CountsSince  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import ModelIndex, Row
+    from serving.records import EncodedText, ModelIndex, Row
 
-_RUN = struct.Struct("=ddIIII")
-_TEXTS_AT = _RUN.size - 8
-_RUN_ONE = struct.Struct(f"{HEADER.format}ddIIIII")
+_RUN = struct.Struct("=ddQ")
 _ROWS = struct.Struct("=dddIIII")
 _ROWS_ONE = struct.Struct(f"{HEADER.format}dddIIIIIII")
 _OUTPUT = struct.Struct("=II")
@@ -213,7 +210,6 @@ class Running(NamedTuple):
     arrival: float
     timeout_ms: float | None
     priority: int
-    admitted: bool
     texts: Sequence[EncodedText]
 
 
@@ -228,27 +224,15 @@ def pack_run(
     arrival: float,
     timeout_ms: float | None,
     priority: int,
-    *,
-    admitted: bool,
 ) -> bytes:
-    timeout = math.nan if timeout_ms is None else timeout_ms
-    if len(texts) == 1 and texts[0].type_ids is None:  # most requests: the same bytes in two steps
-        ids = texts[0].ids
-        size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
-        head = (size, Kind.RUN, model, number, arrival, timeout, priority, admitted, 1, 0, len(ids))
-        return _RUN_ONE.pack(*head) + ids
-    payload = _RUN.pack(arrival, timeout, priority, admitted, 0, 0)[:_TEXTS_AT] + pack_texts(texts)
-    return pack(Kind.RUN, payload, model=model, batch=number)
+    head = _RUN.pack(arrival, math.nan if timeout_ms is None else timeout_ms, priority)
+    return pack(Kind.RUN, head + pack_texts(texts), model=model, batch=number)
 
 
 def unpack_running(payload: bytes) -> Running:
-    arrival, timeout_ms, priority, admitted, count, typed = _RUN.unpack_from(payload)
-    texts: Sequence[EncodedText]
-    if count == 1 and not typed:  # as in `pack_run`
-        texts = [EncodedText(array("i", payload[_RUN_ONE.size - HEADER.size :]))]
-    else:
-        texts = unpack_run(0, memoryview(payload)[_TEXTS_AT:]).texts
-    return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, bool(admitted), texts)
+    arrival, timeout_ms, priority = _RUN.unpack_from(payload)
+    texts = unpack_texts(memoryview(payload)[_RUN.size :])
+    return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, texts)
 
 
 def pack_rows(
@@ -260,7 +244,7 @@ def pack_rows(
     *,
     cached: bool,
 ) -> bytes:
-    if len(rows) == len(rows[0]) == 1 and rows[0][0].ndim == 1 and rows[0][0].dtype == _FLOAT:  # as in `pack_run`
+    if len(rows) == len(rows[0]) == 1 and rows[0][0].ndim == 1 and rows[0][0].dtype == _FLOAT:  # as in `pack_texts`
         (row,) = rows[0]
         size = _ROWS_ONE.size - HEADER.size + row.nbytes
         head = (size, Kind.ROWS, 0, number, queue_us, compute_us, submitted, cached, 1, 1, 0, 0, 1, len(row))

@@ -185,15 +185,16 @@ def _key(model: ModelIndex, text: EncodedText) -> Key:
     return model, text.ids.tobytes(), b"" if text.type_ids is None else text.type_ids.tobytes()
 
 
-def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
-    """A read-only copy without padding.
+def unpadded(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
+    """A row without padding: if its length is variable, it has at most one line for each token (`graph_outputs`)."""
+    return tuple(part[:tokens] if spec.shape[1] < 0 else part for part, spec in zip(row, outputs, strict=True))
 
-    A row is a view of its whole batch and would keep the batch in memory. A row of variable length has at most one line
-    for each token (`graph_outputs`).
-    """
+
+def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
+    """A read-only copy without padding. A row is a view of its whole batch and would keep the batch in memory."""
     copies = []
-    for part, spec in zip(row, outputs, strict=True):
-        copy = (part[:tokens] if spec.shape[1] < 0 else part).copy()
+    for part in unpadded(row, tokens, outputs):
+        copy = part.copy()
         copy.flags.writeable = False
         copies.append(copy)
     return tuple(copies)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from serving.engine.base import Batch
-from serving.errors import BertserveError, DeadlineExceeded, EngineFault, EngineLost, NonFiniteOutput, NotReady
+from serving.errors import BertserveError, EngineFault, EngineLost, NonFiniteOutput, NotReady, too_late
 from serving.inference.deadline_timer import DeadlineTimer
 from serving.inference.deadly_texts import DeadlyTexts
 from serving.records import BULK, ModelIndex
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.base import BatchOutput, Engine
+    from serving.errors import DeadlineExceeded
     from serving.inference.deadline_timer import Deadline
     from serving.records import EncodedText, Row
     from serving.scheduling.admission import AdmissionLimits, Permit
@@ -68,7 +69,6 @@ class _EngineModel(NamedTuple):
 
 
 _TEXT = attrgetter("text")
-_TOO_LATE = "the deadline passed before the answer was ready"
 
 
 class PendingRequest:
@@ -186,7 +186,7 @@ class Dispatcher:
     def missed(self, permit: Permit) -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued."""
         self._count_miss(permit.priority, "queue")
-        return DeadlineExceeded(f"{_TOO_LATE}{permit.shortened}")
+        return too_late(permit.shortened)
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         """Confirms the permit, queues a request's texts together and waits until all are answered.
@@ -450,7 +450,7 @@ class Dispatcher:
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
             self._count_miss(request.items[0].priority, "engine" if request.started else "queue")
-        self._fail(request, DeadlineExceeded(f"{_TOO_LATE}{request.shortened}"))
+        self._fail(request, too_late(request.shortened))
 
     def _count_miss(self, priority: int, where: str) -> None:
         if priority == BULK:

@@ -217,7 +217,6 @@ class Pipeline:
         """The engine's answer; `texts` and `tokenize_us` are given if the inputs are already tokenized."""
         request, model, sizes = job.request, job.model, job.sizes
         longest = None if job.way.windows(request.options) else model.manifest.max_length
-        short = sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None
         with self._dispatcher.admit(
             model.index,
             sizes,
@@ -228,6 +227,7 @@ class Pipeline:
             now=time.perf_counter(),
         ) as permit:
             if texts is None:
+                short = sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None
                 if permit.must_ask(short=short):
                     await permit.ask()
                 started = time.perf_counter()

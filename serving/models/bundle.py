@@ -56,6 +56,12 @@ class Bundle:
         own = [artifact for artifact in self.manifest.artifacts if artifact.file not in self.refused]
         return [*own, *(artifact for artifact, _ in self.made_here)]
 
+    def verify(self, file: str) -> None:
+        """Raises BundleError: the file has changed since the bundle was verified."""
+        sha256 = next(entry.sha256 for entry in self.manifest.files if entry.file == file)
+        if digest(self.path / file) != sha256:
+            raise BundleError(f"bundle {self.path}: {file} changed while loading")
+
     def made_here_in(self, artifact: Artifact) -> Path | None:
         """The directory of an artifact that this node made; None for one of the bundle's own."""
         return next((directory for made, directory in self.made_here if made.file == artifact.file), None)

@@ -289,9 +289,7 @@ def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:
     """The new version's tokenizer; the old one, with its warm wordpiece cache, if both read texts alike."""
     if before.manifest.reading == bundle.manifest.reading:
         return before.tokenizer
-    sha256 = next(entry.sha256 for entry in bundle.manifest.files if entry.file == TOKENIZER)
-    if verified_dir.digest(bundle.path / TOKENIZER) != sha256:
-        raise BundleError(f"bundle {bundle.path}: {TOKENIZER} changed while loading")
+    bundle.verify(TOKENIZER)
     return TextTokenizer.open(bundle.path, bundle.manifest)
 
 

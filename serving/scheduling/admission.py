@@ -140,6 +140,10 @@ class Permit:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives back what it holds."""
         if self._expected_us:
             self.expect_no_more()
         self.pool.in_flight -= self.tokens

@@ -43,18 +43,13 @@ def only(frame: bytes) -> tuple[Kind, int, int, bytes]:
     return found
 
 
-@given(st.lists(encoded(), min_size=1, max_size=4), st.none() | st.floats(0, 1e9), st.integers(1, 4), st.booleans())
-def test_a_request_arrives_as_it_was_sent(
-    texts: list[EncodedText],
-    timeout_ms: float | None,
-    priority: int,
-    admitted: bool,  # noqa: FBT001
-) -> None:
-    frame = pack_run(7, ModelIndex(3), texts, 12.5, timeout_ms, priority, admitted=admitted)
+@given(st.lists(encoded(), min_size=1, max_size=4), st.none() | st.floats(0, 1e9), st.integers(1, 4))
+def test_a_request_arrives_as_it_was_sent(texts: list[EncodedText], timeout_ms: float | None, priority: int) -> None:
+    frame = pack_run(7, ModelIndex(3), texts, 12.5, timeout_ms, priority)
     kind, model, number, payload = only(frame)
     assert (kind, model, number) == (Kind.RUN, 3, 7)
     found = unpack_running(payload)
-    assert (found.arrival, found.timeout_ms, found.priority, found.admitted) == (12.5, timeout_ms, priority, admitted)
+    assert (found.arrival, found.timeout_ms, found.priority) == (12.5, timeout_ms, priority)
     assert [text.ids for text in found.texts] == [text.ids for text in texts]
     typed = any(text.type_ids is not None for text in texts)
     zeros = [array("i", bytes(4 * len(text.ids))) for text in texts]

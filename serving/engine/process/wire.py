@@ -44,7 +44,7 @@ FRAME_LIMIT_BYTES = 1 << 30
 
 _MATRIX = 2
 _RUN_HEAD = struct.Struct("=II")
-_RUN_ONE = struct.Struct(f"{HEADER.format}III")
+_TEXTS_ONE = struct.Struct("=III")
 _RESULT_HEAD = struct.Struct("=dII")
 _RESULT_ONE = struct.Struct(f"{HEADER.format}dIIB7xIIII")
 _ARRAY_HEAD = struct.Struct("=II")
@@ -94,16 +94,14 @@ def pack(kind: int, payload: bytes, *, model: int = 0, batch: int = 0) -> bytes:
 
 
 def pack_run(number: int, batch: Batch) -> bytes:
-    texts = batch.texts
-    if len(texts) == 1 and texts[0].type_ids is None:  # most short texts: the same bytes in two steps
-        ids = texts[0].ids
-        size = _RUN_ONE.size - HEADER.size + 4 * len(ids)
-        return _RUN_ONE.pack(size, Kind.RUN, batch.model, number, 1, 0, len(ids)) + ids
-    return pack(Kind.RUN, pack_texts(texts), model=batch.model, batch=number)
+    return pack(Kind.RUN, pack_texts(batch.texts), model=batch.model, batch=number)
 
 
 def pack_texts(texts: Sequence[EncodedText]) -> bytes:
     """The payload of RUN."""
+    if len(texts) == 1 and texts[0].type_ids is None:  # most short texts: the same bytes in one step
+        ids = texts[0].ids
+        return _TEXTS_ONE.pack(1, 0, len(ids)) + ids
     typed = any(text.type_ids is not None for text in texts)
     lengths = array("I", [len(text.ids) for text in texts])
     parts: list[bytes | array[int]] = [_RUN_HEAD.pack(len(texts), typed), lengths, *[text.ids for text in texts]]
@@ -113,16 +111,21 @@ def pack_texts(texts: Sequence[EncodedText]) -> bytes:
 
 
 def unpack_run(model: int, payload: memoryview) -> Batch:
+    return Batch(ModelIndex(model), unpack_texts(payload))
+
+
+def unpack_texts(payload: memoryview) -> list[EncodedText]:
+    """The texts of `pack_texts`."""
     texts, typed = _RUN_HEAD.unpack_from(payload)
     at = _RUN_HEAD.size + 4 * texts
-    if texts == 1 and not typed:  # as in `pack_run`
-        return Batch(ModelIndex(model), [EncodedText(array("i", bytes(payload[at:])))])
+    if texts == 1 and not typed:  # as in `pack_texts`
+        return [EncodedText(array("i", bytes(payload[at:])))]
     lengths = payload[_RUN_HEAD.size : at].cast("I").tolist()
     ids = _split(payload[at:], lengths)
     if not typed:
-        return Batch(ModelIndex(model), [EncodedText(row) for row in ids])
+        return [EncodedText(row) for row in ids]
     types = _split(payload[at + 4 * sum(lengths) :], lengths)
-    return Batch(ModelIndex(model), [EncodedText(row, kinds) for row, kinds in zip(ids, types, strict=True)])
+    return [EncodedText(row, kinds) for row, kinds in zip(ids, types, strict=True)]
 
 
 def _split(numbers: memoryview, lengths: Sequence[int]) -> list[array[int]]:
@@ -138,7 +141,9 @@ def _split(numbers: memoryview, lengths: Sequence[int]) -> list[array[int]]:
 
 def pack_result(number: int, output: BatchOutput) -> bytes:
     texts, arrays = len(output.finite), output.arrays
-    if texts == 1 and len(arrays) == 1 and arrays[0].ndim == _MATRIX and arrays[0].dtype == _FLOAT:  # as in `pack_run`
+    if (
+        texts == 1 and len(arrays) == 1 and arrays[0].ndim == _MATRIX and arrays[0].dtype == _FLOAT
+    ):  # as in `pack_texts`
         values = arrays[0]
         size = _RESULT_ONE.size - HEADER.size + values.nbytes
         head = (size, Kind.RESULT, 0, number, output.compute_us, 1, 1, output.finite[0], 0, _MATRIX, *values.shape)
