@@ -84,11 +84,7 @@ class Lifecycle:
             return False
         # DRAINING still serves like READY or DEGRADED, and requests wait while the engine restarts.
         kept = state in {State.WARMING, State.DRAINING} and self.accepting
-        self.accepting = state in {State.READY, State.DEGRADED} or kept
-        self.state = state
-        self.closing = not self.live or state is State.DRAINING
-        for listener in self._listeners:
-            listener(state)
+        self.mirror(state, accepting=state in {State.READY, State.DEGRADED} or kept)
         return True
 
     def mirror(self, state: State, *, accepting: bool) -> None:

@@ -146,6 +146,7 @@ class Repository:
         self._defaults = defaults or {}
         self._alone: dict[str | None, ServedModel] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], None]] = []
         self._engine, self.compute_type = EngineChoice("none"), "cpu"
         for task, name in self._defaults.items():
             if name not in self._by_name or not self._by_name[name].manifest.answers(task):
@@ -160,11 +161,13 @@ class Repository:
 
     @engine.setter
     def engine(self, choice: EngineChoice) -> None:
-        if choice == self._engine:
-            return
+        if choice != self._engine:
+            self._set_engine(choice)
+            self._changed()
+
+    def _set_engine(self, choice: EngineChoice) -> None:
         self._engine = choice
         self.compute_type = ENGINES[choice.engine].compute_type if choice.engine in ENGINES else "cpu"
-        self._changed()
 
     @property
     def whole(self) -> bool:
@@ -222,26 +225,33 @@ class Repository:
         return cls(models, defaults)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each change."""
+        """Calls `listener` after models were replaced by other versions."""
         self._listeners.append(listener)
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Calls `watcher` after each change, that of the engine too."""
+        self._watchers.append(watcher)
 
     def replace(self, models: Sequence[ServedModel]) -> None:
         """Replaces models with other versions of the same names; unloaded models stay unloaded."""
-        self.models = list(models)
-        self._by_name = {model.name: model for model in models if model.name in self._by_name}
-        self._changed()
+        self._replace(models, self._by_name)
 
     def mirror(self, models: Sequence[ServedModel], served: Collection[str], engine: EngineChoice) -> None:
         """Takes over the models of another process; `served` are the names of those that are loaded."""
+        self._set_engine(engine)
+        self._replace(models, served)
+
+    def _replace(self, models: Sequence[ServedModel], served: Collection[str]) -> None:
         self.models = list(models)
         self._by_name = {model.name: model for model in models if model.name in served}
-        self.engine = engine
         self._changed()
+        for listener in self._listeners:
+            listener()
 
     def _changed(self) -> None:
         self._alone.clear()
-        for listener in self._listeners:
-            listener()
+        for watcher in self._watchers:
+            watcher()
 
     def of_task(self, task: str) -> Sequence[ServedModel]:
         return [model for model in self._by_name.values() if model.manifest.answers(task)]

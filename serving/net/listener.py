@@ -130,7 +130,6 @@ class Listener:
         plain: Callable[[], bytes] | None = None,
     ) -> None:
         self._socket = opened
-        self._adopts = opened is None
         self._connection = connection
         self._tls = tls
         self._protocol = protocol
@@ -142,7 +141,7 @@ class Listener:
         self._opening: set[_Accepted] = set()
         self._refused: set[_Refused] = set()
         self._accepts = 1
-        self._accepting = False
+        self._is_open = False
         self._told_at = float("-inf")
         self.place: Callable[[socket.socket, Callable[[], None]], bool] = _nowhere
         if limiter is not None:
@@ -159,13 +158,9 @@ class Listener:
             raise RuntimeError("a front process has no listening socket")
         return self._socket
 
-    @property
-    def _is_open(self) -> bool:
-        return self._socket is not None and self._socket.fileno() >= 0
-
     async def start(self) -> None:
         self._context = self._read_context()
-        self._accepting = True
+        self._is_open = True
         self._tick()
         self._listen()
 
@@ -199,19 +194,19 @@ class Listener:
 
         For their clients these connections are open: they may have sent requests, which a closed port would reset.
         """
-        if self._is_open and self._accepting:
-            asyncio.get_running_loop().remove_reader(self._listening)
-            self._accepts = BACKLOG
-            guarded(self._listening.close, self._accept)
-        if self._is_open:
-            self._listening.close()
-        self._adopts = False
+        if self._socket is not None:
+            if self._is_open:
+                asyncio.get_running_loop().remove_reader(self._socket)
+                self._accepts = BACKLOG
+                guarded(self._socket.close, self._accept)
+            self._socket.close()
+        self._is_open = False
 
     def _closable(self) -> Iterable[Closable]:
         return chain(self._opening, *[port.connections for port in self._ports])
 
     def _tick(self) -> None:
-        if self._ports and (self._is_open or self._adopts or not self.is_empty):
+        if self._ports and (self._is_open or not self.is_empty):
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
             for port in self._ports:
                 port.tick(_TICK_S)
@@ -220,9 +215,9 @@ class Listener:
         return None if self._tls is None else self._tls.context(self._protocol)
 
     def _listen(self) -> None:
-        if self._is_open:
-            self._listening.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+        if self._is_open and self._socket is not None:
+            self._socket.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
         """Accepts one connection per turn of the loop, and more per turn while more are waiting."""
