@@ -16,7 +16,7 @@ from cryptography import x509
 
 from export.cli import export as export_cli
 from export.cli import inspect
-from loadtest.capacity import simulate_cli, size_cli
+from loadtest.capacity import simulate_cli
 from serving.lifecycle import longest_end_s
 from serving.security.tls import check_pair
 from serving.settings import Settings
@@ -69,8 +69,6 @@ def test_commands_are_understood() -> None:
         inspect.parser().parse_args(words)
     for words in commands("bertserve", "simulate"):
         simulate_cli.parser().parse_args(words)
-    for words in commands("bertserve", "size"):
-        size_cli.parser().parse_args(words)
     for words in (*commands("bertserve", "serve"), *commands("bertserve", "doctor")):
         Settings.load(words, {})
 
