@@ -16,6 +16,8 @@ from pathlib import Path
 
 from serving import cgroups
 
+_BUSY_WAIT_CPUS = 4
+
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -68,6 +70,14 @@ def available_cpus(proc: Path = cgroups.PROC) -> int:
     allowed = len(os.sched_getaffinity(0))
     quota = cgroups.cpu_quota(proc)
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def can_busy_wait() -> bool:
+    """Whether the server and its engine may wait for each other without sleeping: each takes a CPU meanwhile.
+
+    A front process and the system need some, too: with two CPUs, a lone request took up to twice as long.
+    """
+    return available_cpus() >= _BUSY_WAIT_CPUS
 
 
 def processor(cpuinfo: Path = _CPUINFO) -> str:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving import host
 from serving.engine.base import BatchOutput, EngineLoad, LaneKind
 from serving.engine.process import supervisor as supervisor_module
 from serving.engine.process.remote_engine import RemoteEngine, starved_s
@@ -99,8 +100,9 @@ async def test_an_engine_comes_up_warm() -> None:
 
 
 @asynchronous
-async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
+async def test_the_answer_of_an_idle_lane_is_waited_for_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
+    monkeypatch.setattr(host, "available_cpus", lambda: 4)
     async with engine_process(
         EngineLoad("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})
     ) as engine:
@@ -120,6 +122,17 @@ async def test_the_answer_of_an_idle_lane_is_waited_for_awake() -> None:
         assert time.thread_time() - begun < 0.25
         engine.kill("has shown what it should")
         assert isinstance(await soon(late), EngineLost)
+
+
+@asynchronous
+async def test_with_few_cpus_it_is_waited_for_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_cpus", lambda: 3)
+    async with engine_process() as engine:
+        (lane,) = engine._lanes
+        polls: list[int] = []
+        lane._spin = lambda number, _: polls.append(number)
+        assert right(await soon(submit(engine, [1])), [1])
+        assert not polls
 
 
 @asynchronous

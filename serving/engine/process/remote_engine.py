@@ -19,6 +19,7 @@ from serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
 from serving.engine.kinds import ENGINES
 from serving.engine.process.wire import KINDS, FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
 from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
+from serving.host import can_busy_wait
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class RemoteEngine:
         self.lanes = self.ready.lanes
         self._watch_lanes()
         self._tables = [CostTable.of(points) for points in self.costs]
-        if ENGINES[self.ready.engine].spares_cpu:  # otherwise spinning would take the engine's cores
+        if ENGINES[self.ready.engine].spares_cpu and can_busy_wait():  # otherwise spinning would take others' CPUs
             for lane in self._lanes:
                 lane.expected_s = self._expected_s
 

@@ -27,7 +27,7 @@ from serving.engine.kinds import ENGINES
 from serving.engine.process.warm_up import warm_up
 from serving.engine.process.wire import Channel, Kind, Ready, Refused, WireError, pack, pack_result, unpack_run
 from serving.errors import BundleError, EngineFault
-from serving.host import installing
+from serving.host import can_busy_wait, installing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
         os._exit(1)
     except DeviceLost as lost:
         _end_without(lost)
-    if ENGINES[load.engine].spares_cpu:
+    if ENGINES[load.engine].spares_cpu and can_busy_wait():
         lanes[0].spin_s = _SPIN_S
     for lane, kind in enumerate(backend.lanes()):
         runner = OneByOne(backend.runner(lane), load.models)
