@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from functools import cached_property, partial
@@ -35,10 +36,11 @@ SHARES = (0.6, 1.5)
 """Offered rates of mixed lengths, as shares of the closed-loop throughput with one process."""
 
 _CORE_US = {8: 45.0, 128: 60.0}
+_FED_PER_S = 15_000
 _ALL_CPU, _ADDED_MS, _OFF = 1.35, 0.08, 0.05
 _FAKE = ("--engine", "fake", "--fake-ms", "0", "--precision", "fp32")
-_CONNECTIONS, _LONE = 32, 1
-_TEXTS = 200
+_BUSY, _LONE = (32, 128), 1
+_TEXTS, _SHORT = 200, 8
 _CAPACITIES, _CAPACITY_CONNECTIONS, _CAPACITY_S = 3, 4, 3.0
 _PATIENCE_S = 2.0
 _FIRST_S, _FIRST_RATE = 4.0, 20.0
@@ -82,7 +84,7 @@ class FrontsBenchmark(Benchmark):
         return [
             self._asked[protocol, count](tokens, connections)
             for protocol in PROTOCOLS
-            for connections in (_CONNECTIONS, _LONE)
+            for connections in (*_BUSY, _LONE)
             for count in COUNTS
         ]
 
@@ -130,8 +132,8 @@ class FrontsBenchmark(Benchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         samples, blocks = Samples.of(store), _blocks(store)
         aims = [*_cost_aims(samples), *_mixed_aims(blocks)]
-        shown = {"protocols": PROTOCOLS, "subject": _subject, "all_cpu": _all_cpu, "deadline_ms": DEADLINE_MS}
-        found = {"samples": samples, "blocks": blocks, "ratio": _ratio, "aims": aims}
+        shown = {"protocols": PROTOCOLS, "busy": _BUSY, "subject": _subject, "deadline_ms": DEADLINE_MS}
+        found = {"samples": samples, "all_cpu": _all_cpu, "blocks": blocks, "ratio": _ratio, "aims": aims}
         return {"capacity": _capacity(store) if blocks else None, **shown, **found}
 
 
@@ -139,13 +141,13 @@ def _subject(protocol: str, count: int, connections: int) -> str:
     return f"{protocol} N={count} {connections}"
 
 
-def _all_cpu(samples: Samples, tokens: int, protocol: str) -> Spread:
+def _all_cpu(samples: Samples, tokens: int, protocol: str, connections: int) -> Spread:
     """CPU time of core and fronts, as a multiple of the one process's."""
 
     def ratio(one: Sample, fronts: Sample) -> float:
         return (fronts.server_cpu_us + fronts.fronts_cpu_us) / one.server_cpu_us
 
-    return Spread.of(samples.values(tokens, [_subject(protocol, count, _CONNECTIONS) for count in COUNTS], ratio))
+    return Spread.of(samples.values(tokens, [_subject(protocol, count, connections) for count in COUNTS], ratio))
 
 
 def _capacity(store: Store) -> float:
@@ -176,11 +178,16 @@ def _cost_aims(samples: Samples) -> Iterator[Aim]:
         return Aim(what, f"at most {limit}", f"{found:.{decimals}f} {unit}", found <= most)
 
     cases = list(product(samples.rounds, PROTOCOLS))
-    for tokens, most in _CORE_US.items():
-        subjects = [_subject(protocol, FRONTS, _CONNECTIONS) for length, protocol in cases if length == tokens]
+    for connections, (tokens, most) in product(_BUSY, _CORE_US.items()):
+        subjects = [_subject(protocol, FRONTS, connections) for length, protocol in cases if length == tokens]
         spreads = [samples.spread(tokens, subject, "server_cpu_us") for subject in subjects]
-        yield judged(f"core, {tokens} tokens: CPU per text", f"{most:.0f} us", "us", spreads, most, 0)
-    shares = [_all_cpu(samples, *case) for case in cases]
+        where = f"core, {tokens} tokens, {connections} connections"
+        yield judged(f"{where}: CPU per text", f"{most:.0f} us", "us", spreads, most, 0)
+        if tokens == _SHORT and connections == max(_BUSY):
+            fed = 1e6 / max([spread.median for spread in spreads], default=math.inf)
+            found = (f"{fed:.0f}", fed >= _FED_PER_S) if fed else (None, None)
+            yield Aim(f"{where}: texts per second of its CPU time", f"at least {_FED_PER_S}", *found)
+    shares = [_all_cpu(samples, *case, connections) for case in cases for connections in _BUSY]
     yield judged("core and fronts: CPU per text", f"{_ALL_CPU} times one process", "times", shares, _ALL_CPU, 2)
     added = [
         samples.above(tokens, _subject(protocol, FRONTS, _LONE), _subject(protocol, ONE, _LONE), "p50_ms")
