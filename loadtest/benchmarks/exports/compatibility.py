@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.checkpoint import modules, multi_vector, pooling, sparse
 from export.checkpoint.families import FAMILIES, TOLD
-from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ, UNUSED
+from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ
 from export.errors import ExportError
 from export.recipe import FORMS
 from loadtest.benchmarks.exports import popular_models, random_checkpoints
@@ -143,7 +143,7 @@ def _heads() -> dict[str, str]:
 
 
 def _settings() -> dict[str, Any]:
-    """Settings of config.json: those read, grouped by families, and those that change no answer."""
+    """Settings of config.json that are read, grouped by families."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
     others = (family for family in TOLD if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
@@ -160,12 +160,10 @@ def _settings() -> dict[str, Any]:
     rows: dict[str, _Settings] = {}
     for (key, value), names in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
         rows.setdefault(_among(names, forms), _Settings()).add(key, value)
-    unused = {"every family": UNUSED, **{name: family.unused for name, family in forms.items() if family.unused}}
     return {
         "rows": rows,
         "activations": sorted({*activations}),
         "functions": (*ACTIVATIONS, *ALIASES),
-        "unused": unused,
     }
 
 
