@@ -88,6 +88,13 @@ def _v2_vector(body: bytes, hidden_size: int) -> list[float]:
     return list(struct.unpack(f"<{hidden_size}f", body[-_FLOAT_BYTES * hidden_size :]))
 
 
+def _sparse_vector(body: bytes, size: int) -> list[float]:
+    vector = [0.0] * size
+    for weight in json.loads(body)[0]:
+        vector[weight["index"]] = weight["value"]
+    return vector
+
+
 _EMBED = Form(lambda text: _json({"inputs": text}), lambda body, _: list(json.loads(body)[0]), (b"[[", b"]]"), 2)
 FORMS = {
     "ours": dataclasses.replace(_EMBED, counts=True),
@@ -99,11 +106,12 @@ FORMS = {
         (b"{", b"}"),
         2,
     ),
+    "sparse": Form(lambda text: _json({"inputs": text}), _sparse_vector, (b'[[{"index":', b"}]]"), 0),
     "bytes": Form(lambda text: ("", text.encode()), lambda _, __: [], (b"", b""), 1),
 }
 """Request formats by name.
 
 `ours` and `embed` are `POST /embed` of this server and of a plain application, `v2` is the Open Inference Protocol with
-binary tensors, `openai` is the OpenAI API. `bytes` is an arbitrary body for no-op servers: only the size of the reply
-is checked.
+binary tensors, `openai` is the OpenAI API. `sparse` is `POST /embed_sparse`; its replies leave out zeros. `bytes` is an
+arbitrary body for no-op servers: only the size of the reply is checked.
 """

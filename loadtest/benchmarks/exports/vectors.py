@@ -1,6 +1,7 @@
 """Measures sparse vectors and bge-m3's three outputs beside dense vectors of the same layers, on a bare ONNX Runtime.
 
-The checkpoints have random weights in the shapes of MiniLM with a vocabulary of 30,522 words, and of bge-m3.
+`vectors_serving` compares the server with another one. The checkpoints have random weights in the shapes of MiniLM with
+a vocabulary of 30,522 words, and of bge-m3.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export.errors import ExportError
 from export.recipe import WAIVABLE
-from loadtest.benchmarks.exports import random_checkpoints
+from loadtest.benchmarks.exports import random_checkpoints, vectors_serving
 from loadtest.benchmarks.exports.random_checkpoints import Sizes
+from loadtest.benchmarks.peers.who import ENVIRONMENTS, versions_in
 from loadtest.benchmarks.raw_engine import session_options
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.errors import BenchError
@@ -70,9 +72,10 @@ class VectorsBenchmark(Benchmark):
     name = "vectors"
     purpose = "cost of sparse vectors and of several outputs beside dense vectors"
     rounds = 15
+    seconds = 6.0
     models = ""
     errors = (BenchError, ExportError)
-    own = (Option("--precisions", ("int8", "fp32"), "Precisions of the bge-m3 shape."),)
+    own = (Option("--precisions", ("int8", "fp32"), "Precisions of the bge-m3 shape."), ENVIRONMENTS)
 
     def facts(self) -> dict[str, Any]:
         return {"onnxruntime": ort.__version__, "threads": available_cpus()}
@@ -81,6 +84,7 @@ class VectorsBenchmark(Benchmark):
         yield "sparse", self._sparse
         for precision in self.options.precisions:
             yield f"outputs {precision}", partial(self._outputs, precision)
+        yield "serving", self._serving
 
     def _sparse(self) -> dict[str, Any]:
         with TemporaryDirectory(prefix="bertserve-vectors-") as name:
@@ -109,6 +113,16 @@ class VectorsBenchmark(Benchmark):
                 for rows, tokens in M3_SHAPES
             ]
             return {"cells": cells}
+
+    def _serving(self) -> dict[str, Any]:
+        environment = self.options.environments / vectors_serving.PEER
+        versions = versions_in(environment, vectors_serving.PACKAGES)
+        with TemporaryDirectory(prefix="bertserve-vectors-") as name:
+            folder = Path(name)
+            source = _splade(folder / "splade")
+            bundle = self._exported(source, folder, "embed_sparse", "int8", "--precision", "fp32").parent
+            measured = vectors_serving.measure(self, source, bundle, MINILM.vocabulary, environment)
+            return {"versions": versions, **measured}
 
     def _exported(self, source: Path, folder: Path, task: str, precision: str, *words: str) -> Path:
         """The artifact of an export; all limits are waived, because random weights break some."""
@@ -142,7 +156,9 @@ class VectorsBenchmark(Benchmark):
         cells = sparse["cells"] if sparse else ()
         ratios = [cell["sparse_ms"] / (cell["dense_ms"] + cell["head_ms"]) for cell in cells]
         outputs = store.named("outputs ")
-        return {"sparse": sparse, "ratios": ratios, "outputs": outputs, "memory_shape": MEMORY_SHAPE}
+        found = {"sparse": sparse, "ratios": ratios, "outputs": outputs, "memory_shape": MEMORY_SHAPE}
+        serving = store.steps.get("serving")
+        return {**found, "served": serving and vectors_serving.figures(serving), "serving": vectors_serving}
 
 
 def _runner(path: Path, rows: int, tokens: int) -> Callable[[], object]:

@@ -237,13 +237,31 @@ def triton_models(kit: Kit, kinds: Mapping[str, Sequence[str]], queue_ms: int = 
             )
 
 
+ENVIRONMENTS = Option(
+    "--environments", Path("build/peers"), "Directory of the peers' environments (default: %(default)s)."
+)
+
+
+def versions_in(environment: Path, packages: Sequence[str]) -> dict[str, str]:
+    """The versions of packages in an environment, as its own interpreter reports them.
+
+    Raises:
+        BenchError: It is not installed.
+    """
+    code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
+    python = environment / "bin" / "python"
+    if not python.exists():
+        made = f"make build/peers/{environment.name}/.installed"
+        raise BenchError(f"{environment} is no virtual environment; make it with `{made}`")
+    shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
+    return dict(zip(packages, shown.stdout.split(), strict=True))
+
+
 class PeerBenchmark(Benchmark):
     """A benchmark over the environments that `make bench-peers` installs."""
 
     models = "build/peers/models"
-    own = (
-        Option("--environments", Path("build/peers"), "Directory of the peers' environments (default: %(default)s)."),
-    )
+    own = (ENVIRONMENTS,)
 
     @cached_property
     def kit(self) -> Kit:
@@ -255,13 +273,5 @@ class PeerBenchmark(Benchmark):
         return {"model": self.kit.ort.model, "version": str(self.kit.ort.version), **digests}
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """A step: the installed packages of each peer, as its own interpreter reports them."""
-        code = "import importlib.metadata as m, sys; print(*[m.version(name) for name in sys.argv[1:]])"
-        found = {}
-        for name, packages in _PACKAGES.items():
-            python = self.options.environments / name / "bin" / "python"
-            if not python.exists():
-                raise BenchError(f"{python.parents[1]} is no virtual environment; make it with `make bench-peers`")
-            shown = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True, text=True)
-            found[name] = dict(zip(packages, shown.stdout.split(), strict=True))
-        return found
+        """A step: the installed packages of each peer."""
+        return {name: versions_in(self.options.environments / name, packages) for name, packages in _PACKAGES.items()}

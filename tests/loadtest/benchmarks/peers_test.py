@@ -81,6 +81,7 @@ def test_a_form_asks_with_the_text_and_its_length(name: str) -> None:
         ("embed", b"[[0.5,0.25]]"),
         ("v2", b'{"outputs":[]}' + struct.pack("<2f", 0.5, 0.25)),
         ("openai", b'{"data":[{"embedding":[0.5,0.25]}]}'),
+        ("sparse", b'[[{"index":1,"value":0.25},{"index":0,"value":0.5}]]'),
     ],
 )
 def test_a_form_knows_an_embedding(name: str, body: bytes) -> None:
