@@ -9,7 +9,8 @@ from loadtest.capacity.simulator import Overhead
 _CORE = Overhead(core_us=44, core_token_us=0.125)
 """Core process beside several front processes: 45 us of CPU time a text at 8 tokens, 60 us at 128.
 
-Assumed until docs/benchmarks/fronts.md has measured it.
+In docs/benchmarks/fronts.md, the core takes 0.3 to 0.4 times as much as one process at 128 connections. One process
+takes 116 and 137 us (`BESIDE_A_GPU`).
 """
 ON_ITS_CORES = msgspec.structs.replace(_CORE, receive_us=170, token_us=3.25, reply_us=100, batch_us=70, wire_us=175)
 """Overhead of HTTP over the engine alone on a CPU, client included, in docs/benchmarks/main-job.md.
@@ -24,7 +25,7 @@ A request of one text takes 116 us of CPU time at 8 tokens, 137 us at 128, its s
 text adds about an eighth, and its tokens. `wire_us` is the remainder of a lone text's 0.39 ms in docs/benchmarks/t4.md.
 """
 FRONT_BESIDE_A_GPU = BESIDE_A_GPU
-"""The same of each of several front processes. Assumed: a front costs what one process does."""
+"""The same of each of several front processes, which cost about what one process does (docs/benchmarks/fronts.md)."""
 
 
 def usual(threads: int, fronts: int = 1) -> Overhead:
