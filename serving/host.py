@@ -16,7 +16,7 @@ from pathlib import Path
 
 from serving import cgroups
 
-_BUSY_WAIT_CPUS = 4
+_BUSY_WAITS, _BUSY_WAIT_MACHINE = 2, 4
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -72,12 +72,12 @@ def available_cpus(proc: Path = cgroups.PROC) -> int:
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
-def can_busy_wait() -> bool:
+def can_busy_wait(proc: Path = cgroups.PROC) -> bool:
     """Whether the server and its engine may wait for each other without sleeping: each takes a CPU meanwhile.
 
-    A front process and the system need some, too: with two CPUs, a lone request took up to twice as long.
+    Other processes need CPUs, too: on a machine with two, a lone request took up to twice as long.
     """
-    return available_cpus() >= _BUSY_WAIT_CPUS
+    return len(os.sched_getaffinity(0)) >= _BUSY_WAIT_MACHINE and available_cpus(proc) >= _BUSY_WAITS
 
 
 def processor(cpuinfo: Path = _CPUINFO) -> str:

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving import host
 from serving.engine.base import BatchOutput, EngineLoad, LaneKind
+from serving.engine.process import remote_engine
 from serving.engine.process import supervisor as supervisor_module
 from serving.engine.process.remote_engine import RemoteEngine, starved_s
 from serving.engine.process.supervisor import Supervisor
@@ -102,7 +102,7 @@ async def test_an_engine_comes_up_warm() -> None:
 @asynchronous
 async def test_the_answer_of_an_idle_lane_is_waited_for_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is due: the event loop does not sleep then, and does as soon as the answer is much too late."""
-    monkeypatch.setattr(host, "available_cpus", lambda: 4)
+    monkeypatch.setattr(remote_engine, "can_busy_wait", lambda: True)
     async with engine_process(
         EngineLoad("fake", [BATCHED], threads=1, options={"fake_ms": 5, **faulty(FAULTS)})
     ) as engine:
@@ -126,7 +126,7 @@ async def test_the_answer_of_an_idle_lane_is_waited_for_awake(monkeypatch: pytes
 
 @asynchronous
 async def test_with_few_cpus_it_is_waited_for_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_cpus", lambda: 3)
+    monkeypatch.setattr(remote_engine, "can_busy_wait", lambda: False)
     async with engine_process() as engine:
         (lane,) = engine._lanes
         polls: list[int] = []

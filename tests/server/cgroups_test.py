@@ -14,7 +14,7 @@ import pytest
 
 from export.engines import free_space
 from serving.cgroups import cpu_quota, memory_left, memory_limit
-from serving.host import available_cpus
+from serving.host import available_cpus, can_busy_wait
 from tests.support.models import ROOT
 from tests.support.skips import excused
 
@@ -120,6 +120,20 @@ def test_the_least_limit_of_all_levels_counts(case: str, tmp_path: Path) -> None
     proc = tree.make(tmp_path)
     assert (cpu_quota(proc), memory_limit(proc)) == (cpus, memory)
     assert available_cpus(proc) == (CPUS if cpus is None else max(1, min(CPUS, int(cpus))))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "quota", "can"), [(4, UNLIMITED, True), (4, TWO, True), (4, ONE_AND_A_HALF, False), (3, UNLIMITED, False)]
+)
+def test_two_processes_wait_awake_only_beside_free_cpus(
+    cpus: int,
+    quota: str,
+    can: bool,  # noqa: FBT001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert can_busy_wait(Tree(v2("", quota)).make(tmp_path)) is can
 
 
 FULL = {"memory": 4 * GIB, "current": 3 * GIB}
