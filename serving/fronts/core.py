@@ -126,7 +126,8 @@ class FrontLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         frames = self._frames.feed(data)
-        self._core.dispatcher.hold()
+        if len(frames) > 1:
+            self._core.dispatcher.hold()
         for kind, model, number, payload in frames:
             try:
                 if kind is Kind.RUN:

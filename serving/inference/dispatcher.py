@@ -218,7 +218,7 @@ class Dispatcher:
             raise deadly
         now = self._clock()
         lengths = [len(text.ids) for text in texts]
-        permit.confirm(lengths, now)
+        permit.confirm(lengths, now, at_once=not self._pumping)
         request = PendingRequest(permit.model, texts, lengths, now, future)
         request.shortened = permit.shortened
         try:

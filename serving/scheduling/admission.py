@@ -104,10 +104,13 @@ class Permit:
         self.alone_us: float | None = None
         self.demand: Demand | None = None
 
-    def confirm(self, lengths: Sequence[int], now: float) -> None:
-        """Corrects the permit to the exact lengths; if that is rejected, the permit does not change."""
+    def confirm(self, lengths: Sequence[int], now: float, *, at_once: bool = True) -> None:
+        """Corrects the permit to the exact lengths; if that is rejected, the permit does not change.
+
+        `at_once`: whether a single text may start without being queued.
+        """
         admission, predictor = self._admission, self._admission.predictor
-        if len(lengths) == 1 and predictor.idle and not predictor.policy.max_queue_delay_s:
+        if at_once and len(lengths) == 1 and predictor.idle and not predictor.policy.max_queue_delay_s:
             least_us, self.alone_us = predictor.alone_us(self.model, lengths[0])
             admission.take(self, lengths[0], None, now, least_us)
         else:

@@ -86,7 +86,8 @@ class LoadPredictor:
     def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
         costs = self.costs[model]
         longest = max(lengths)
-        cost_us, least_us, busy_us = costs.alone_us(longest), costs.least_us(longest), costs.busy_us(longest)
+        least_us, cost_us = self.alone_us(model, longest)
+        busy_us = cost_us if costs.narrow is None else costs.busy_us(longest)
         if len(lengths) == 1:
             return Demand(cost_us, least_us, busy_us, costs.share_us(longest))
         counts = Counter(lengths).items()
