@@ -37,6 +37,10 @@ class BufferBudget:
         """The budget of the settings. One connection may hold half of it."""
         return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2)
 
+    def hold(self, more: int) -> None:
+        """Adds to the bytes held; `more` may be negative."""
+        self.used += more
+
     def share(self, free_bytes: int = 0) -> BufferShare:
         """A connection's share; its first `free_bytes` do not count."""
         return BufferShare(self, free_bytes)
@@ -59,9 +63,8 @@ class SharedBudget(BufferBudget):
     def used(self) -> int:
         return sum(self._slots)
 
-    @used.setter
-    def used(self, used: int) -> None:
-        self._slots[self._slot] += used - self.used
+    def hold(self, more: int) -> None:
+        self._slots[self._slot] += more
 
 
 class BufferShare:
@@ -102,7 +105,7 @@ class BufferShare:
         self._hold(max(0, self.held - size))
 
     def _hold(self, held: int) -> None:
-        self._budget.used += self._counted(held) - self._counted(self.held)
+        self._budget.hold(self._counted(held) - self._counted(self.held))
         self.held = held
 
     def _counted(self, held: int) -> int:

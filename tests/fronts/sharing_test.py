@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,10 +11,14 @@ import pytest
 from serving.engine.base import EngineLoad
 from serving.fronts.slots import SharedSlots, automatic
 from serving.inference.requests import Outcome, Timings
+from serving.net.buffers import SharedBudget
 from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.cost import CostPoint
 from serving.settings import Settings
 from serving.telemetry.metrics import CountsSince, Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MIB = 1 << 20
 
@@ -31,6 +37,23 @@ def test_budgets_of_several_processes_are_one() -> None:
     shares[1].close()
     assert list(slots.values) == [8 * MIB, 0, 0]
     assert shares[2].take(3 * MIB)
+
+
+def test_a_process_writes_only_what_it_holds_itself() -> None:
+    """Others take and give at any moment, also between two looks at what all hold."""
+
+    class Busy(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from super().__iter__()
+            self[1] += MIB
+
+    slots = Busy([0, 0])
+    share = SharedBudget(16 * MIB, cast("memoryview", slots), 0).share(16_384)
+    for size in (MIB, 100, MIB):
+        assert share.take(size)
+    assert slots[0] == share.held - 16_384
+    share.close()
+    assert slots[0] == 0
 
 
 def outcome(number: int) -> Outcome[np.ndarray]:
