@@ -108,6 +108,8 @@ class FrontProcess:
         connections: Its open connections, by number.
         followed: The last revision of the models that it has switched to.
         left: The last revision before which no request of it uses a model.
+        silent_s: Seconds since its last report, which it sends every quarter of a second. Time in which this process
+            stood still does not count: reports of it are not read yet.
     """
 
     def __init__(self, pool: FrontPool, slot: int) -> None:
@@ -115,7 +117,7 @@ class FrontProcess:
         self.slot = slot
         self.up = False
         self.connections: dict[int, PassedConnection] = {}
-        self._heard = time.monotonic()
+        self.silent_s = 0.0
         self.counted = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -155,16 +157,12 @@ class FrontProcess:
         self.up = True
         self._pool.changed()
 
-    def silent_s(self) -> float:
-        """Seconds since its last report, which it sends every quarter of a second."""
-        return time.monotonic() - self._heard
-
     def kill(self, why: str) -> None:
         log.error("killing the front process %d: it %s", self.process.pid, why)
         self.process.kill()
 
     def _counted(self, payload: bytes) -> None:
-        self._heard = time.monotonic()
+        self.silent_s = 0.0
         found = msgspec.json.decode(payload, type=FrontCounts)
         self._pool.count(found)
         self.counted.set()
@@ -323,7 +321,7 @@ class FrontPool:
 
     def place(self, port: str, opened: socket.socket, release: Callable[[], None]) -> bool:
         """Passes an accepted connection to the front with the fewest; False if there is no front."""
-        for front in sorted(self.up, key=lambda front: (front.silent_s() > _SILENT_S, len(front.connections))):
+        for front in sorted(self.up, key=lambda front: (front.silent_s > _SILENT_S, len(front.connections))):
             self._numbers += 1
             if front.take(Passed(port, self._numbers), opened):
                 front.connections[self._numbers] = PassedConnection(front, port, self._numbers, release)
@@ -336,7 +334,8 @@ class FrontPool:
         while True:
             await asyncio.sleep(_WATCH_S)
             for front in self.up:
-                if front.silent_s() > _HANG_S:
+                front.silent_s += _WATCH_S
+                if front.silent_s > _HANG_S:
                     front.kill(f"has been silent for {_HANG_S:g} s")
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)

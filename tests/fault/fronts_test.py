@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import ssl
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from tests.support.fronts import FRONTS, KINDS, LOST, Http, Steady, holder, list
 from tests.support.http2 import RawHttp2
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server, is_running
+from tests.support.stopping import stop
 from tests.support.versions import CONTROLLED, Readers, load, unload
 from tests.support.waiting import wait_for
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 CLIENTS = 4
 """Of each wire."""
+STILL_S = 16.0
+"""Longer than a front may be silent."""
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 JSON = {"Content-Type": "application/json"}
 SMALL = b'{"inputs": "small"}'
@@ -146,6 +150,24 @@ def test_a_front_is_killed_with_requests_in_the_queue(models: Path) -> None:
                 np.testing.assert_allclose(reply.result().vectors, fake_answers(models, ["a text"]), atol=1e-5)
         stack.close()
         wait_idle(server)
+
+
+@pytest.mark.long
+def test_only_a_front_that_stands_still_by_itself_is_killed(models: Path) -> None:
+    """Not if the core did, as when a container is paused: it has not read their reports yet."""
+    with Server(models, *FAKE, *FRONTS) as server, contextlib.ExitStack() as stack:
+        clients = on_each_front(server, Http, stack)
+        stop(server.pid)
+        time.sleep(STILL_S)
+        server.signal(signal.SIGCONT)
+        for client in clients.values():
+            client.embed(["after a pause"])
+        assert listed(server).keys() == clients.keys()
+        victim = next(iter(clients))
+        stop(victim)
+        wait_for(lambda: not is_running(victim), "the end of the front", 2 * STILL_S)
+        assert f"killing the front process {victim}: it has been silent" in server.log
+        wait_up(server, without={victim})
 
 
 def test_fronts_end_with_the_core(models: Path) -> None:
