@@ -6,6 +6,7 @@ It is a server without an engine: the pipeline runs its texts in the core proces
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -188,10 +189,17 @@ class Front:
         """Adopts the connections that the core has passed."""
         while True:
             try:
-                message, (descriptor, *_), *_ = socket.recv_fds(self._passing, _PASSED_BYTES, 1)
-            except (BlockingIOError, ValueError):  # none is left, or the core has ended
+                message, descriptors, *_ = socket.recv_fds(self._passing, _PASSED_BYTES, 1)
+            except BlockingIOError:
+                return
+            if not message:  # the core has ended
                 return
             passed = msgspec.json.decode(message, type=Passed)
+            if not descriptors:  # the kernel has closed the connection: this process may open no more files
+                log.error("cannot take a connection: %s", os.strerror(errno.EMFILE))
+                self._link.tell(Kind.CLOSED, passed.number)
+                continue
+            (descriptor,) = descriptors
             self._numbers[descriptor] = passed.number
             listener = self._wires.http if passed.port == "http" else self._wires.grpc
             listener.adopt(socket.socket(fileno=descriptor), partial(self._closed, descriptor))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import ssl
 import time
@@ -219,6 +220,20 @@ def test_a_limit_of_connections_is_one_for_all_fronts(models: Path, option: str,
         begun[0].socket.close()
         wait_for(lambda: metric(server, "bertserve_connections", protocol="http") == 2, "the end of one")
         assert get(server.http, "/livez").status == 200
+
+
+def test_a_connection_that_a_front_has_no_descriptor_for_gives_its_place_back(models: Path) -> None:
+    """The front's client is told by the end of the connection, and the front serves others as before."""
+    with Server(models, *FAKE, *FRONTS) as server, contextlib.ExitStack() as stack:
+        clients = on_each_front(server, Http, stack)
+        held = listed(server)
+        for pid in clients:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1))  # those that are open stay so
+        for _ in range(4):
+            assert stack.enter_context(RawConnection(server.http)).read_to_end() == b""
+        wait_for(lambda: listed(server) == held, "the places to be given back")
+        for client in clients.values():
+            client.embed(["as before"])
 
 
 def test_an_idle_connection_of_any_front_gives_way(models: Path) -> None:
