@@ -29,6 +29,7 @@ from serving.fronts.wire import (
     Setup,
     StateNow,
 )
+from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
 from serving.logs import tell
 from serving.unawaited import start
 
@@ -432,10 +433,15 @@ class FrontPool:
     # The end.
 
     async def end(self, limit_s: float) -> None:
-        """Lets all fronts answer what they have begun, for `limit_s`, and end."""
+        """Lets all fronts answer what they have begun, for `limit_s`, and end; `close` kills one that hangs."""
         self._ending = True
+        for front in self._fronts:
+            if not front.up:  # it has nothing to answer, and nobody watches it
+                front.process.kill()
         self._tell_all(Kind.END, limit_s)
-        await asyncio.gather(*[front.ended.wait() for front in self._fronts])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s + REPLY_GRACE_S + TRACES_GRACE_S):
+                await asyncio.gather(*[front.ended.wait() for front in self._fronts])
 
     async def close(self) -> None:
         self._ending = True

@@ -203,6 +203,22 @@ def test_requests_on_every_front_are_finished_at_the_end(models: Path) -> None:
         assert not any(map(is_running, processes))
 
 
+def test_a_front_that_hangs_does_not_keep_the_server_from_its_end(models: Path) -> None:
+    """Neither one that has connections, nor one that is not up yet."""
+    with Server(models, *FAKE, *FRONTS, "--drain-s", "1") as server, RawConnection(server.http):
+        wait_up(server)
+        begun = set(server.child_pids())
+        holding = next(pid for pid, connections in listed(server).items() if connections)
+        for pid in listed(server).keys() - {holding}:
+            os.kill(pid, signal.SIGKILL)
+        starting = wait_for(lambda: set(server.child_pids()) - begun, "the start of another")
+        for pid in (holding, *starting):
+            stop(pid)
+        assert listed(server).keys() == {holding}
+        assert server.stop() == 0
+        assert not any(map(is_running, (holding, *starting)))
+
+
 @pytest.mark.parametrize(("option", "reason"), [("--max-connections", "full"), ("--max-connections-per-peer", "peer")])
 def test_a_limit_of_connections_is_one_for_all_fronts(models: Path, option: str, reason: str) -> None:
     """The next one is rejected, whichever front has room; a place that comes free on any is taken."""
