@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve.fronts")
 
+_UNREAD_BYTES = 16 << 20
+"""While a front has not taken more than this, it is not read: answers that it has not taken hold no tokens."""
+
 
 class Core(Protocol):
     """What all links share.
@@ -117,6 +120,13 @@ class FrontLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         """Cancels everything that the front waited for."""
