@@ -70,7 +70,8 @@ class _Accepted(socket.socket):
         return self.fileno()
 
     def idle_since(self) -> tuple[bool, float] | None:
-        return None if self.opening is None or self.opening.done() else (False, self._since)
+        is_over = self._release is None or self.opening is None or self.opening.done()
+        return None if is_over else (False, self._since)
 
     def close_if_idle(self) -> None:
         if self.opening is not None:
