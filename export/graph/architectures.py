@@ -238,10 +238,37 @@ def _scores_by_distance(
     return scores
 
 
+# ModernBERT
+
+
+def _modernbert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
+    # Tokens that fill a query up may be farther from its own tokens than a window reaches.
+    if checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended:
+        for layer in encoder.layers:
+            if layer.attn.sliding_window is not None:
+                layer.attn.register_forward_hook(_blanked, with_kwargs=True)
+
+
+def _blanked(
+    attention: Any,  # noqa: ANN401  of Transformers
+    _arguments: object,
+    named: dict[str, Any],
+    made: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """Attention that is zero for a token that sees none, as PyTorch's fused attention computes it.
+
+    Transformers' arithmetic in steps gives such a token the mean over the padded batch.
+    """
+    sees = (named["attention_mask"].amax(-1) == 0).transpose(1, 2)
+    bias = attention.Wo.bias
+    return torch.where(sees, made[0], torch.zeros(()) if bias is None else bias), *made[1:]
+
+
 _CHANGES: dict[str, Callable[[Any, Checkpoint], None]] = {
     "bert": _bert,
     "jina_bert": _jina_bert,
     "nomic_bert": _nomic_bert,
     "deberta": _deberta,
+    "modernbert": _modernbert,
 }
 """By the family's model_type."""

@@ -57,8 +57,10 @@ pytestmark = [
 ]
 
 WITHIN = 1e-5
-SHORT = {"own, filled and unattended", "pylate, attended", "stanford"}
-"""Between them they have every layout, attended and unattended expansion, and skipped tokens on both sides."""
+SHORT = {"own, filled and unattended", "pylate, attended", "pylate, wider than a window", "stanford"}
+"""Between them they have every layout, attended and unattended expansion, skipped tokens on both sides, and tokens that
+see no other.
+"""
 
 
 def made(folder: Path, max_length: int | None = None) -> tuple[Manifest, str]:

@@ -17,6 +17,7 @@ from tests.support.checkpoints import (
     write_checkpoint,
     write_json,
     write_modules,
+    write_task_checkpoint,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def write_own(folder: Path, *, mask: dict[str, Any] | None = None, dense: int = 
     return folder
 
 
-def write_pylate(folder: Path, **settings: object) -> Path:
+def write_pylate(folder: Path, family: str = "bert", **settings: object) -> Path:
     """As PyLate saves it: a projection after the encoder, markers as added tokens with a blank, settings in a file."""
-    _encoder(folder, "[Q] ", "[D] ", added=True)
+    _encoder(folder, "[Q] ", "[D] ", added=True, family=family)
     edit_json(folder / "sentence_bert_config.json", max_seq_length=DOCUMENT_LENGTH - 1, do_lower_case=False)
     usual = {
         "model_type": "ColBERT",
@@ -111,6 +112,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "pylate": write_pylate,
     "pylate, attended": lambda folder: write_pylate(folder, attend_to_expansion_tokens=True, skiplist_words=None),
     "pylate, not filled": lambda folder: write_pylate(folder, do_query_expansion=False, skiplist_words=[]),
+    "pylate, wider than a window": lambda folder: write_pylate(folder, "modernbert"),
     "old pylate": lambda folder: write_pylate(folder, model_type=None),
     "stanford": write_stanford,
     "stanford, attended": lambda folder: write_stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
@@ -118,9 +120,12 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
 """Writers of every layout, with the settings that change what they answer."""
 
 
-def _encoder(folder: Path, *markers: str, added: bool = False) -> None:
-    """A BERT whose vocabulary has two more tokens."""
-    write_checkpoint(folder, pooling=None)
+def _encoder(folder: Path, *markers: str, added: bool = False, family: str = "bert") -> None:
+    """An encoder whose vocabulary has two more tokens."""
+    if family == "bert":
+        write_checkpoint(folder, pooling=None)
+    else:
+        write_task_checkpoint(folder, family, "embed")
     document = json.loads((folder / "tokenizer.json").read_text())
     size = len(document["model"]["vocab"])
     for at, marker in enumerate(markers):
@@ -129,9 +134,13 @@ def _encoder(folder: Path, *markers: str, added: bool = False) -> None:
         else:
             document["model"]["vocab"][marker] = size + at
     write_json(folder / "tokenizer.json", document)
-    words = "bert.embeddings.word_embeddings.weight"
     rows = torch.randn(len(markers), WIDTH, generator=torch.Generator().manual_seed(2)) / 10
-    edit_weights(folder, lambda tensors: tensors.update({words: torch.cat([tensors[words], rows])}))
+
+    def lengthen(tensors: dict[str, torch.Tensor]) -> None:
+        (words,) = (name for name in tensors if name.endswith(("word_embeddings.weight", "tok_embeddings.weight")))
+        tensors[words] = torch.cat([tensors[words], rows])
+
+    edit_weights(folder, lengthen)
     edit_json(folder / "config.json", vocab_size=size + len(markers))
 
 
