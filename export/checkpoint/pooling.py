@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from export.checkpoint import multi_vector, sparse
+from export.checkpoint import multi_vector, sparse, token_heads
 from export.checkpoint.modules import (
     READERS,
     Dense,
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _ASSUMED_MEAN = (
     "the checkpoint has no pooling configuration; using mean pooling, with vectors normalized only on request"
+)
+_ASSUMED_FIRST = (
+    "the checkpoint has no modules.json, but layers of bge-m3; using the vector of the first token with length 1, as "
+    "FlagEmbedding does"
 )
 _SETTINGS = multi_vector.SETTINGS
 SETTINGS_READ = (
@@ -233,13 +237,18 @@ def read(folder: Folder) -> SentenceConfig:
 
 
 def _unlisted(folder: Folder) -> SentenceConfig:
-    """A folder without modules.json: Sentence Transformers uses mean pooling."""
+    """A folder without modules.json: Sentence Transformers uses mean pooling.
+
+    FlagEmbedding writes such folders when it trains bge-m3, and uses the first token.
+    """
     pooler = folder.sub("1_Pooling", may_be_missing=True)
     if pooler.has("config.json") and (modes := _modes(pooler, pooler.object("config.json"), {})) != ("mean",):
         raise ExportError(
             f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, but modules.json is missing, so "
             "Sentence Transformers would use mean pooling; add modules.json, or remove 1_Pooling"
         )
+    if any(map(folder.has, token_heads.FILES.values())):
+        return SentenceConfig(folder, pooling=("cls",), normalize=True, pools=False, notices=(_ASSUMED_FIRST,))
     found = sparse.Sparse(queries=folder) if folder.has(sparse.IDF) else None
     return SentenceConfig(folder, pools=pooler.has("config.json"), sparse=found, notices=(_ASSUMED_MEAN,))
 

@@ -97,6 +97,12 @@ class _Library(Encoder):
         super().__init__(checkpoint, folder)
         if checkpoint.token_heads:
             self.name += " with FlagEmbedding's formulas"
+        if checkpoint.sentence.normalize and not checkpoint.sentence.pools:
+            # Without modules.json Sentence Transformers pools by the mean, FlagEmbedding by the first token.
+            from sentence_transformers.sentence_transformer.modules import Normalize, Pooling  # noqa: PLC0415  slow
+
+            self._model[1] = Pooling(checkpoint.hidden_size, "cls")
+            self._model.append(Normalize())
 
     def forms(self) -> list[Form]:
         options: dict[str, TaskOptions[Any]] = {"sparse": EmbedSparseOptions(), "tokens": EmbedTokensOptions()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +26,7 @@ from serving.models.manifest import Manifest, problem
 from serving.records import MultiVector
 from serving.tasks.embed_sparse import of_tokens
 from tests.support.bge_m3 import COLUMNS, HIDDEN, LENGTH, FlagModel, write_m3
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import edit_json, write_checkpoint
 from tests.support.exports import answers_together, exported, fused, ignore, opened
 
 if TYPE_CHECKING:
@@ -80,6 +81,25 @@ def test_one_graph_has_the_vectors_of_flagembedding(folder: Path, checkpoint: Ch
         found = dict(zip(indices.tolist(), values.tolist(), strict=True))
         assert found == pytest.approx(dict(wanted.lexical), abs=CLOSE)
         np.testing.assert_allclose(tokens[1:], wanted.colbert, atol=CLOSE)
+
+
+def test_a_folder_of_flagembeddings_trainer_pools_by_the_first_token(tmp_path: Path) -> None:
+    """It has no modules.json, with which Sentence Transformers would take the mean. The proof knows that too."""
+    folder, said = write_m3(tmp_path / "small"), list[str]()
+    (folder / "modules.json").unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    edit_json(folder / "tokenizer_config.json", model_max_length=LENGTH)
+    for outputs in (None, ("dense",)):
+        checkpoint = opened(folder, notice=said.append, outputs=outputs)
+        assert "first token" in said[-1]
+        library, texts = FlagModel(folder), checkpoint.vocabulary.encode(TEXTS, LENGTH)
+        for text, encoded in zip(TEXTS, texts, strict=True):
+            pooled, *_ = task_model.load(checkpoint).answer(encoded)
+            np.testing.assert_allclose(pooled / np.linalg.norm(pooled), library.encode(text).dense, atol=CLOSE)
+        words = [] if outputs is None else ["--outputs", "dense"]
+        manifest = exported(folder, "--precision", "fp32", *words).manifest
+        assert (manifest.pooling, manifest.normalize) == ("cls", True)
+        assert not manifest.reference_library.unproven  # type: ignore[union-attr]
 
 
 def test_every_output_is_proven(bundle: Bundle) -> None:
