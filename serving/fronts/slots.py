@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from serving.net.buffers import SharedBudget
+from serving.net.buffers import BufferBudget
 
 if TYPE_CHECKING:
     from serving.engine.base import EngineLoad
@@ -56,5 +56,5 @@ class SharedSlots:
         os.ftruncate(descriptor, 8 * processes)
         return cls(descriptor)
 
-    def budget(self, settings: Settings, slot: int) -> SharedBudget:
-        return SharedBudget(settings.buffer_limit_bytes, self.values, slot)
+    def budget(self, settings: Settings, slot: int) -> BufferBudget:
+        return BufferBudget.of(settings, self.values, slot)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     from serving.settings import Settings
 
 FREE_BYTES = 16_384
@@ -16,55 +18,43 @@ FREE_BYTES = 16_384
 
 
 class BufferBudget:
-    """The bytes that all connections together may hold.
+    """The bytes that all connections together may hold, of one process or of several.
+
+    Each process writes the bytes that it holds in a slot of its own. Without a lock, processes that reserve at the same
+    moment may exceed the limit by one reservation each.
 
     Attributes:
-        used: Bytes held now.
-        refusals: Number of reservations that were refused.
+        refusals: Number of reservations that were refused to this process.
     """
 
-    __slots__ = ("limit_bytes", "refusals", "share_bytes", "used")
+    __slots__ = ("_slot", "_slots", "limit_bytes", "refusals", "share_bytes")
 
-    def __init__(self, limit_bytes: int, share_bytes: int) -> None:
-        """Limits one connection to `share_bytes` of `limit_bytes`."""
+    def __init__(
+        self, limit_bytes: int, share_bytes: int, slots: MutableSequence[int] | memoryview | None = None, slot: int = 0
+    ) -> None:
+        """Limits one connection to `share_bytes` of `limit_bytes`; without `slots`, there are no other processes."""
         self.limit_bytes = limit_bytes
         self.share_bytes = min(share_bytes, limit_bytes)
-        self.used = 0
         self.refusals = 0
+        self._slots, self._slot = [0] if slots is None else slots, slot
 
     @classmethod
-    def of(cls, settings: Settings) -> BufferBudget:
+    def of(cls, settings: Settings, slots: memoryview | None = None, slot: int = 0) -> BufferBudget:
         """The budget of the settings. One connection may hold half of it."""
-        return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2)
+        return cls(settings.buffer_limit_bytes, settings.buffer_limit_bytes // 2, slots, slot)
+
+    @property
+    def used(self) -> int:
+        """Bytes held now."""
+        return sum(self._slots)
 
     def hold(self, more: int) -> None:
-        """Adds to the bytes held; `more` may be negative."""
-        self.used += more
+        """Adds to the bytes that this process holds; `more` may be negative."""
+        self._slots[self._slot] += more
 
     def share(self, free_bytes: int = 0) -> BufferShare:
         """A connection's share; its first `free_bytes` do not count."""
         return BufferShare(self, free_bytes)
-
-
-class SharedBudget(BufferBudget):
-    """A budget of several processes, in memory that they share: each writes the bytes that it holds in its own slot.
-
-    Without a lock, processes that reserve at the same moment may exceed the limit by one reservation each.
-    """
-
-    __slots__ = ("_slot", "_slots")
-
-    def __init__(self, limit_bytes: int, slots: memoryview, slot: int) -> None:
-        self.limit_bytes, self.share_bytes = limit_bytes, limit_bytes // 2
-        self.refusals = 0
-        self._slots, self._slot = slots, slot
-
-    @property
-    def used(self) -> int:
-        return sum(self._slots)
-
-    def hold(self, more: int) -> None:
-        self._slots[self._slot] += more
 
 
 class BufferShare:

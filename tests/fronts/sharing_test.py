@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from serving.engine.base import EngineLoad
 from serving.fronts.slots import SharedSlots, automatic
 from serving.inference.requests import Outcome, Timings
-from serving.net.buffers import SharedBudget
+from serving.net.buffers import BufferBudget
 from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.cost import CostPoint
 from serving.settings import Settings
@@ -48,7 +48,7 @@ def test_a_process_writes_only_what_it_holds_itself() -> None:
             self[1] += MIB
 
     slots = Busy([0, 0])
-    share = SharedBudget(16 * MIB, cast("memoryview", slots), 0).share(16_384)
+    share = BufferBudget(16 * MIB, 8 * MIB, slots).share(16_384)
     for size in (MIB, 100, MIB):
         assert share.take(size)
     assert slots[0] == share.held - 16_384
