@@ -87,4 +87,4 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "here":
         request.getfixturevalue("unpickled_here")
     else:
-        monkeypatch.delattr(unpickle, "convert")
+        monkeypatch.delattr("export.checkpoint.unpickle.convert")
