@@ -153,6 +153,7 @@ class Front:
         debts.on_charge = lambda peer, spent: link.tell(Kind.DEBT, (peer, spent))
         self._ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._switching = asyncio.Lock()
+        self._told = setup.models.revision
         handlers = {
             Kind.STATE: self._state_changed,
             Kind.MODELS: self._models_changed,
@@ -231,7 +232,9 @@ class Front:
 
     def _models_changed(self, payload: bytes) -> None:
         self._pipeline.followed.clear()
-        start(self._switch(msgspec.json.decode(payload, type=Models)), self._give_up)
+        models = msgspec.json.decode(payload, type=Models)
+        self._told = models.revision
+        start(self._switch(models), self._give_up)
 
     def _give_up(self) -> None:
         """Ends this process, which cannot follow the core: the core starts another."""
@@ -244,7 +247,8 @@ class Front:
             opened = await asyncio.to_thread(self._opened, models)
             old = {model.index for model in self._repository.models} - {model.index for model in opened}
             self._serve(models, opened)
-            self._pipeline.followed.set()
+            if models.revision == self._told:
+                self._pipeline.followed.set()
             self._link.tell(Kind.FOLLOWED, models.revision)
             while any(map(self._pipeline.users, old)):  # noqa: ASYNC110  an event would cost every request
                 await asyncio.sleep(_POLL_S)
@@ -293,14 +297,21 @@ class Front:
         self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
 
 
+def _end(log_writer: LogWriter) -> None:
+    """The core has ended, or a frame of it cannot be read."""
+    log_writer.flush()
+    os._exit(0)
+
+
 async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:
     asyncio.get_running_loop().set_exception_handler(log_loop_error)
     link = CoreLink()
-    link.on_end = partial(os._exit, 0)  # the core has ended
+    link.on_end = partial(os._exit, 0)
     core.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=core)
     setup = msgspec.json.decode(await link.setup, type=Setup)
     log_writer = logs.start(setup.log_format, setup.log_level)
+    link.on_end = partial(_end, log_writer)
     try:
         settings = Settings.restored(setup.settings)
         front = Front(link, passing, slots, setup, settings, log_writer)

@@ -57,11 +57,12 @@ class Calls:
         self._pool = pool
 
     async def answer(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:
-        """Answers a call. Afterwards all fronts serve the models that it may have changed.
+        """Answers a call. If it changes the models, all fronts serve them before it is answered.
 
         Raises:
             BertserveError: As the endpoint or the method does.
         """
+        before = self._pool.revision
         await self._pool.gather()
         method = self._methods.get(called.route)
         if method is not None and method.unary is not None:
@@ -70,7 +71,8 @@ class Calls:
             replied = Replied(message.SerializeToString(), metadata=call.metadata)
         else:
             replied = await self._answer_http(called, pull)
-        await self._pool.follow()
+        if self._pool.revision != before:
+            await self._pool.follow()
         return replied
 
     async def _answer_http(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:

@@ -207,6 +207,7 @@ class FrontPool:
 
     Attributes:
         restarts: Fronts that were started again.
+        revision: Number of changes of the models.
         totals: Counters of all fronts so far, by the names of their metrics.
         call: See `Core`.
     """
@@ -245,7 +246,7 @@ class FrontPool:
         self._ending = False
         self._has_changed = asyncio.Event()
         self._crowded = False
-        self._revision = 0
+        self.revision = 0
         self._left_at: dict[ModelIndex, int] = {}
         self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
         self.padded: set[ModelIndex] = set()
@@ -350,10 +351,10 @@ class FrontPool:
     # Models and state.
 
     def _models_changed(self) -> None:
-        self._revision += 1
+        self.revision += 1
         present = {model.index: model for model in self._repository.models}
         for index in self.outputs.keys() - present.keys():
-            self._left_at.setdefault(index, self._revision)
+            self._left_at.setdefault(index, self.revision)
         for index, model in present.items():
             self._left_at.pop(index, None)
             self.outputs[index] = model.manifest.outputs
@@ -375,7 +376,7 @@ class FrontPool:
             )
             for model in self._repository.models
         ]
-        return Models(self._revision, models, self._repository.engine)
+        return Models(self.revision, models, self._repository.engine)
 
     def _state(self) -> StateNow:
         return StateNow(self._lifecycle.state, self._lifecycle.accepting)
@@ -399,7 +400,7 @@ class FrontPool:
 
     async def follow(self) -> None:
         """Waits until all fronts serve the present models."""
-        revision = self._revision
+        revision = self.revision
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FOLLOW_S):
                 while any(front.followed < revision for front in self._fronts):
