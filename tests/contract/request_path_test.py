@@ -47,7 +47,7 @@ def test_a_warm_embed_passes_few_files(models: Path) -> None:
     """
     body = b'{"inputs": "What is a T4?"}'
     ways = []
-    with Server(models, *FAKE, program=_PROGRAM) as server:
+    with Server(models, *FAKE, "--front-processes", "1", program=_PROGRAM) as server:
         connection = HTTPConnection(server.http)
         for _ in range(8):
             connection.request("POST", "/embed", body, {"Content-Type": "application/json"})
