@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,7 @@ from loadtest.benchmarks import processes
 from loadtest.benchmarks.fronts import COUNTS, PROTOCOLS, SHARES, FrontsBenchmark
 from loadtest.benchmarks.store import Store
 from loadtest.report.sample import Sample
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.waiting import wait_for
 
 
 def sample(count: int, p50_ms: float, core_us: float, fronts_us: float) -> dict[str, float]:
@@ -57,5 +55,6 @@ def test_a_process_is_known_by_its_module(module: str, is_it: bool) -> None:  # 
     """By a word of its command line, not by a part of one."""
     command = [sys.executable, "-P", "-m", "timeit", "-s", "input()", "pass"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        wait_for(Path(f"/proc/{one.pid}/cmdline").read_bytes, "its command line, which the kernel sets last")
         assert processes.runs(one.pid, module) is is_it
     assert not processes.runs(one.pid, module)
