@@ -245,7 +245,7 @@ class FrontLink(asyncio.Protocol):
 
     def _write_answers(self) -> None:
         ready, self._ready = self._ready, []
-        dispatcher, frames = self._core.dispatcher, []
+        frames = []
         for each in ready:
             if self._running.pop(each.number, None) is None:
                 continue  # the front has left it
@@ -254,8 +254,7 @@ class FrontLink(asyncio.Protocol):
                 frames.append(pack_error(each.number, each.error))
             else:
                 frames.append(self._packed(each.number, request.model, [item.text for item in request.items], request))
-            dispatcher.end(request)
-            each.permit.release()
+            self._end(each)
         self._write(b"".join(frames))
         self._core.tell_crowded()
 
@@ -281,10 +280,14 @@ class FrontLink(asyncio.Protocol):
                 self._core.dispatcher.missed(permit)
             permit.release()
         if (answered := self._running.pop(number, None)) is not None:
-            self._core.dispatcher.end(answered.request)
-            answered.permit.release()
+            self._end(answered)
         if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()
+
+    def _end(self, answered: _Answered) -> None:
+        self._core.dispatcher.end(answered.request)
+        del answered.request  # they form a cycle, which would keep the rows until the garbage collector runs
+        answered.permit.release()
 
     # Calls.
 

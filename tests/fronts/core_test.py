@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from array import array
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,14 +32,23 @@ class AtOnce:
         self.costs = [None]
         self.admission = SimpleNamespace(permit=lambda *_: SimpleNamespace(release=lambda: None))
         self.started = 0
+        self.rows: list[weakref.ref[np.ndarray]] = []
 
     def start(self, _: object, texts: list[EncodedText], answered: Any) -> Any:
         self.started += 1
         answered.set_result(None)
         items = [SimpleNamespace(text=text) for text in texts]
         rows = [(np.zeros(MIB // 4, np.float32),)] * len(texts)
+        self.rows.append(weakref.ref(rows[0][0]))
         return SimpleNamespace(
-            model=0, items=items, result=lambda: rows, queue_us=0.0, compute_us=0.0, submitted=0.0, cached=False
+            future=answered,
+            model=0,
+            items=items,
+            result=lambda: rows,
+            queue_us=0.0,
+            compute_us=0.0,
+            submitted=0.0,
+            cached=False,
         )
 
     def hold(self) -> None: ...
@@ -71,11 +82,16 @@ async def front_that_does_not_read() -> None:
         while len(received) < MANY * MIB:
             received += await loop.sock_recv(front, MIB)
         assert dispatcher.started == MANY
+        assert not any(row() is not None for row in dispatcher.rows[:-1])
         transport.close()
         await turns()
 
 
 def test_a_front_that_takes_no_answers_starts_no_more_requests() -> None:
-    """What it has sent is answered once it takes them."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(front_that_does_not_read())
+    """What it has sent is answered once it takes them, and freed without the garbage collector."""
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(front_that_does_not_read())
+    finally:
+        gc.enable()
