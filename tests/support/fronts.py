@@ -92,9 +92,13 @@ def holder(server: Server, client: Client) -> int | None:
     ends = [int(client.address.rpartition(":")[2]), client.end.getsockname()[1]]
     rows = [row.split() for row in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if [int(end[-4:], 16) for end in row[1:3]] == ends}
-    found = [pid for pid in (server.pid, *server.child_pids()) if sockets & _open_files(pid)]
-    assert len(found) < 2, "the end of a connection of one process does not close it"
-    return found[0] if found else None
+
+    def holders() -> list[int]:
+        return [pid for pid in (server.pid, *server.child_pids()) if sockets & _open_files(pid)]
+
+    # A process that is being started is a copy of its parent with all open files, until it runs its own program.
+    wait_for(lambda: len(holders()) < 2, "one process alone: the end of a connection of several does not close it")
+    return next(iter(holders()), None)
 
 
 def wait_up(server: Server, without: Iterable[int] = ()) -> None:
