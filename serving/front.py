@@ -15,7 +15,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import uvloop
@@ -34,7 +34,7 @@ from serving.lifecycle import TRACES_GRACE_S, Lifecycle
 from serving.models.artifact_selection import ServableArtifact
 from serving.models.bundle import Bundle
 from serving.models.manifest import TOKENIZER
-from serving.net.buffers import give_back_free_memory
+from serving.net.buffers import BufferBudget, give_back_free_memory
 from serving.net.connection_limiter import ConnectionLimiter
 from serving.net.orca import LoadReport, LoadReports
 from serving.records import ModelIndex
@@ -121,7 +121,7 @@ class Front:
         self._serve(setup.models, self._repository.models)
         self._used = set(self._tokenizers)
         self._limiter = ConnectionLimiter(sys.maxsize)
-        self._budget = slots.budget(settings, setup.slot)
+        self._budget = BufferBudget.of(settings, slots.values, setup.slot)
         self._numbers: dict[int, int] = {}
         self._counted: dict[str, float] = {}
         self._pipeline = FrontPipeline(
@@ -234,12 +234,7 @@ class Front:
         self._pipeline.followed.clear()
         models = msgspec.json.decode(payload, type=Models)
         self._told = models.revision
-        start(self._switch(models), self._give_up)
-
-    def _give_up(self) -> None:
-        """Ends this process, which cannot follow the core: the core starts another."""
-        self._log.flush()
-        os._exit(1)
+        start(self._switch(models), partial(_end, self._log, 1))  # the core starts another process
 
     async def _switch(self, models: Models) -> None:
         """Serves other models, and waits until no request uses the old ones."""
@@ -297,10 +292,9 @@ class Front:
         self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
 
 
-def _end(log_writer: LogWriter) -> None:
-    """The core has ended, or a frame of it cannot be read."""
+def _end(log_writer: LogWriter, status: int) -> NoReturn:
     log_writer.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:
@@ -311,14 +305,13 @@ async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=core)
     setup = msgspec.json.decode(await link.setup, type=Setup)
     log_writer = logs.start(setup.log_format, setup.log_level)
-    link.on_end = partial(_end, log_writer)
+    link.on_end = partial(_end, log_writer, 0)
     try:
         settings = Settings.restored(setup.settings)
         front = Front(link, passing, slots, setup, settings, log_writer)
     except (StartupError, CredentialsError, BundleError, OSError) as error:
         log.error("a front process cannot start: %s", error)  # noqa: TRY400  our sentence says it all
-        log_writer.flush()
-        os._exit(1)
+        _end(log_writer, 1)
     await front.run()
 
 

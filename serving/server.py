@@ -162,7 +162,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         )
     processes = settings.front_processes or automatic(slot.load, available_cpus())
     slots = SharedSlots.create(1 + processes) if processes > 1 else None
-    budget = BufferBudget.of(settings) if slots is None else slots.budget(settings, 0)
+    budget = BufferBudget.of(settings, None if slots is None else slots.values)
     jobs = BatchesApiService.open(settings)
     load = partial(load_report, dispatcher, recent)
     fronts = None

@@ -7,11 +7,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from serving.net.buffers import BufferBudget
-
 if TYPE_CHECKING:
     from serving.engine.base import EngineLoad
-    from serving.settings import Settings
 
 _TEXT_US = 130
 """CPU time of a front for a text of about 32 tokens, in microseconds (docs/benchmarks/fronts.md)."""
@@ -55,6 +52,3 @@ class SharedSlots:
         descriptor = os.memfd_create("bertserve")
         os.ftruncate(descriptor, 8 * processes)
         return cls(descriptor)
-
-    def budget(self, settings: Settings, slot: int) -> BufferBudget:
-        return BufferBudget.of(settings, self.values, slot)

@@ -27,7 +27,7 @@ def test_budgets_of_several_processes_are_one() -> None:
     """What one holds, the others cannot; each gives back its own alone."""
     settings = Settings.load(["--buffer-limit-mb", "16"], {})
     slots = SharedSlots.create(3)
-    budgets = [slots.budget(settings, slot) for slot in range(3)]
+    budgets = [BufferBudget.of(settings, slots.values, slot) for slot in range(3)]
     shares = [budget.share() for budget in budgets]
     assert shares[0].take(8 * MIB)
     assert shares[1].take(6 * MIB)

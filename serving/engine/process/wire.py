@@ -141,9 +141,7 @@ def _split(numbers: memoryview, lengths: Sequence[int]) -> list[array[int]]:
 
 def pack_result(number: int, output: BatchOutput) -> bytes:
     texts, arrays = len(output.finite), output.arrays
-    if (
-        texts == 1 and len(arrays) == 1 and arrays[0].ndim == _MATRIX and arrays[0].dtype == _FLOAT
-    ):  # as in `pack_texts`
+    if texts == 1 and len(arrays) == 1 and arrays[0].ndim == _MATRIX and arrays[0].dtype == _FLOAT:  # as `pack_texts`
         values = arrays[0]
         size = _RESULT_ONE.size - HEADER.size + values.nbytes
         head = (size, Kind.RESULT, 0, number, output.compute_us, 1, 1, output.finite[0], 0, _MATRIX, *values.shape)
