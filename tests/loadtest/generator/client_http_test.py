@@ -135,10 +135,12 @@ def test_replies_are_counted(
 ) -> None:
     """One connection or several, replies whole or in pieces: each is counted once and takes its time."""
     client = opened(serve(pieces))
+    started = time.monotonic()
     sample = client.measure("way", connections, TOKENS, 0.02, 0.2)
+    took_ms = (time.monotonic() - started) * 1000
     assert 0 < sample["requests"] < sample["exchanges"]
     assert sample["per_s"] == pytest.approx(sample["requests"] / 0.2)
-    assert 0 < sample["p50_ms"] <= sample["p99_ms"] < 200
+    assert 0 < sample["p50_ms"] <= sample["p99_ms"] < took_ms
     assert sample["client_cpu_us"] > 0
 
 
