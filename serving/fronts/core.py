@@ -222,8 +222,10 @@ class FrontLink(asyncio.Protocol):
             if not permit.tokens:  # it may wait for a row of another request, which holds no tokens for it
                 tokens = sum([len(text.ids) for text in texts])
                 dispatcher.admission.take(permit, tokens, None, time.perf_counter())
-        except BertserveError as error:
+        except Exception as error:
             permit.release()
+            if not isinstance(error, BertserveError):
+                raise
             self._write(pack_error(number, error))
         else:
             self._start(number, self._cached(cache, number, permit, texts))
@@ -249,14 +251,20 @@ class FrontLink(asyncio.Protocol):
         for each in ready:
             if self._running.pop(each.number, None) is None:
                 continue  # the front has left it
-            request = each.request
-            if each.error is not None:
-                frames.append(pack_error(each.number, each.error))
-            else:
-                frames.append(self._packed(each.number, request.model, [item.text for item in request.items], request))
+            frames.append(self._answer(each))
             self._end(each)
         self._write(b"".join(frames))
         self._core.tell_crowded()
+
+    def _answer(self, answered: _Answered) -> bytes:
+        if answered.error is not None:
+            return pack_error(answered.number, answered.error)
+        request = answered.request
+        try:
+            return self._packed(answered.number, request.model, [item.text for item in request.items], request)
+        except Exception:  # the boundary of a request of a front
+            log.exception("a request failed")
+            return pack_error(answered.number, InternalError())
 
     def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
         found = rows.result()

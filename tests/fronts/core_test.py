@@ -8,14 +8,19 @@ import socket
 import weakref
 from array import array
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import uvloop
 
+from serving.engine.process.wire import FrameReader
+from serving.errors import InternalError
 from serving.fronts.core import Core, FrontLink
-from serving.fronts.wire import pack_run
+from serving.fronts.wire import KINDS, Kind, pack_run, unpack_error
 from serving.records import EncodedText, ModelIndex
+
+if TYPE_CHECKING:
+    import pytest
 
 MIB = 1 << 20
 TURNS = 100
@@ -26,20 +31,39 @@ MANY = 100
 
 
 class AtOnce:
-    """A dispatcher that answers at once, each text with a row of one MiB."""
+    """A dispatcher that answers at once, each text with a row of one MiB.
 
-    def __init__(self) -> None:
+    Attributes:
+        fails_to_start: The number of the request that fails to start, from 1.
+        fails_to_pack: The number of the request whose rows cannot be packed.
+    """
+
+    def __init__(self, fails_to_start: int = 0, fails_to_pack: int = 0) -> None:
         self.costs = [None]
-        self.admission = SimpleNamespace(permit=lambda *_: SimpleNamespace(release=lambda: None))
+        self.permits = 0
+        self.admission = SimpleNamespace(permit=self.permit)
         self.started = 0
+        self.fails_to_start = fails_to_start
+        self.fails_to_pack = fails_to_pack
         self.rows: list[weakref.ref[np.ndarray]] = []
+
+    def permit(self, *_: object) -> SimpleNamespace:
+        self.permits += 1
+        return SimpleNamespace(release=self.release_permit)
+
+    def release_permit(self) -> None:
+        self.permits -= 1
 
     def start(self, _: object, texts: list[EncodedText], answered: Any) -> Any:
         self.started += 1
+        if self.started == self.fails_to_start:
+            raise RuntimeError("cannot start")
         answered.set_result(None)
         items = [SimpleNamespace(text=text) for text in texts]
-        rows = [(np.zeros(MIB // 4, np.float32),)] * len(texts)
+        rows: list[Any] = [(np.zeros(MIB // 4, np.float32),)] * len(texts)
         self.rows.append(weakref.ref(rows[0][0]))
+        if self.started == self.fails_to_pack:
+            rows = [None]
         return SimpleNamespace(
             future=answered,
             model=0,
@@ -63,14 +87,20 @@ async def turns(count: int = TURNS) -> None:
         await asyncio.sleep(0)
 
 
-async def front_that_does_not_read() -> None:
-    loop, dispatcher = asyncio.get_running_loop(), AtOnce()
+async def link_of(dispatcher: AtOnce) -> tuple[asyncio.BaseTransport, socket.socket]:
+    """The core's end of a front's socket, and the front's."""
     core = SimpleNamespace(
         dispatcher=dispatcher, cache=None, padded=set(), is_present=lambda _: True, tell_crowded=lambda: None
     )
     ours, front = socket.socketpair()
     ours.setblocking(False)
-    transport, _ = await loop.create_connection(lambda: FrontLink(cast("Core", core)), sock=ours)
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: FrontLink(cast("Core", core)), sock=ours)
+    return transport, front
+
+
+async def front_that_does_not_read() -> None:
+    loop, dispatcher = asyncio.get_running_loop(), AtOnce()
+    transport, front = await link_of(dispatcher)
     with front:
         for number in range(MANY):
             front.sendall(pack_run(number, ModelIndex(0), [EncodedText(array("i", [1]))], 0.0, None, 1))
@@ -95,3 +125,34 @@ def test_a_front_that_takes_no_answers_starts_no_more_requests() -> None:
             runner.run(front_that_does_not_read())
     finally:
         gc.enable()
+
+
+async def requests_that_fail() -> None:
+    loop, dispatcher = asyncio.get_running_loop(), AtOnce(fails_to_start=2, fails_to_pack=3)
+    transport, front = await link_of(dispatcher)
+    texts = [EncodedText(array("i", [1]))]
+    with front:
+        front.sendall(b"".join([pack_run(number, ModelIndex(0), texts, 0.0, None, 1) for number in range(1, 5)]))
+        front.setblocking(False)
+        reader, answers = FrameReader(KINDS), {}
+        async with asyncio.timeout(30):
+            while len(answers) < 4:
+                for kind, _, number, payload in reader.feed(await loop.sock_recv(front, MIB)):
+                    answers[number] = kind, payload
+        transport.close()
+        await turns()
+    assert {number: kind for number, (kind, _) in answers.items()} == {
+        1: Kind.ROWS,
+        2: Kind.ERROR,
+        3: Kind.ERROR,
+        4: Kind.ROWS,
+    }
+    assert all(isinstance(unpack_error(answers[number][1]), InternalError) for number in (2, 3))
+    assert dispatcher.permits == 0
+
+
+def test_an_unexpected_error_costs_one_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Its front gets an internal error; requests of the same frame are answered, and no tokens stay reserved."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(requests_that_fail())
+    assert [record.message for record in caplog.records] == ["a request failed"] * 2
