@@ -72,6 +72,15 @@ def available_cpus(proc: Path = cgroups.PROC) -> int:
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
+def resident_bytes(process: int | None = None) -> int:
+    """Resident memory of a process, by default of this one; 0 if it has ended."""
+    try:
+        pages = Path(f"/proc/{process or 'self'}/statm").read_bytes().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def can_busy_wait(proc: Path = cgroups.PROC) -> bool:
     """Whether the server and its engine may wait for each other without sleeping: each takes a CPU meanwhile.
 

@@ -289,6 +289,7 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     metrics.read(catalogue.FRONTS, lambda: len(fronts.up) if fronts else 0)
     metrics.read(catalogue.FRONT_RESTARTS, lambda: fronts.restarts if fronts else 0)
     metrics.read(catalogue.FRONT_CPU, lambda: of_fronts(catalogue.FRONT_CPU))
+    metrics.read(catalogue.FRONT_MEMORY, lambda: fronts.resident_bytes if fronts else 0)
     metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
     jobs, runner = server.jobs, server.runner
     metrics.read(catalogue.JOBS, lambda: jobs.store.states if jobs else {str(state): 0.0 for state in JobState})

@@ -29,6 +29,7 @@ from serving.fronts.wire import (
     Setup,
     StateNow,
 )
+from serving.host import resident_bytes
 from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
 from serving.logs import tell
 from serving.unawaited import start
@@ -272,6 +273,10 @@ class FrontPool:
     @property
     def up(self) -> list[FrontProcess]:
         return [front for front in self._fronts if front.up]
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(resident_bytes(front.process.pid) for front in self._fronts)
 
     def report(self) -> list[dict[str, int]]:
         return [{"pid": front.process.pid, "connections": len(front.connections)} for front in self.up]

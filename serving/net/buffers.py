@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from serving.host import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
@@ -110,7 +110,6 @@ _GROWN_BYTES = 16 << 20
 _WORTH_BYTES = 4 << 20
 _LARGE_BYTES = 1 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_STATM = Path("/proc/self/statm")
 
 
 async def give_back_free_memory() -> None:
@@ -128,17 +127,13 @@ async def give_back_free_memory() -> None:
         return
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
-    least, wait_s = _resident_bytes(), _MIN_WAIT_S
+    least, wait_s = resident_bytes(), _MIN_WAIT_S
     while True:
         await asyncio.sleep(wait_s)
-        resident = _resident_bytes()
+        resident = resident_bytes()
         least = min(least, resident)
         is_worth = True
         if resident > least + _GROWN_BYTES:
             await asyncio.to_thread(trim, 0)
-            is_worth = resident - _resident_bytes() > _WORTH_BYTES
+            is_worth = resident - resident_bytes() > _WORTH_BYTES
         wait_s = _MIN_WAIT_S if is_worth else min(2 * wait_s, _MAX_WAIT_S)
-
-
-def _resident_bytes() -> int:
-    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -226,6 +226,7 @@ CONNECTIONS = Metric("bertserve_connections", "gauge", "Open client connections.
 FRONTS = Metric("bertserve_fronts", "gauge", "Front processes that are up; 0 if one process does all.")
 FRONT_RESTARTS = Metric("bertserve_front_restarts_total", "counter", "Front processes that ended and were replaced.")
 FRONT_CPU = Metric("bertserve_front_cpu_seconds_total", "counter", "CPU time of all front processes.")
+FRONT_MEMORY = Metric("bertserve_front_resident_memory_bytes", "gauge", "Resident memory of all front processes.")
 BUFFERS = Metric(
     "bertserve_buffer_bytes",
     "gauge",
@@ -284,7 +285,7 @@ SERVER: Sequence[Metric] = (
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
     *(MODEL, UNPROVEN, VERSION, SWAPS, RELOADS, CERTIFICATE, BUILD, BUFFERS, BUFFER_REFUSALS),
-    *(FRONTS, FRONT_RESTARTS, FRONT_CPU),
+    *(FRONTS, FRONT_RESTARTS, FRONT_CPU, FRONT_MEMORY),
     *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
     *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
 )

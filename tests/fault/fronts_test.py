@@ -128,6 +128,7 @@ def test_a_front_that_is_killed_takes_its_own_connections_with_it_and_nothing_el
         wait_idle(server)
         assert metric(server, "bertserve_front_restarts_total") == len(killed)
         assert metric(server, "bertserve_fronts") == 2
+        assert metric(server, "bertserve_front_resident_memory_bytes") > 20e6
         # An answer that was lost may have been counted; what a front counted in its last moments may be lost.
         answered, lost = (sum(len(getattr(asker, part)) for asker in askers) for part in ("answers", "refused"))
         assert answered // 2 < metric(server, "bertserve_requests_total", reason="ok") <= answered + lost
