@@ -141,13 +141,16 @@ def test_an_int8_answer_is_the_same_in_a_batch(backend: OpenVinoBackend, encoded
 def test_an_answer_by_fixed_ranges_is_the_same_in_a_batch(
     backend: OpenVinoBackend, encoded: Sequence[EncodedText], expected: NDArray[np.float32]
 ) -> None:
-    """To the last digits: one that rounds another way would move numbers by a step of 8 bits."""
+    """To the last digits: one that rounds another way would move numbers by a step of 8 bits.
+
+    Without VNNI, products are computed in fp32, whose sums depend on the shape, and some numbers do move by a step.
+    """
     texts = [*encoded, *tokens(*range(3, 33))]
     together = np.concatenate(
         [backend.runner(0).run(Batch(STATIC, texts[at : at + 6])).arrays[0] for at in range(0, len(texts), 6)]
     )
     lonely = alone(backend, STATIC, texts)
-    assert cosines(together, lonely).min() > 0.9999
+    assert cosines(together, lonely).min() > (0.999 if host.saturates() else 0.9999)
     assert cosines(lonely[: len(encoded)], expected).min() > 0.95
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from serving import host
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Library, Machine
 from serving.engine.kinds import ENGINES, kind
@@ -233,6 +234,12 @@ def models(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+@pytest.fixture
+def vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor without it, `auto` leaves OpenVINO out."""
+    monkeypatch.setattr(host, "saturates", lambda: False)
+
+
 def without_openvino(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kind, "find_spec", lambda module: None if module == "openvino" else find_spec(module))
 
@@ -241,6 +248,7 @@ with_openvino = pytest.mark.skipif(not ENGINES["openvino"].installed, reason="th
 
 
 @with_openvino
+@pytest.mark.usefixtures("vnni")
 def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,6 +285,7 @@ def test_auto_takes_both_libraries_for_each_model_that_has_a_form_for_each(
 
 
 @with_openvino
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
 def test_a_second_form_of_another_precision_is_named_as_such(
     precision: str, models: Path, caplog: pytest.LogCaptureFixture
@@ -321,6 +330,7 @@ def test_a_second_form_that_may_not_answer_is_named_with_its_reason(
 
 
 @with_openvino
+@pytest.mark.usefixtures("vnni")
 def test_onnx_runtime_takes_over_from_both_libraries(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where they do not start or die too often, if `--engine` did not ask for them; they take over from a GPU."""
     served = Repository.open(models).models
