@@ -22,6 +22,7 @@ import onnxruntime as ort
 from loadtest.errors import BenchError
 from loadtest.generator.child import answer
 from loadtest.report.sample import Window, sample_of
+from serving import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +69,8 @@ def session_options(options: str, threads: int, cores: int) -> ort.SessionOption
     made.inter_op_num_threads = 1
     made.enable_mem_pattern = False
     made.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
+    if host.saturates():
+        made.add_session_config_entry("session.x64quantprecision", "1")
     return made
 
 
