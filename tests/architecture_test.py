@@ -61,13 +61,13 @@ ARROWS = {
     # chooses one, without wires and queues.
     "bulk": "errors records options host progress settings logs fields tasks models engine inference"
     " rollout.engine_choice",
-    "net": "errors unawaited records settings security inference.requests",
+    "net": "errors unawaited records host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net tasks",
     # A front is a server whose pipeline has its device in another process.
-    "fronts": "errors unawaited records children settings lifecycle logs models engine inference scheduling telemetry"
-    " net http grpc",
+    "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
+    " telemetry net http grpc",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout bulk.batches_api net http grpc",
