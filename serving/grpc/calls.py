@@ -272,12 +272,15 @@ class Call(msgspec.Struct, eq=False):
         """Bytes that the call holds now, without messages in progress."""
         return 0 if self.stream.unsent is None else len(self.stream.unsent)
 
-    def _hold(self, size: int) -> bool:
-        """Sets the number of bytes that the call holds. Returns False and changes nothing if there is no room."""
+    def _hold(self, size: int, *, is_made: bool = False) -> bool:
+        """Sets the number of bytes that the call holds. Returns False and changes nothing if there is no room.
+
+        A reply that `is_made` may be larger than the connection's share if the connection holds nothing else.
+        """
         share, more = self.connection.share, size - self._held
         if more < 0:
             share.give(-more)
-        elif not share.take(more):
+        elif not (share.take_made(more) if is_made and share.held <= self._held else share.take(more)):
             return False
         self._held = size
         return True
@@ -323,7 +326,7 @@ class Call(msgspec.Struct, eq=False):
         stream = self.stream
         self._trailers, stream.trailers = stream.trailers, None
         self._sending = SendProgress(len(stream.unsent or b""))
-        if not self._hold(self._kept()):
+        if not self._hold(self._kept(), is_made=True):
             self.connection.h2.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
             stream.context = None
             self.connection.flush()

@@ -16,7 +16,7 @@ from serving.inference.requests import Outcome, Timings
 from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import estimate_tokens
 from serving.tasks import WAYS
-from serving.tasks.base import A, Work
+from serving.tasks.base import A, Work, check_answer
 
 if TYPE_CHECKING:
     from collections import defaultdict
@@ -78,9 +78,15 @@ class _Job(msgspec.Struct, Generic[A], frozen=True):
     cut: Truncate
 
     def encode(self) -> Sequence[EncodedText]:
-        if self.way.encode is None:
-            return self.model.tokenizer.encode(self.inputs, truncate=self.cut)
-        return self.way.encode(self.model.tokenizer, self.inputs, self.request.options, truncate=self.cut)
+        """The texts for the engine; raises `InvalidRequest` if the answer would take too much memory."""
+        way, model, options = self.way, self.model, self.request.options
+        if way.encode is None:
+            texts: Sequence[EncodedText] = model.tokenizer.encode(self.inputs, truncate=self.cut)
+        else:
+            texts = way.encode(model.tokenizer, self.inputs, options, truncate=self.cut)
+        if way.token_outputs:
+            check_answer(_tokens(texts) * way.token_numbers(options, model.manifest))
+        return texts
 
     def finish(self, texts: Sequence[EncodedText], rows: Rows) -> A:
         model = self.model

@@ -30,6 +30,9 @@ _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorr
 """Triton's names for the platform and the backend, by the artifact's kind."""
 TOKENS = ".tokens"
 
+_INLINE_TOKENS = 128
+"""Maximum tokens of a reply with an output for each token that is written on the event loop."""
+
 _DATATYPES = {"int32": INT32, "float32": FP32}
 _CONFIG_TYPES = {BYTES: "TYPE_STRING"}
 
@@ -136,7 +139,7 @@ class View(msgspec.Struct, frozen=True):
             width: Tokens in a row of the request, if it contains tokens.
 
         Raises:
-            InvalidRequest: A text does not have exactly one mask.
+            InvalidRequest: A text does not have exactly one mask, or a padded output would be too large.
         """
         outputs = [
             _output(info, values)
@@ -147,6 +150,10 @@ class View(msgspec.Struct, frozen=True):
             return outputs
         named = {output.name: output for output in outputs}
         return [named[name] for name in names]
+
+    def is_long(self, tokens: int, width: int) -> bool:
+        """Whether `answer` takes so long that it needs a thread: padded outputs of many tokens."""
+        return max(tokens, width) > _INLINE_TOKENS and any(-1 in info.shape[1:] for info in self.outputs)
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Checks the outputs that a request asks for.

@@ -6,6 +6,7 @@ bundles' nor the requests' packages, so that both can import tasks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
@@ -30,6 +31,10 @@ O_contra = TypeVar("O_contra", contravariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A", bound=Sized)
 """The answer of a task: one element for each input."""
+
+
+MAX_ANSWER_NUMBERS = 1 << 25
+"""Maximum numbers of an answer with vectors of tokens, and of an output that is padded: 128 MiB, or 350 MB as JSON."""
 
 
 class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
@@ -176,6 +181,7 @@ class Way(Generic[O, A]):
         sizes_bytes: Size of each input. Rejects inputs that are too long to be read.
         expand: Turns the request's inputs into those that the model reads; None if they are the same.
         encode: None if each input is encoded by itself, as `TextTokenizer.encode` does.
+        token_numbers: Numbers of the answer for each token; 0 if the answer does not grow with a text's tokens.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         prompt_apart: Whether inputs are pairs of prompt and text, instead of both in one text.
         prompts_by_side: Whether inputs are pairs of query and document, each with the prompt of its side.
@@ -192,6 +198,7 @@ class Way(Generic[O, A]):
     sizes_bytes: SizesBytes[O] = sizes_bytes
     expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
     encode: Encode[O] | None = None
+    token_numbers: Callable[[O, Facts], int] = never
     token_outputs: bool = False
     windows: Callable[[O], bool] = never
     prompt_apart: bool = False
@@ -423,9 +430,23 @@ def floats(values: Sequence[Any]) -> NDArray[np.float32]:
     return np.array(values, np.float32)
 
 
+def check_answer(numbers: int) -> None:
+    """Rejects an answer that would take too much memory; raises `InvalidRequest`."""
+    if numbers > MAX_ANSWER_NUMBERS:
+        raise InvalidRequest(
+            f"the answer would have {numbers} numbers; the maximum is {MAX_ANSWER_NUMBERS}. Send fewer or shorter texts"
+        )
+
+
 def padded(column: Sequence[Any], width: int = 0) -> NDArray[Any]:
-    """Stacks arrays [n, ...] of different lengths into [arrays, longest or `width`, ...], padded with zeros."""
-    filled = np.zeros((len(column), max(width, *map(len, column)), *column[0].shape[1:]), column[0].dtype)
+    """Stacks arrays [n, ...] of different lengths into [arrays, longest or `width`, ...], padded with zeros.
+
+    Raises:
+        InvalidRequest: The result would be too large.
+    """
+    shape = (len(column), max(width, *map(len, column)), *column[0].shape[1:])
+    check_answer(math.prod(shape))
+    filled = np.zeros(shape, column[0].dtype)
     for row, part in zip(filled, column, strict=True):
         row[: len(part)] = part
     return filled

@@ -124,4 +124,10 @@ def column(answer: Sequence[Embedded], output: str) -> Any:  # noqa: ANN401  of 
     return np.stack(found) if output == "dense" else found
 
 
-WAY: Way[CombinedOptions, list[Embedded]] = Way(CombinedOptions, "embed", finish, check, token_outputs=True)
+def _token_numbers(options: CombinedOptions, facts: Facts) -> int:
+    return facts.token_size if "tokens" in options.outputs else 0
+
+
+WAY: Way[CombinedOptions, list[Embedded]] = Way(
+    CombinedOptions, "embed", finish, check, token_numbers=_token_numbers, token_outputs=True
+)

@@ -101,6 +101,10 @@ def _row(found: NDArray[Any], count: int) -> NDArray[Any]:
     return found[:count]
 
 
+def token_numbers(_: object, facts: Facts) -> int:
+    return facts.token_size
+
+
 def _summary(facts: Facts) -> str:
     sides = facts.multi_vector
     size = f"{facts.token_size} components for each token"
@@ -111,7 +115,15 @@ def _summary(facts: Facts) -> str:
 
 
 TASK = Task(
-    way=Way(EmbedTokensOptions, "embed_tokens", _finish, encode=encode, token_outputs=True, for_side=for_side),
+    way=Way(
+        EmbedTokensOptions,
+        "embed_tokens",
+        _finish,
+        encode=encode,
+        token_numbers=token_numbers,
+        token_outputs=True,
+        for_side=for_side,
+    ),
     graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # includes special tokens
     facts=frozenset({"default_prompt", "dimensions", "multi_vector"}),
     beside=Beside((GraphOutput("token_embeddings", (-1, "token_size")),), frozenset({"multi_vector"})),

@@ -12,8 +12,10 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import onnx
 import pytest
 from fastapi.openapi.models import OpenAPI
+from tritonclient.utils import InferenceServerException
 
 from tests.support.clients import (
     BOTH,
@@ -30,8 +32,10 @@ from tests.support.clients import (
 )
 from tests.support.expected import token_ids
 from tests.support.models import HIDDEN_SIZE, NAME, ROOT
-from tests.support.server import ONE_AT_A_TIME, Server
-from tests.support.tasks import TASKS
+from tests.support.poison import edit_manifest, sign
+from tests.support.server import FAKE, ONE_AT_A_TIME, Server
+from tests.support.tasks import MAX_LENGTH, TASKS, write_bundle
+from tests.support.triton_clients import TritonClient
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.clients import Transport
+    from tests.support.tasks import TinyModel
 
 
 STAGES = ("tokenize", "queue", "compute", "total")
@@ -297,3 +302,47 @@ def test_a_wrong_task_lists_the_models_of_that_task(tasks_server: Server, fake_s
     error = refusal_of(fake_server, "/rerank", {"query": "a", "texts": ["a"]})
     assert re.search(r"no model with the task rerank is available; available: \S+ \(embed\)", error)
     assert metric(fake_server, "bertserve_requests_total", reason="wrong_task") > 0
+
+
+WIDE = 17_000
+"""Numbers for each token, so that 31 texts of 64 tokens are more than an answer may have."""
+
+
+@pytest.fixture(scope="module")
+def wide_server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    def widen(manifest: dict[str, Any]) -> None:
+        manifest["hidden_size"] = manifest["outputs"][0]["shape"][2] = WIDE
+
+    repository = tmp_path_factory.mktemp("wide")
+    bundle = write_bundle(repository, tiny_models["embed_tokens"])
+    graph = onnx.load(bundle / "model.fp32.onnx")
+    graph.graph.output[0].type.tensor_type.shape.dim[2].dim_value = WIDE
+    onnx.save(graph, bundle / "model.fp32.onnx")
+    edit_manifest(bundle, widen)
+    sign(bundle)
+    with Server(repository, *FAKE, "--max-v2-batch-size", "64") as server:
+        yield server
+
+
+LONG, SHORT = "server " * (MAX_LENGTH - 2), "server"
+
+
+def test_an_answer_that_would_be_too_large_is_rejected(wide_server: Server) -> None:
+    """Vectors of tokens are a thousand times as large as their text: a small request must not fill the memory."""
+    reply = post_json(wide_server.http, "/embed_all", {"inputs": [LONG] * 31})
+    assert (reply.status, reply.json()["error"]) == (
+        422,
+        f"the answer would have {31 * MAX_LENGTH * WIDE} numbers; the maximum is 33554432. Send fewer or shorter texts",
+    )
+
+
+@pytest.mark.parametrize("flavour", ["http", "grpc"])
+def test_padding_counts_towards_the_size_of_an_answer(wide_server: Server, flavour: str) -> None:
+    """One long text among short ones: v2 pads all of them. A reply larger than all buffers arrives."""
+    client = TritonClient(flavour, wide_server)
+    with pytest.raises(InferenceServerException, match=f"would have {32 * MAX_LENGTH * WIDE} numbers"):
+        client.infer("embed_tokens", {"text": [LONG] + [SHORT] * 31})
+    found = client.infer("embed_tokens", {"text": [LONG] + [SHORT] * 15})
+    assert found.as_numpy("embeddings").shape == (16, MAX_LENGTH, WIDE)
+    assert found.as_numpy("tokens").tolist() == [MAX_LENGTH] + [3] * 15
+    assert not found.as_numpy("embeddings")[1:, 3:].any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -141,9 +142,16 @@ class InferenceService:
         outcome = await self._service.infer_under(view, call.stamp(infer_request, arrival, trace, request.id))
         response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
         width = 0 if view.takes_text else request.inputs[0].shape[-1]
-        for output in view.answer(outcome.answer, names, width):
-            response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-            response.raw_output_contents.append(output.blob())
+
+        def write() -> None:
+            for output in view.answer(outcome.answer, names, width):
+                response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+                response.raw_output_contents.append(output.blob())
+
+        if view.is_long(outcome.tokens, width):
+            await asyncio.to_thread(write)
+        else:
+            write()
         call.set_trailing_metadata(outcome_metadata(outcome) + ignored_metadata(ignored))
         return response, ignored
 

@@ -29,6 +29,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 Inputs = Sequence[str | list[int]]
 
 _PIECE_TEXTS = 32
+_LARGE = 16
+"""A text whose answer is large counts as so many, so that fewer answers wait to be written."""
 _OK = 200
 _BULK = str(BULK).encode()
 
@@ -42,6 +44,8 @@ class LineRoute(Generic[M, A]):
         read: The model's name and the inputs of a message.
         infer: Answers all inputs of a message, or some of them.
         body: The reply in pieces, each made after the previous one has been written.
+        is_whole: Whether a message must be answered by one request, whose answer has a limit: vectors of tokens are
+            large, and all pieces of a line are held until the last is answered.
     """
 
     path: str
@@ -50,6 +54,7 @@ class LineRoute(Generic[M, A]):
     read: Callable[[AppContext, M], Awaitable[tuple[str | None, Inputs]]]
     infer: Callable[[AppContext, HttpRequest, M, str | None, Inputs], Awaitable[Outcome[A]]]
     body: Callable[[Sequence[Outcome[A]], M], Iterable[bytes]]
+    is_whole: Callable[[M], bool] = lambda _: False
 
 
 class BatchLines(Generic[M, A]):
@@ -68,9 +73,10 @@ class BatchLines(Generic[M, A]):
         name, inputs = await route.read(self._context, message)
         http.body = b""
         # A line with too many inputs or none is sent in one piece, to get the pipeline's own error.
-        size = _PIECE_TEXTS if len(inputs) <= route.most(self._context.settings) else len(inputs)
+        in_one = route.is_whole(message) or len(inputs) > route.most(self._context.settings)
+        size = len(inputs) if in_one else _PIECE_TEXTS
         pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
-        return BatchLine(self._context, route, http, message, name, pieces)
+        return BatchLine(self._context, route, http, message, name, pieces, route.is_whole(message))
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
         """See `Endpoint`."""
@@ -88,10 +94,11 @@ class BatchLine(Generic[M, A]):
     message: M
     model: str | None
     pieces: Sequence[Inputs]
+    is_whole: bool
 
     @property
     def texts(self) -> int:
-        return sum(map(len, self.pieces))
+        return sum(map(len, self.pieces)) * (_LARGE if self.is_whole else 1)
 
     async def answer(self, retry: Retry) -> Answer:
         """See `Prepared`. Repeats the line if a new version took over in between: an answer never mixes versions."""

@@ -103,7 +103,11 @@ async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     binary = _wants_binary(message)
     outcome = await context.v2.infer_under(view, request)
     width = 0 if view.takes_text else tensors[0].shape[-1]
-    reply = _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
+
+    def write() -> HttpReply:
+        return _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
+
+    reply = await asyncio.to_thread(write) if view.is_long(outcome.tokens, width) else write()
     accepted = http.headers.get(b"accept-encoding", b"")
     return await asyncio.to_thread(_compressed, reply, accepted) if accepted in COMPRESSIONS else reply
 

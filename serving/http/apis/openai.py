@@ -197,7 +197,9 @@ def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest) -> Itera
     for outcome in outcomes:
         rows = embeddings_of(outcome, message, first)
         first += len(rows)
-        yield (b"," if first > len(rows) else b"") + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        for piece in [[row] for row in rows] if message.outputs else [rows]:  # vectors of tokens are large
+            comma = b"," if piece[0]["index"] else b""
+            yield comma + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
     yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]
 
 
@@ -208,4 +210,5 @@ LINES = LineRoute(
     inputs_of,
     embed_inputs,
     _body,
+    lambda message: "tokens" in (message.outputs or ()),
 )
