@@ -61,13 +61,21 @@ def read_parameters(request: InferRequest[Any], values: Mapping[str, Any]) -> No
             raise InvalidRequest("the parameter `long` is supported only for the tasks classify, rerank and tag")
         request.options = msgspec.structs.replace(request.options, windows=windows)
     top_k = typed(values, "top_k", int, "a whole number")
-    threshold = typed(values, "threshold", int | float, "a number")
+    threshold = _threshold(values)
     if top_k is not None or threshold is not None:
         if "threshold" not in request.options.__struct_fields__:
             raise InvalidRequest("the parameters `top_k` and `threshold` are supported only for the task embed_sparse")
         request.options = msgspec.structs.replace(request.options, top_k=top_k, threshold=threshold)
     if (priority := values.get("priority")) is not None:
         request.priority = priority_of(priority, "the parameter `priority`")
+
+
+def _threshold(values: Mapping[str, Any]) -> float | None:
+    value = typed(values, "threshold", int | float, "a number")
+    try:
+        return None if value is None else float(value)
+    except OverflowError:  # JSON has integers of any length
+        raise InvalidRequest("the parameter `threshold` is out of range") from None
 
 
 def _timeout_ms(values: Mapping[str, Any]) -> float | None:

@@ -9,6 +9,7 @@ weight of its occurrences.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -81,6 +82,8 @@ _UNWEIGHTED = ("cls", "eos", "pad", "unk")
 def check(options: EmbedSparseOptions, _: Facts) -> None:
     if options.top_k is not None and options.top_k < 1:
         raise InvalidRequest(f"`top_k` is {options.top_k}; it must be at least 1")
+    if options.threshold is not None and math.isnan(options.threshold):
+        raise InvalidRequest("`threshold` is NaN; it must be a number")
 
 
 def engineless(options: EmbedSparseOptions, manifest: Facts) -> bool:

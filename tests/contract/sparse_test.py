@@ -241,6 +241,18 @@ def test_v2(server: Server, flavour: str) -> None:
             client.infer("small", {"text": TEXTS}, parameters=wrong)
 
 
+def test_v2_refuses_a_threshold_that_no_weight_compares_with(server: Server) -> None:
+    """An integer beyond a float in JSON, and NaN, which only gRPC can send."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    message = {"inputs": [tensor], "parameters": {"threshold": 10**400}}
+    refused = post_json(server.http, "/v2/models/small/infer", message)
+    assert (refused.status, refused.json()["error"]) == (400, "the parameter `threshold` is out of range")
+    client = TritonClient("grpc", server)
+    with pytest.raises(InferenceServerException, match="`threshold` is NaN") as rejected:
+        client.infer("small", {"text": TEXTS}, parameters={"threshold": float("nan")})
+    assert rejected.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
 def test_v2_describes_itself(server: Server) -> None:
     """Shapes that vary with the request; the raw outputs of the graph are the other name's."""
     told = get(server.http, "/v2/models/small").json()
