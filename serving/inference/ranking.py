@@ -26,6 +26,13 @@ def rankers(repository: Repository) -> list[str]:
     return [*(model.name for model in repository.of_task("rerank")), *filter(None, _by_vectors(repository))]
 
 
+def named_or_only(repository: Repository, name: str | None) -> str | None:
+    """As the repository's, for the models that rank texts."""
+    by_vectors = _by_vectors(repository)
+    several = len(by_vectors) > 1 and not repository.of_task("rerank")
+    return repository.named_or_only(name, _task(by_vectors) if several else "rerank")
+
+
 def ranking(
     repository: Repository,
     name: str | None,
@@ -40,22 +47,27 @@ def ranking(
 
     Raises:
         InvalidRequest: There are `windows` or `weights`, and the model that ranks has no use for them.
+        ModelNotNamed: There is no name, and several models embed query and text.
     """
     by_vectors = _by_vectors(repository)
-    if name is None and not repository.of_task("rerank"):
+    if name is None and by_vectors and not repository.of_task("rerank"):
         # Beside one multi-vector model there may be others of its task.
-        name = next(iter(by_vectors)) if len(by_vectors) == 1 else None
-        ranks_by_vectors = bool(by_vectors)
-    else:
-        ranks_by_vectors = name in by_vectors
+        several = len(by_vectors) > 1
+        name = repository.find(None, task=_task(by_vectors)).name if several else next(iter(by_vectors))
+    ranks_by_vectors = name in by_vectors
     if ranks_by_vectors and windows is not None:
         raise InvalidRequest("a multi-vector model reads no windows; leave them out to truncate long texts")
     if name in by_vectors and by_vectors[name].also:
         return name, HybridOptions(weights)
-    if weights is not None and (name is not None or not ranks_by_vectors):
+    if weights is not None:
         said = "`weights` needs a model with several outputs, such as bge-m3; leave it out"
         raise InvalidRequest(said, param="weights")
     return name, MaxSimOptions(raw_scores) if ranks_by_vectors else RerankOptions(raw_scores, windows)
+
+
+def _task(by_vectors: Mapping[str | None, Manifest]) -> str:
+    """The task whose only or default model ranks if a request names none."""
+    return next(task for task in _TASKS if any(manifest.answers(task) for manifest in by_vectors.values()))
 
 
 def _by_vectors(repository: Repository) -> Mapping[str | None, Manifest]:

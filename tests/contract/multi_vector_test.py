@@ -209,6 +209,10 @@ def test_the_model_that_ranks(
     message = {"query": "a", "texts": ["b", "the server"]}
     reply = post_json(server.http, "/rerank", message)
     assert (reply.status, "pylate, stanford" in reply.json()["error"]) == (400, True)
+    unknown = {"query": "a", "documents": message["texts"], "model": "rerank-v3.5"}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        reply = post_json(server.http, path, unknown)
+        assert (reply.status, b"pylate, stanford" in reply.body) == (404, True)
     paths = get(server.http, "/openapi.json").json()["paths"]
     assert {"/rerank", "/v1/rerank", "/v2/rerank"} <= paths.keys()
     for model in ("rerank", "embed_tokens"):

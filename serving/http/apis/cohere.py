@@ -26,7 +26,7 @@ from serving.http.apis.openai_messages import Usage
 from serving.http.apis.vectors import in_form, sparse_json, tokens_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task, ranking_models
-from serving.inference.ranking import ranking
+from serving.inference.ranking import named_or_only, ranking
 from serving.inference.requests import InferRequest
 from serving.tasks import WAYS, combined
 from serving.tasks.combined import CombinedOptions
@@ -174,7 +174,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
         raise InvalidRequest(f"`{field}` is {most}; the minimum is 1")
-    name = http.parameters.get("model") or context.repository.named_or_only(message.model, "rerank")
+    name = http.parameters.get("model") or named_or_only(context.repository, message.model)
     windows = _windows(message.max_chunks_per_doc)
     name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
     model = context.repository.find(name, task=WAYS[type(options)].task)
