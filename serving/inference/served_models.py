@@ -92,6 +92,9 @@ class ServedModel(ServableArtifact):
     ) -> Sequence[TextInput]:
         """Pairs of query and document, each with its side's prompt; raises `InvalidRequest` for other inputs."""
         del name, input_type  # each side has its own
+        if {own.casefold() for own in self.manifest.prompts}.isdisjoint(QUERIES + _DOCUMENTS):
+            # As in Sentence Transformers, where the default prompt is for neither side.
+            return pairs_of(inputs)
         before, behind = self._prompt(None, "query"), self._prompt(None, "document")
         return [(before + query, behind + document) for query, document in pairs_of(inputs)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -210,6 +211,28 @@ def test_a_hybrid_score_ranks(server: Server, library: FlagModel, given: dict[st
         found = {rank["index"]: rank.get("score", rank.get("relevance_score")) for rank in ranks}
         assert list(found) == np.argsort(-np.array(wanted), kind="stable").tolist()
         assert found == pytest.approx(dict(enumerate(wanted)), abs=CLOSE)
+
+
+def test_prompts_for_other_ends_are_not_those_of_a_search(
+    repository: Path, folder: Path, library: FlagModel, tmp_path: Path
+) -> None:
+    """Nor is the default, as in Sentence Transformers."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415  slow to import
+
+    from tests.support.checkpoints import edit_json  # noqa: PLC0415  likewise
+
+    prompts, default = {"clustering": "a text of "}, "clustering"
+    encoder = SentenceTransformer(str(folder), device="cpu", prompts=prompts, default_prompt_name=default)
+    query, texts = TEXTS[1], TEXTS[:3]
+    for found, text in ((encoder.encode_query(query), query), (encoder.encode_document(texts[0]), texts[0])):
+        np.testing.assert_allclose(found, library.encode(text).dense, atol=CLOSE)
+    copy = shutil.copytree(repository / "m3", tmp_path / "m3")
+    (version,) = copy.iterdir()
+    edit_json(version / "manifest.json", prompts=prompts, default_prompt=default)
+    with Server(tmp_path) as server:
+        ranks = ask(server, "/rerank", query=query, texts=texts)
+    wanted = {index: library.score(query, text, EVERY) for index, text in enumerate(texts)}
+    assert {rank["index"]: rank["score"] for rank in ranks} == pytest.approx(wanted, abs=CLOSE)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
