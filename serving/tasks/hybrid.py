@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,13 +38,15 @@ def check(options: HybridOptions, manifest: Facts) -> None:
     if options.weights is None:
         return
     combined.check_offered([*options.weights], manifest, "weights")
-    if min(options.weights.values()) < 0 or not 0 < sum(options.weights.values()) < math.inf:
+    if min(options.weights.values()) < 0 or max(options.weights.values()) <= 0:
         raise InvalidRequest("`weights` must not be negative, and one of them must be above 0", param="weights")
 
 
 def finish(work: Work[HybridOptions]) -> list[float]:
     given = work.options.weights or dict.fromkeys(combined.offered(work.manifest), 1.0)
-    weights = {output: weight for output, weight in given.items() if weight > 0}
+    # Only ratios count; sums and products of large weights would overflow.
+    largest = max(given.values())
+    weights = {output: weight / largest for output, weight in given.items() if weight / largest > 0}
     options = CombinedOptions(tuple(weights), normalize=True)
     found = combined.finish(Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer))
     return scored(work.inputs, found, lambda query, text: _score(query, text, weights))

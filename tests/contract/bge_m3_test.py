@@ -199,6 +199,18 @@ def test_grpc_calls_of_all_three(server: Server, wanted: list[Vectors]) -> None:
 WEIGHTS = [None, EVERY, {"dense": 1.0, "sparse": 0.3, "tokens": 1.0}, {"sparse": 2}, {"dense": 0.4, "tokens": 0.6}]
 
 
+def test_weights_of_any_size_rank(server: Server) -> None:
+    """As their ratios say, where neither their sum nor a product with a score is a float."""
+    message = {"query": TEXTS[1], "texts": TEXTS}
+    for vast, plain in (
+        ({"dense": 1.5e308, "sparse": 1.5e308}, {"dense": 1, "sparse": 1}),
+        ({"sparse": 1.5e308}, {"sparse": 1}),
+        ({"sparse": 1.5e308, "dense": 5e-324}, {"sparse": 1}),
+        ({"dense": 5e-324}, {"dense": 1}),
+    ):
+        assert ask(server, "/rerank", **message, weights=vast) == ask(server, "/rerank", **message, weights=plain)
+
+
 @pytest.mark.parametrize("given", WEIGHTS, ids=str)
 def test_a_hybrid_score_ranks(server: Server, library: FlagModel, given: dict[str, float] | None) -> None:
     """As `compute_score` of FlagEmbedding, with its default of equal weights, on every route."""
