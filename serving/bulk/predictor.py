@@ -108,7 +108,8 @@ class Model:
             self._task = TASKS[self.task]
             self._way = self._task.way
             self.options, self.ignored = self._read(options or {})
-            if self._way.for_side is not None:
+            # An explicit side goes before that of the prompt, as with `encode_query(..., prompt_name=...)`.
+            if self._way.for_side is not None and (options or {}).get("query") is None:
                 self.options = self._way.for_side(self.options, prompt_name)
             self._way.check(self.options, self.served.manifest)
             self.engineless = self._way.engineless(self.options, self.served.manifest)

@@ -54,11 +54,15 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def library(folder: Path) -> Library:
-    """The vectors of texts as queries or documents, with a component for each word of the vocabulary."""
+def encoder(folder: Path) -> Any:
     from sentence_transformers import SparseEncoder  # noqa: PLC0415  slow to import
 
-    encoder = SparseEncoder(str(folder), device="cpu")
+    return SparseEncoder(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def library(encoder: Any) -> Library:
+    """The vectors of texts as queries or documents, with a component for each word of the vocabulary."""
 
     def encode(texts: Sequence[str], side: str) -> Vectors:
         way = {"query": encoder.encode_query, "document": encoder.encode_document}[side]
@@ -296,8 +300,22 @@ def test_bulk_work(server: Server, folder: Path, library: Library, side: str) ->
     assert server.http  # which has exported the model
     model = Model(folder.with_name("models"), threads=1, options={"query": side == "query"}, prompt_name=side)
     assert model.engineless == (side == "query")
+    in_bulk(model, library(TEXTS, side))
+
+
+def test_bulk_queries_keep_their_side_with_any_prompt(server: Server, folder: Path, encoder: Any) -> None:
+    """An explicit side goes before that of the prompt's name."""
+    assert server.http  # which has exported the model
+    for query, encode in ((True, encoder.encode_query), (False, encoder.encode_document)):
+        other = "document" if query else "query"
+        model = Model(folder.with_name("models"), threads=1, options={"query": query}, prompt_name=other)
+        assert model.engineless == query
+        in_bulk(model, encode(TEXTS, prompt_name=other, convert_to_sparse_tensor=False).numpy())
+
+
+def in_bulk(model: Model, wanted: Vectors) -> None:
+    """Its answers for the texts are these."""
     found = model.column.array([one.answer for one in Predictor(model).predict(TEXTS)]).to_pylist()
-    wanted = library(TEXTS, side)
     vectors = [
         [{"index": index, "value": value} for index, value in zip(one["indices"], one["values"], strict=True)]
         for one in found
