@@ -21,6 +21,7 @@ from tests.support.clients import ask, get, metric, post_json
 from tests.support.exports import exported
 from tests.support.server import Server, measured
 from tests.support.sparse_encoders import LENGTH, write_plain, write_router
+from tests.support.tasks import write_bundle
 from tests.support.triton_clients import FLAVOURS, TritonClient
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from tests.support.tasks import TinyModel
 
     Vectors = NDArray[np.float32]
     Library = Callable[[Sequence[str], str], Vectors]
@@ -279,6 +282,14 @@ def test_a_batch_of_files(server: Server) -> None:
         {"inputs": "the server", "input_type": "query", "format": "tokens"},
         {"inputs": ""},
     ]
+    output, errors = batch(server, bodies)
+    asked = partial(ask, server, "/embed_sparse")
+    assert [line["response"]["body"] for line in output] == [asked(**body) for body in bodies[:2]]
+    assert [(line["custom_id"], line["response"]["body"]["error_type"]) for line in errors] == [("2", "Empty")]
+
+
+def batch(server: Server, bodies: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """The lines of a batch's output and of its errors; the ID of each is the number of its body."""
     lines = [
         {"custom_id": f"{number}", "method": "POST", "url": "/embed_sparse", "body": body}
         for number, body in enumerate(bodies)
@@ -288,10 +299,27 @@ def test_a_batch_of_files(server: Server) -> None:
         file = client.files.create(file=("input.jsonl", data), purpose="batch")
         endpoint: Any = "/embed_sparse"
         made = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
-        output, errors = results_of(client, ended(client, made.id))
-    asked = partial(ask, server, "/embed_sparse")
-    assert [line["response"]["body"] for line in output] == [asked(**body) for body in bodies[:2]]
-    assert [(line["custom_id"], line["response"]["body"]["error_type"]) for line in errors] == [("2", "Empty")]
+        return results_of(client, ended(client, made.id))
+
+
+def test_a_line_names_one_of_several_models(
+    server: Server, folder: Path, tiny_models: dict[str, TinyModel], tmp_path: Path
+) -> None:
+    """In the body, because the URL of a batch has no model; a line without a name says so."""
+    models = tmp_path / "models"
+    write_bundle(models, tiny_models["embed_sparse"])
+    (models / "small").symlink_to(folder.with_name("models") / "small")
+    names = ("small", "embed_sparse")
+    with Server(models, "--batch-dir", str(tmp_path / "batches")) as both:
+        asked = [ask(both, f"/models/{name}/embed_sparse", inputs="a", top_k=3) for name in names]
+        bodies = [{"inputs": "a", "top_k": 3, "model": name} for name in (*names, "other")]
+        output, errors = batch(both, [*bodies, {"inputs": "a"}])
+    assert asked[0] != asked[1]
+    assert [line["response"]["body"] for line in output] == asked
+    assert [line["response"]["status_code"] for line in errors] == [404, 422]
+    assert all(line["response"]["body"]["error"].endswith("name one in `model`") for line in errors)
+    (alone,), _ = batch(server, [{"inputs": "a", "model": "splade"}])
+    assert alone["response"]["body"] == ask(server, "/embed_sparse", inputs="a")
 
 
 @pytest.mark.parametrize("side", ["document", "query"])

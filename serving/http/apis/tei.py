@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest, WrongTask
+from serving.errors import EmptyInput, InvalidRequest, ModelNotNamed, WrongTask
 from serving.http.apis import cohere
 from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.cohere_messages import RankingReply, RankingRequest
@@ -26,6 +26,7 @@ from serving.http.apis.tei_messages import (
     RerankRequest,
     SimilarityParameters,
     SimilarityRequest,
+    SparseLineRequest,
     SparseWeight,
     TokenizeReply,
     TokenizeRequest,
@@ -208,19 +209,26 @@ async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 async def _embed_sparse(
-    context: AppContext, http: HttpRequest, message: EmbedSparseRequest, _: str | None, inputs: Sequence[TextInput]
+    context: AppContext, http: HttpRequest, message: EmbedSparseRequest, model: str | None, inputs: Sequence[TextInput]
 ) -> Outcome[list[SparseVector]]:
     named = message.tokens or message.format == "tokens"
     options = EmbedSparseOptions(message.top_k, message.threshold, tokens=named)
-    return await _run_task(context, http, inputs, options, message)
+    return await _run_task(context, http, inputs, options, message, model)
 
 
 def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest) -> bytes:
     return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in answer])
 
 
-async def _sparse_inputs(_: AppContext, message: EmbedSparseRequest) -> tuple[None, Sequence[str | list[int]]]:
-    return None, text_inputs(message.inputs)
+async def _sparse_inputs(
+    context: AppContext, message: SparseLineRequest
+) -> tuple[str | None, Sequence[str | list[int]]]:
+    name = context.repository.named_or_only(message.model, "embed_sparse")
+    try:
+        context.repository.find(name, task="embed_sparse")
+    except ModelNotNamed as error:  # which would be told to name one in the path
+        raise InvalidRequest(f"{error.message} in `model`") from None
+    return name, text_inputs(message.inputs)
 
 
 def _sparse_pieces(outcomes: Sequence[Outcome[list[SparseVector]]], message: EmbedSparseRequest) -> Iterable[bytes]:
@@ -232,7 +240,7 @@ def _sparse_pieces(outcomes: Sequence[Outcome[list[SparseVector]]], message: Emb
 
 SPARSE_LINES = LineRoute(
     SPARSE_PATH,
-    _EMBED_SPARSE,
+    JsonDecoder(SparseLineRequest),
     lambda settings: settings.max_client_batch_size,
     _sparse_inputs,
     _embed_sparse,
