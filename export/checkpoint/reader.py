@@ -274,7 +274,7 @@ def open_checkpoint(
         markers=sentence.markers,
     )
     _check_special(source, config, family, task, words)
-    heads = _token_heads(folder, task, config[family.sizes["hidden_size"]], outputs)
+    heads = _token_heads(folder, task, config[family.sizes["hidden_size"]], outputs, notice)
     words = _with_end(words, config[family.sizes["vocab_size"]], heads)
     own = sentence.max_length or words.length_limit
     # The special tokens alone always fit.
@@ -295,11 +295,15 @@ def open_checkpoint(
     )
 
 
-def _token_heads(folder: Folder, task: str, hidden_size: int, outputs: Sequence[str] | None) -> tuple[TokenHead, ...]:
+def _token_heads(
+    folder: Folder, task: str, hidden_size: int, outputs: Sequence[str] | None, notice: Callable[[str], None]
+) -> tuple[TokenHead, ...]:
     if task == "embed":
         return token_heads.read(folder, hidden_size, outputs)
     if outputs is not None:
         raise ExportError(f"checkpoint {folder.path}: --outputs is for the task embed; this export is for {task}")
+    if task == "embed_tokens" and folder.has(file := token_heads.FILES["tokens"]):
+        notice(f"exporting the vectors of the last layer, without {file}; for those of FlagEmbedding, remove --task")
     return ()
 
 
@@ -376,9 +380,11 @@ def _sparse(
     if "active" not in TASKS[task].facts:
         return sentence, 0
     if sentence.sparse is None and (sentence.pools or sentence.is_cross_encoder):
+        file = token_heads.FILES["sparse"]
+        remedy = f"; remove --task to export {file} as the output sparse" if Folder(source.path).has(file) else ""
         raise ExportError(
             f"checkpoint {source.path}: the modules in modules.json compute no weights of words; the task embed_sparse "
-            "needs SpladePooling, or a model of masked words without modules.json"
+            f"needs SpladePooling, or a model of masked words without modules.json{remedy}"
         )
     found = sentence.sparse or sparse.Sparse()
     return replace(sentence, sparse=found), min(found.max_active_dims or vocab_size, vocab_size)

@@ -280,6 +280,7 @@ def test_a_model_of_another_task(fake_server: Server, server: Server) -> None:
         reply = post_json(asked.http, path, {"inputs": "x"})
         assert (reply.status, reply.json()["error_type"]) == (424, "Backend")
         assert ("bertserve export MODEL --task embed_tokens" in reply.json()["error"]) is path.endswith("all")
+        assert ("or bge-m3 without --task" in reply.json()["error"]) is path.endswith("all")
 
 
 def test_vectors_of_tokens_are_what_transformers_says(server: Server, tiny: dict[str, TinyModel]) -> None:

@@ -270,6 +270,22 @@ def test_outputs_that_are_not_there(folder: Path, tmp_path: Path) -> None:
         opened(folder, "embed_tokens", outputs=("dense",))
 
 
+def test_other_tasks_say_how_the_layers_are_exported(folder: Path, tmp_path: Path) -> None:
+    """The vectors of the last layer are not those of the layer beside it; a folder without layers says nothing."""
+    said: list[str] = []
+    opened(folder, "embed_tokens", notice=said.append)
+    assert said == [
+        "exporting the vectors of the last layer, without colbert_linear.pt; for those of FlagEmbedding, remove --task"
+    ]
+    with pytest.raises(ExportError, match=r"; remove --task to export sparse_linear\.pt as the output sparse$"):
+        opened(folder, "embed_sparse")
+    small = write_checkpoint(tmp_path / "small")
+    opened(small, "embed_tokens", notice=said.append)
+    assert len(said) == 1
+    with pytest.raises(ExportError, match=r"without modules\.json$"):
+        opened(small, "embed_sparse")
+
+
 MANIFESTS: list[tuple[dict[str, Any], str]] = [
     ({"also": ("embed_sparse",), "multi_vector": None}, "the outputs do not match the task"),
     ({"also": ("embed_tokens", "embed_sparse")}, "the outputs do not match the task"),

@@ -181,7 +181,10 @@ async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
     try:
         outcome = await _run_task(context, http, inputs, EmbedTokensOptions(), message)
     except WrongTask as error:
-        raise WrongTask(f"{error.message}; export one with `bertserve export MODEL --task embed_tokens`") from None
+        raise WrongTask(
+            f"{error.message}; export one with `bertserve export MODEL --task embed_tokens`, or bge-m3 without --task"
+            " and --outputs"
+        ) from None
     if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
         body = await asyncio.to_thread(_ragged, outcome.answer)
     else:
