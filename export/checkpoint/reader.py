@@ -346,7 +346,8 @@ def _projected(sentence: pooling.SentenceConfig, hidden_size: int, files: weight
     """A multi-vector model with the projection that is among its encoder's weights, if there is one."""
     if sentence.sides is None or not sentence.sides.projection:
         return sentence
-    size = sentence.sides.projection
+    # Sentence Transformers reads the size from the weights, whatever the metadata say.
+    size = files.matrix_rows("linear.weight") or sentence.sides.projection
     dense = Dense(hidden_size, size, bias=False, activation="Identity", residual=False, weights=files, inline=True)
     return replace(sentence, modules=(dense, *sentence.modules))
 

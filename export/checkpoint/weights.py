@@ -6,11 +6,13 @@ import hashlib
 import json
 import signal
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
 
 from export.checkpoint.other_kinds import instead_of_weights
 from export.errors import ExportError, NoRoomError
@@ -25,6 +27,8 @@ _SAFE, _PICKLED = ".safetensors", ".bin"
 _SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
 """By kind; the first existing one is used."""
 
+_MATRIX = 2
+
 
 @dataclass(slots=True, frozen=True)
 class Weights:
@@ -38,6 +42,15 @@ class Weights:
     folder: Folder
     files: Sequence[Path]
     index: Mapping[str, str] = field(default_factory=dict)
+
+    def matrix_rows(self, name: str) -> int | None:
+        """The rows of a matrix; None if it is in no safetensors file."""
+        for file in self.files:
+            if file.suffix == _SAFE:
+                with suppress(SafetensorError), safe_open(file, framework="numpy") as handle:  # others name the damage
+                    if name in handle.keys() and len(shape := handle.get_slice(name).get_shape()) == _MATRIX:  # noqa: SIM118  not a mapping
+                        return int(shape[0])
+        return None
 
     def check(self, held: Mapping[str, Sequence[str]]) -> None:
         """Compares the index with the tensors in each file.

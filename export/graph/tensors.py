@@ -96,12 +96,16 @@ def read_plain(
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
     tensors = dict(_whole(weights, (lambda stored, _: stored not in expected) if beside else None))
-    _check(weights, tensors, expected, module)
+    _check(weights, tensors, expected, module, ", with dim of artifact.metadata (128 if absent)" if beside else "")
     return tensors
 
 
 def _check(
-    weights: Weights, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], model: str
+    weights: Weights,
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    model: str,
+    settings: str = "",
 ) -> None:
     where = f"checkpoint {weights.folder.path}"
     if missing := sorted(expected.keys() - tensors.keys()):
@@ -123,7 +127,9 @@ def _check(
     for name, tensor in tensors.items():
         shape = expected[name].shape
         if tensor.shape != shape:
-            raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}")
+            raise ExportError(
+                f"{where}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}{settings}"
+            )
 
 
 def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:

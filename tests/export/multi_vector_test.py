@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from export import build
 from export.checkpoint import multi_vector, pooling
@@ -228,6 +230,13 @@ def without_modules(folder: Path) -> Path:
     return folder
 
 
+def pickled_with_another_dim(folder: Path) -> Path:
+    write_stanford(folder, dim=SIZE + 1)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
 def on_the_left(folder: Path) -> Path:
     edit_json(write_stanford(folder) / "tokenizer_config.json", padding_side="left")
     return folder
@@ -256,7 +265,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no-modules": (without_modules, "says that this is ColBERT, but modules.json is missing"),
     "prefix": (lambda folder: write_pylate(folder, query_prefix=3), "query_prefix in .* must be a text, not 3"),
     "left": (on_the_left, "queries cannot be filled up with a tokenizer that pads on the left"),
-    "projection": (lambda folder: write_stanford(folder, dim=SIZE + 1), "linear.weight has shape"),
+    "projection": (
+        pickled_with_another_dim,
+        r"linear.weight has shape \[16, 32\], but config.json requires \[17, 32\], with dim of artifact.metadata \(128",
+    ),
 }
 
 
@@ -269,6 +281,17 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, name: str) -> None:
         task_model.load(opened(folder))
     assert re.search(words, str(refused.value)), refused.value
     assert str(refused.value).startswith(f"checkpoint {folder}")
+
+
+def test_a_projection_has_the_size_of_its_weights(tmp_path: Path) -> None:
+    """As in Sentence Transformers, which reads no `dim`."""
+    from sentence_transformers import MultiVectorEncoder  # noqa: PLC0415  slow to import
+
+    folder = write_stanford(tmp_path / "small", dim=SIZE + 1)
+    (wanted,) = MultiVectorEncoder(str(folder), device="cpu", local_files_only=True).encode_document(["the server"])
+    checkpoint = opened(folder)
+    task_model.load(checkpoint)
+    assert checkpoint.dimensions == wanted.shape[1] == SIZE
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
