@@ -286,6 +286,16 @@ def test_other_tasks_say_how_the_layers_are_exported(folder: Path, tmp_path: Pat
         opened(small, "embed_sparse")
 
 
+def test_layers_in_a_file_that_flagembedding_does_not_read(folder: Path, tmp_path: Path) -> None:
+    """They are not left out silently, only if they are not asked for."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "sparse_linear.pt").rename(copy / "sparse_linear.safetensors")
+    for asked in (None, ("sparse", "tokens")):
+        with pytest.raises(ExportError, match=r"FlagEmbedding reads sparse_linear\.pt, not sparse_linear\.safetensors"):
+            opened(copy, outputs=asked)
+    assert opened(copy, outputs=("dense", "tokens")).also == ("embed_tokens",)
+
+
 MANIFESTS: list[tuple[dict[str, Any], str]] = [
     ({"also": ("embed_sparse",), "multi_vector": None}, "the outputs do not match the task"),
     ({"also": ("embed_tokens", "embed_sparse")}, "the outputs do not match the task"),
