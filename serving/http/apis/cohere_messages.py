@@ -150,7 +150,11 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
-    """A document's score, between 0 and 1, and its index in the request. A text `document` is returned as `text`."""
+    """A document's score and its index in the request. A text `document` is returned as `text`.
+
+    Scores of cross-encoders are between 0 and 1, except with the activation Identity. Those of other models may be
+    larger or negative.
+    """
 
     index: int
     relevance_score: float
