@@ -288,6 +288,7 @@ class FrontLink(asyncio.Protocol):
                 self._core.dispatcher.missed(permit)
             permit.release()
         if (answered := self._running.pop(number, None)) is not None:
+            answered.is_done = True  # otherwise its texts are retried if their engine fails
             self._end(answered)
         if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()

@@ -28,7 +28,7 @@ from serving.engine.base import Batch
 from serving.errors import BertserveError, EngineFault, EngineLost, NonFiniteOutput, NotReady, too_late
 from serving.inference.deadline_timer import DeadlineTimer
 from serving.inference.deadly_texts import DeadlyTexts
-from serving.records import BULK, ModelIndex
+from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
 from serving.scheduling.queue import WorkItem
 from serving.scheduling.scheduler import Scheduler
 
@@ -78,10 +78,12 @@ class PendingRequest:
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has received any of its texts.
+        priority: See `Permit`.
         shortened: See `Permit`.
     """
 
     cached = False
+    priority = DEFAULT_PRIORITY
     shortened = ""
 
     def __init__(
@@ -220,7 +222,7 @@ class Dispatcher:
         lengths = [len(text.ids) for text in texts]
         permit.confirm(lengths, now, at_once=not self._pumping)
         request = PendingRequest(permit.model, texts, lengths, now, future)
-        request.shortened = permit.shortened
+        request.priority, request.shortened = permit.priority, permit.shortened
         try:
             assignment = self._scheduler.submit(request.items, permit, now)
             self._requests.add(request)
@@ -449,7 +451,7 @@ class Dispatcher:
 
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
-            self._count_miss(request.items[0].priority, "engine" if request.started else "queue")
+            self._count_miss(request.priority, "engine" if request.started else "queue")
         self._fail(request, too_late(request.shortened))
 
     def _count_miss(self, priority: int, where: str) -> None:

@@ -11,16 +11,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pytest
 import uvloop
 
-from serving.engine.process.wire import FrameReader
+from serving.engine.process.wire import FrameReader, pack
 from serving.errors import InternalError
 from serving.fronts.core import Core, FrontLink
 from serving.fronts.wire import KINDS, Kind, pack_run, unpack_error
-from serving.records import EncodedText, ModelIndex
+from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from tests.support.dispatching import BATCHED, RAISES, SPECS, Bench, text
+from tests.support.virtual_time import asynchronous, now
 
 if TYPE_CHECKING:
-    import pytest
+    from serving.inference.answer_cache import AnswerCache
+    from serving.inference.dispatcher import Dispatcher
 
 MIB = 1 << 20
 TURNS = 100
@@ -87,10 +91,17 @@ async def turns(count: int = TURNS) -> None:
         await asyncio.sleep(0)
 
 
-async def link_of(dispatcher: AtOnce) -> tuple[asyncio.BaseTransport, socket.socket]:
+async def link_of(
+    dispatcher: AtOnce | Dispatcher, cache: AnswerCache | None = None
+) -> tuple[asyncio.BaseTransport, socket.socket]:
     """The core's end of a front's socket, and the front's."""
     core = SimpleNamespace(
-        dispatcher=dispatcher, cache=None, padded=set(), is_present=lambda _: True, tell_crowded=lambda: None
+        dispatcher=dispatcher,
+        cache=cache,
+        outputs={BATCHED: SPECS[BATCHED].outputs},
+        padded=set(),
+        is_present=lambda _: True,
+        tell_crowded=lambda: None,
     )
     ours, front = socket.socketpair()
     ours.setblocking(False)
@@ -156,3 +167,53 @@ def test_an_unexpected_error_costs_one_request(caplog: pytest.LogCaptureFixture)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(requests_that_fail())
     assert [record.message for record in caplog.records] == ["a request failed"] * 2
+
+
+def run_frame(number: int, first_id: int, timeout_ms: float | None = None) -> bytes:
+    return pack_run(number, BATCHED, [text(first_id)], now(), timeout_ms, DEFAULT_PRIORITY)
+
+
+def leave_frame(number: int) -> bytes:
+    return pack(Kind.LEAVE, bytes(1), batch=number)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is killed"])
+@asynchronous
+async def test_a_text_that_its_front_has_left_is_not_retried(how: str) -> None:
+    """After the end of its engine: it would run as a suspect, and could end another engine for nobody."""
+    bench = Bench()
+    transport, front = await link_of(bench.dispatcher)
+    with front:
+        front.sendall(run_frame(1, 1, timeout_ms=1000.0))
+        await turns()
+        assert bench.engine.seen == [1]
+        if how == "leaves":
+            front.sendall(leave_frame(1))
+        else:
+            front.close()
+        await turns()
+        bench.dispatcher.engine_restarts(1.0)
+        bench.engine.lose()
+        bench.assert_nothing_is_left()
+        transport.close()
+        await turns()
+
+
+@asynchronous
+async def test_a_text_that_its_front_has_left_is_not_retried_beside_one_that_failed() -> None:
+    """Of their batch only the text runs again that somebody waits for."""
+    bench = Bench()
+    transport, front = await link_of(bench.dispatcher)
+    with front:
+        front.sendall(run_frame(1, 0))
+        await turns()
+        front.sendall(run_frame(2, 1) + run_frame(3, RAISES))
+        await turns()
+        bench.engine.finish()
+        assert bench.engine.seen == [0, 1, RAISES]
+        front.sendall(leave_frame(2))
+        await turns()
+        bench.engine.finish_all()
+        assert bench.engine.seen == [0, 1, RAISES, RAISES]
+        transport.close()
+        await turns()

@@ -24,8 +24,8 @@ from serving.errors import (
     Overloaded,
 )
 from serving.inference.dispatcher import Dispatcher
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits
+from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from serving.scheduling.admission import AdmissionLimits, Permit
 from tests.support.costs import constant, model_costs
 from tests.support.dispatching import (
     BATCHED,
@@ -463,6 +463,20 @@ async def test_an_engine_that_goes_for_good_fails_everything_at_once(
     bench.assert_nothing_is_left()
     with pytest.raises(NotReady):
         await run_request(bench.dispatcher, BATCHED, [text(1)], now() + 1)
+
+
+@virtually
+async def test_a_late_text_whose_owner_has_ended_it_does_not_stop_the_next_engine() -> None:
+    """Whether or not the owner counts as answered."""
+    bench = Bench()
+    permit = Permit(bench.dispatcher.admission, BATCHED, DEFAULT_PRIORITY, deadline=1.0)
+    bench.dispatcher.end(bench.dispatcher.start(permit, [text(1)], asyncio.Future()))
+    bench.dispatcher.engine_restarts(2.0)
+    bench.engine.lose()
+    await asyncio.sleep(2)
+    bench.dispatcher.engine_up(bench.engine, costs())
+    assert bench.engine.seen == [1]
+    bench.assert_nothing_is_left()
 
 
 @virtually
