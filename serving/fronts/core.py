@@ -31,7 +31,7 @@ from serving.records import ModelIndex
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.device import Rows
@@ -228,7 +228,8 @@ class FrontLink(asyncio.Protocol):
                 raise
             self._write(pack_error(number, error))
         else:
-            self._start(number, self._cached(cache, number, permit, texts))
+            task = self._start(number, self._cached(cache, number, permit, texts))
+            task.add_done_callback(lambda _: permit.release())  # a task that is cancelled at once never starts
 
     def _has_moved(self, model: ModelIndex, number: int) -> bool:
         """Whether no engine has a model that the front has not left yet, or none is there; then tells the front."""
@@ -274,13 +275,12 @@ class FrontLink(asyncio.Protocol):
         return pack_rows(number, found, rows.queue_us, rows.compute_us, rows.submitted, cached=rows.cached)
 
     async def _cached(self, cache: AnswerCache, number: int, permit: Permit, texts: Sequence[EncodedText]) -> None:
-        with permit:
-            try:
-                rows = await cache.run(self._core.dispatcher, permit, texts, self._core.outputs[permit.model])
-            except BertserveError as error:
-                self._write(pack_error(number, error))
-            else:
-                self._write(self._packed(number, permit.model, texts, rows))
+        try:
+            rows = await cache.run(self._core.dispatcher, permit, texts, self._core.outputs[permit.model])
+        except BertserveError as error:
+            self._write(pack_error(number, error))
+        else:
+            self._write(self._packed(number, permit.model, texts, rows))
 
     def _leave(self, number: int, *, late: bool) -> None:
         if (permit := self._admitted.pop(number, None)) is not None:
@@ -300,9 +300,10 @@ class FrontLink(asyncio.Protocol):
 
     # Calls.
 
-    def _start(self, number: int, work: Any) -> None:  # noqa: ANN401  a coroutine
+    def _start(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._tasks[number] = start(work)
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        return task
 
     async def _call(self, number: int, called: Called) -> None:
         try:

@@ -18,12 +18,12 @@ from serving.engine.process.wire import FrameReader, pack
 from serving.errors import InternalError
 from serving.fronts.core import Core, FrontLink
 from serving.fronts.wire import KINDS, Kind, pack_run, unpack_error
+from serving.inference.answer_cache import AnswerCache
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from tests.support.dispatching import BATCHED, RAISES, SPECS, Bench, text
 from tests.support.virtual_time import asynchronous, now
 
 if TYPE_CHECKING:
-    from serving.inference.answer_cache import AnswerCache
     from serving.inference.dispatcher import Dispatcher
 
 MIB = 1 << 20
@@ -215,5 +215,19 @@ async def test_a_text_that_its_front_has_left_is_not_retried_beside_one_that_fai
         await turns()
         bench.engine.finish_all()
         assert bench.engine.seen == [0, 1, RAISES, RAISES]
+        transport.close()
+        await turns()
+
+
+@asynchronous
+async def test_a_request_that_its_front_leaves_at_once_holds_no_tokens() -> None:
+    """With a cache, too, where a task of its own would answer it."""
+    bench = Bench()
+    transport, front = await link_of(bench.dispatcher, AnswerCache(MIB))
+    with front:
+        front.sendall(run_frame(1, 1) + leave_frame(1))
+        await turns()
+        assert bench.dispatcher.load().admitted_tokens == 0
+        bench.assert_nothing_is_left()
         transport.close()
         await turns()
