@@ -134,7 +134,7 @@ class CoreLink(asyncio.Protocol):
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, BodyStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     # The `Device` of the pipeline.
 
@@ -189,6 +189,8 @@ class CoreLink(asyncio.Protocol):
             replied = await self._call(number, called)
         finally:
             self._streams.pop(number, None)
+            if (task := self._tasks.pop(number, None)) is not None:
+                task.cancel()  # otherwise it waits forever for a piece that the client does not send
         file = None if replied.file is None else Path(replied.file)
         return HttpReply(replied.body, replied.status, replied.content_type, replied.head, file)
 
@@ -269,9 +271,7 @@ class CoreLink(asyncio.Protocol):
 
     def _pulled(self, number: int) -> None:
         if (stream := self._streams.get(number)) is not None:
-            task = start(self._send_piece(number, stream))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[number] = start(self._send_piece(number, stream))
 
     def listen(self, on: Mapping[Kind, Callable[[bytes], None]]) -> None:
         """Calls `on` with the payload of each frame that answers no request, by its kind, from the first one on."""
