@@ -27,8 +27,9 @@ from serving.fronts.wire import (
     unpack_running,
 )
 from serving.inference.answer_cache import unpadded
+from serving.logs import fields
 from serving.records import ModelIndex
-from serving.unawaited import start
+from serving.unawaited import is_cancelled, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -277,10 +278,13 @@ class FrontLink(asyncio.Protocol):
     async def _cached(self, cache: AnswerCache, number: int, permit: Permit, texts: Sequence[EncodedText]) -> None:
         try:
             rows = await cache.run(self._core.dispatcher, permit, texts, self._core.outputs[permit.model])
+            frame = self._packed(number, permit.model, texts, rows)
         except BertserveError as error:
-            self._write(pack_error(number, error))
-        else:
-            self._write(self._packed(number, permit.model, texts, rows))
+            frame = pack_error(number, error)
+        except Exception:  # the boundary of a request of a front
+            log.exception("a request failed")
+            frame = pack_error(number, InternalError())
+        self._write(frame)
 
     def _leave(self, number: int, *, late: bool) -> None:
         if (permit := self._admitted.pop(number, None)) is not None:
@@ -310,8 +314,13 @@ class FrontLink(asyncio.Protocol):
             replied = await self._core.call(called, partial(self._pull, number))
         except BertserveError as error:
             self._write(pack_error(number, error.without_traceback()))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # Something that the call waited for was cancelled, such as a model load at shutdown.
+            self._write(pack_error(number, NotReady("the server is shutting down", begun=True)))
         except Exception:  # the boundary of a call, as of HTTP
-            log.exception("a request failed")
+            log.exception("a request failed", extra=fields(request_id=called.request_id))
             self._write(pack_error(number, InternalError()))
         else:
             self._write(pack_json(Kind.REPLY, replied, number=number))

@@ -15,15 +15,17 @@ import pytest
 import uvloop
 
 from serving.engine.process.wire import FrameReader, pack
-from serving.errors import InternalError
+from serving.errors import InternalError, NotReady
 from serving.fronts.core import Core, FrontLink
-from serving.fronts.wire import KINDS, Kind, pack_run, unpack_error
+from serving.fronts.wire import KINDS, Called, Kind, pack_json, pack_run, unpack_error
 from serving.inference.answer_cache import AnswerCache
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from tests.support.dispatching import BATCHED, RAISES, SPECS, Bench, text
 from tests.support.virtual_time import asynchronous, now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.inference.dispatcher import Dispatcher
 
 MIB = 1 << 20
@@ -92,12 +94,13 @@ async def turns(count: int = TURNS) -> None:
 
 
 async def link_of(
-    dispatcher: AtOnce | Dispatcher, cache: AnswerCache | None = None
+    dispatcher: AtOnce | Dispatcher, cache: AnswerCache | None = None, call: Callable[..., Any] | None = None
 ) -> tuple[asyncio.BaseTransport, socket.socket]:
     """The core's end of a front's socket, and the front's."""
     core = SimpleNamespace(
         dispatcher=dispatcher,
         cache=cache,
+        call=call,
         outputs={BATCHED: SPECS[BATCHED].outputs},
         padded=set(),
         is_present=lambda _: True,
@@ -231,3 +234,45 @@ async def test_a_request_that_its_front_leaves_at_once_holds_no_tokens() -> None
         bench.assert_nothing_is_left()
         transport.close()
         await turns()
+
+
+class BrokenCache(AnswerCache):
+    async def run(self, *_: object) -> Any:
+        raise RuntimeError("broken")
+
+
+async def breaks(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
+async def is_cancelled(*_: object) -> None:
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "logged"),
+    [(None, InternalError, [{}]), (breaks, InternalError, [{"request_id": "its id"}]), (is_cancelled, NotReady, [])],
+)
+@asynchronous
+async def test_what_fails_in_a_task_is_answered(
+    call: Callable[..., Any] | None,
+    error: type[Exception],
+    logged: list[dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise its client would wait forever. A call is logged with the id that its client is told."""
+    bench = Bench()
+    transport, front = await link_of(bench.dispatcher, BrokenCache(MIB), call)
+    with front:
+        called = pack_json(Kind.CALL, Called("/status", request_id="its id"), number=1)
+        front.sendall(run_frame(1, 1) if call is None else called)
+        await turns()
+        front.setblocking(False)
+        ((kind, _, number, payload),) = FrameReader(KINDS).feed(front.recv(MIB))
+        assert (kind, number, type(unpack_error(payload))) == (Kind.ERROR, 1, error)
+        assert bench.dispatcher.load().admitted_tokens == 0
+        transport.close()
+        await turns()
+    assert [getattr(record, "fields", {}) for record in caplog.records] == logged
