@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from serving.inference.requests import InferRequest, Outcome
     from serving.logs import LogWriter
     from serving.models.statistics import VersionState
+    from serving.net.connection_limiter import Closable
     from serving.tasks.base import A
 
 log = logging.getLogger("bertserve.fronts")
@@ -123,6 +124,7 @@ class Front:
         self._limiter = ConnectionLimiter(sys.maxsize)
         self._budget = BufferBudget.of(settings, slots.values, setup.slot)
         self._numbers: dict[int, int] = {}
+        self._told_idle: dict[int, Closable] = {}
         self._counted: dict[str, float] = {}
         self._pipeline = FrontPipeline(
             settings=settings,
@@ -210,13 +212,14 @@ class Front:
 
     def _tell_idle(self) -> None:
         found = self._limiter.idle()[:_MAX_IDLE]
+        self._told_idle = {self._numbers[one.descriptor]: one for _, one in found}
         self._link.tell(Kind.IDLE, {self._numbers[one.descriptor]: since for since, one in found})
 
     def _close_idle(self, payload: bytes) -> None:
         number, since = msgspec.json.decode(payload, type=tuple[int, tuple[bool, float]])
-        for idle_since, connection in self._limiter.idle():
-            if idle_since == since and self._numbers[connection.descriptor] == number:
-                connection.close_if_idle()
+        connection = self._told_idle.pop(number, None)
+        if connection is not None and connection.idle_since() == since:
+            connection.close_if_idle()
 
     # What the core tells.
 
