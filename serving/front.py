@@ -112,6 +112,7 @@ class Front:
         log_writer: LogWriter,
     ) -> None:
         self._link = link
+        link.caches = settings.response_cache_mb > 0
         self._passing = passing
         self._load = setup.load
         self._log = log_writer

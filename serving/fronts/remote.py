@@ -76,7 +76,7 @@ class RemotePermit:
         self.admitted = False
 
     def must_ask(self, *, short: bool) -> bool:
-        return not short or self._core.crowded
+        return not short or (self._core.crowded and not self._core.caches)
 
     async def ask(self) -> None:
         """Raises the errors of `Admission.admit`."""
@@ -120,12 +120,13 @@ class CoreLink(asyncio.Protocol):
 
     Attributes:
         crowded: Whether so much waits in the core that it may reject a request.
+        caches: Whether the core caches answers. It admits a short request only after a look for its answer.
         setup: The first frame.
         on_end: Called when the core has ended.
     """
 
     def __init__(self) -> None:
-        self.crowded = False
+        self.crowded = self.caches = False
         self._on: Mapping[Kind, Callable[[bytes], None]] | None = None
         self._early: list[tuple[Kind, bytes]] = []
         self.setup: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

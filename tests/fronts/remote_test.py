@@ -12,6 +12,7 @@ from serving.fronts.remote import CoreLink
 from serving.fronts.wire import KINDS, Kind
 from serving.http.body_stream import ReceivedBody
 from serving.http.exchange import HttpRequest
+from serving.records import DEFAULT_PRIORITY, ModelIndex
 from tests.support.virtual_time import asynchronous
 
 PATH = "/v1/files"
@@ -49,3 +50,18 @@ async def test_an_upload_that_its_client_aborts_leaves_no_task() -> None:
             await upload
         await turns()
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("short", [True, False])
+@asynchronous
+async def test_the_core_may_have_the_answer_of_a_short_request(*, short: bool, caches: bool, crowded: bool) -> None:
+    """It gives a cached one although its queue is full, so a front does not ask it for an admission first."""
+    link, core = await link_of()
+    with core:
+        link.caches, link.crowded = caches, crowded
+        permit = link.admit(
+            ModelIndex(0), [1], longest=None, arrival=0.0, timeout_ms=None, priority=DEFAULT_PRIORITY, now=0.0
+        )
+        assert permit.must_ask(short=short) is (not short or (crowded and not caches))
