@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import subprocess
 import time
-from collections import Counter, deque
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,9 @@ _SILENT_S, _HANG_S = 2.0, 15.0
 _START_S = 20.0
 """Seconds for which the ports wait for the fronts; then the core serves until they are up."""
 
-_CRASHES, _CRASH_WINDOW_S = 3, 10.0
+_CRASHES, _CRASH_AGE_S = 3, 10.0
 _PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
-"""A front that ends more often within the window is started again after a pause, which doubles each time."""
+"""After more ends in succession, each of a front that was up for less, there is a pause, which doubles each time."""
 
 _CLOSE_TO_LIMIT = 0.9
 """From this share of the connection limit on, fronts are asked for idle connections."""
@@ -107,6 +108,7 @@ class FrontProcess:
 
     Attributes:
         up: Whether it takes connections.
+        up_at: When it began to; infinity before.
         connections: Its open connections, by number.
         followed: The last revision of the models that it has switched to.
         left: The last revision before which no request of it uses a model.
@@ -117,7 +119,7 @@ class FrontProcess:
     def __init__(self, pool: FrontPool, slot: int) -> None:
         self._pool = pool
         self.slot = slot
-        self.up = False
+        self.up, self.up_at = False, math.inf
         self.connections: dict[int, PassedConnection] = {}
         self.silent_s = 0.0
         self.counted = asyncio.Event()
@@ -156,7 +158,7 @@ class FrontProcess:
         self.link.tell(Kind.SETUP, setup)
 
     def _is_up(self, _: bytes) -> None:
-        self.up = True
+        self.up, self.up_at = True, time.monotonic()
         self._pool.changed()
 
     def kill(self, why: str) -> None:
@@ -286,8 +288,7 @@ class FrontPool:
 
     async def _keep(self, slot: int) -> None:
         """Runs the front of a slot, and starts it again when it ends."""
-        ends: deque[float] = deque(maxlen=_CRASHES)
-        pause_s = _PAUSE_S
+        crashes, pause_s = 0, _PAUSE_S
         while not self._ending:
             front = FrontProcess(self, slot)
             try:
@@ -311,13 +312,12 @@ class FrontPool:
             self.restarts += 1
             message = "front process %d has ended with the status %d; starting another"
             tell(log.error, message, pid=front.process.pid, status=front.process.returncode)
-            now = time.monotonic()
-            if len(ends) == _CRASHES and now - ends[0] < _CRASH_WINDOW_S:
+            if time.monotonic() - front.up_at >= _CRASH_AGE_S:
+                crashes, pause_s = 0, _PAUSE_S
+            crashes += 1
+            if crashes > _CRASHES:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-            else:
-                pause_s = _PAUSE_S
-            ends.append(now)
 
     def _setup(self, slot: int) -> Setup:
         settings = self._settings.model_dump_json(exclude_none=True)

@@ -1,0 +1,67 @@
+"""Restarts of front processes that end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from serving.fronts import pool
+from tests.support.virtual_time import now, virtually
+
+START_S = 4.0
+"""Seconds after which a front fails in its start."""
+
+
+class Failing:
+    """A front that ends: `lives` has for how long each is up, None for one that never is; `starts` gets when each was
+    started.
+    """
+
+    def __init__(self, lives: list[float | None], starts: list[float]) -> None:
+        self._lives, self._starts = lives, starts
+        self.link = SimpleNamespace(tell=lambda *_: None)
+        self.process = SimpleNamespace(pid=1, returncode=1)
+        self.ended = asyncio.Event()
+        self.up_at = math.inf
+
+    async def start(self) -> None:
+        self._starts.append(now())
+        lives_s = self._lives.pop(0)
+        if lives_s is not None:
+            self.up_at = now()
+        asyncio.get_running_loop().call_later(START_S if lives_s is None else lives_s, self.ended.set)
+
+    def set_up(self, _: object) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def pauses(lives: list[float | None], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds before each restart of fronts that are up for so long, or never."""
+    lived = [START_S if one is None else one for one in lives]
+    starts: list[float] = []
+    monkeypatch.setattr(pool, "FrontProcess", lambda *_: Failing(lives, starts))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=now))
+    parts = {"_ending": False, "_fronts": [], "_crowded": False, "slots": SimpleNamespace(values=[0]), "restarts": 0}
+    keeper = SimpleNamespace(**parts, _setup=lambda _: None, changed=lambda: None)
+    with pytest.raises(IndexError):  # there are no more
+        await pool.FrontPool._keep(cast("Any", keeper), 0)
+    return [end - begin - one for (begin, end), one in zip(pairwise(starts), lived, strict=True)]
+
+
+@virtually
+async def test_the_pause_before_a_restart_grows_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no front comes up: each reads its models, and logs that it cannot start."""
+    assert await pauses([None] * 12, monkeypatch) == pytest.approx([0, 0, 0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30])
+
+
+@virtually
+async def test_a_front_that_was_up_for_a_while_is_started_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends before it do not count any more."""
+    lives: list[float | None] = [1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 1.0, 1.0, 1.0]
+    assert await pauses(lives, monkeypatch) == pytest.approx([0, 0, 0, 0.5, 1, 0, 0, 0, 0.5])
