@@ -63,6 +63,9 @@ _WATCH_S = 0.25
 _SILENT_S, _HANG_S = 2.0, 15.0
 """A front that has been silent for so long gets no connections if another can take them, or is killed."""
 
+_UP_S = 60.0
+"""Seconds after which a front that is not up is killed: while it hangs, no engine can be replaced."""
+
 _START_S = 20.0
 """Seconds for which the ports wait for the fronts; then the core serves until they are up."""
 
@@ -112,8 +115,8 @@ class FrontProcess:
         connections: Its open connections, by number.
         followed: The last revision of the models that it has switched to.
         left: The last revision before which no request of it uses a model.
-        silent_s: Seconds since its last report, which it sends every quarter of a second. Time in which this process
-            stood still does not count: reports of it are not read yet.
+        silent_s: Seconds since its start or its last report, which it sends every quarter of a second once it is up.
+            Time in which this process stood still does not count: reports of it are not read yet.
     """
 
     def __init__(self, pool: FrontPool, slot: int) -> None:
@@ -158,7 +161,7 @@ class FrontProcess:
         self.link.tell(Kind.SETUP, setup)
 
     def _is_up(self, _: bytes) -> None:
-        self.up, self.up_at = True, time.monotonic()
+        self.up, self.up_at, self.silent_s = True, time.monotonic(), 0.0
         self._pool.changed()
 
     def kill(self, why: str) -> None:
@@ -340,10 +343,11 @@ class FrontPool:
         """Kills fronts that hang, and asks for idle connections near the limit, so that the limiter can close some."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            for front in self.up:
+            for front in self._fronts:
                 front.silent_s += _WATCH_S
-                if front.silent_s > _HANG_S:
-                    front.kill(f"has been silent for {_HANG_S:g} s")
+                limit_s = _HANG_S if front.up else _UP_S
+                if front.silent_s > limit_s:
+                    front.kill(f"has been silent for {limit_s:g} s")
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from itertools import pairwise
 from types import SimpleNamespace
@@ -18,9 +19,7 @@ START_S = 4.0
 
 
 class Failing:
-    """A front that ends: `lives` has for how long each is up, None for one that never is; `starts` gets when each was
-    started.
-    """
+    """A front that ends. `lives` has how long each is up, or None if it never is; `starts` gets their starts."""
 
     def __init__(self, lives: list[float | None], starts: list[float]) -> None:
         self._lives, self._starts = lives, starts
@@ -65,3 +64,26 @@ async def test_a_front_that_was_up_for_a_while_is_started_again_at_once(monkeypa
     """Ends before it do not count any more."""
     lives: list[float | None] = [1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 1.0, 1.0, 1.0]
     assert await pauses(lives, monkeypatch) == pytest.approx([0, 0, 0, 0.5, 1, 0, 0, 0, 0.5])
+
+
+@pytest.mark.parametrize(("up", "limit_s"), [(True, 15.0), (False, 60.0)])
+@virtually
+async def test_a_front_that_hangs_is_killed(*, up: bool, limit_s: float) -> None:
+    """In its start, too, or no engine could be replaced; a start may take longer than a silence."""
+    killed: list[float] = []
+    front = SimpleNamespace(up=up, silent_s=0.0, kill=lambda _: killed.append(now()))
+    limiter = SimpleNamespace(taken=0, limit=1)
+    watched = SimpleNamespace(_fronts=[front], up=[front] * up, _limiter=limiter)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s + 1):
+            await pool.FrontPool._watch(cast("Any", watched))
+    assert killed[0] == pytest.approx(limit_s, abs=0.5)
+
+
+@virtually
+async def test_a_front_that_took_long_to_start_is_not_silent_once_it_is_up() -> None:
+    """Its first report comes a moment later."""
+    front = pool.FrontProcess(cast("Any", SimpleNamespace(changed=lambda: None)), 1)
+    front.silent_s = 50.0
+    front._is_up(b"")
+    assert (front.up, front.silent_s) == (True, 0.0)
