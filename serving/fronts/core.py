@@ -137,7 +137,9 @@ class FrontLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         frames = self._frames.feed(data)
-        if len(frames) > 1:
+        # A single request chooses its batch as it starts. After anything else, other batches may be able to start.
+        holds = len(frames) != 1 or frames[0][0] is not Kind.RUN
+        if holds:
             self._core.dispatcher.hold()
         for kind, model, number, payload in frames:
             try:
@@ -148,7 +150,8 @@ class FrontLink(asyncio.Protocol):
             except Exception:  # the boundary of a request of a front
                 log.exception("a request failed")
                 self._write(pack_error(number, InternalError()))
-        self._core.dispatcher.release()
+        if holds:
+            self._core.dispatcher.release()
         self._core.tell_crowded()
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:

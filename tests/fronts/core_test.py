@@ -42,13 +42,14 @@ class AtOnce:
     Attributes:
         fails_to_start: The number of the request that fails to start, from 1.
         fails_to_pack: The number of the request whose rows cannot be packed.
+        releases: How often it was told to choose batches.
     """
 
     def __init__(self, fails_to_start: int = 0, fails_to_pack: int = 0) -> None:
         self.costs = [None]
         self.permits = 0
         self.admission = SimpleNamespace(permit=self.permit)
-        self.started = 0
+        self.started = self.releases = 0
         self.fails_to_start = fails_to_start
         self.fails_to_pack = fails_to_pack
         self.rows: list[weakref.ref[np.ndarray]] = []
@@ -83,7 +84,8 @@ class AtOnce:
 
     def hold(self) -> None: ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        self.releases += 1
 
     def end(self, _: object) -> None: ...
 
@@ -276,3 +278,26 @@ async def test_what_fails_in_a_task_is_answered(
         transport.close()
         await turns()
     assert [getattr(record, "fields", {}) for record in caplog.records] == logged
+
+
+async def reads() -> list[int]:
+    dispatcher = AtOnce()
+    transport, front = await link_of(dispatcher)
+    request = pack_run(1, ModelIndex(0), [EncodedText(array("i", [1]))], 0.0, None, 1)
+    leave = pack(Kind.LEAVE, b"\0", batch=1)
+    releases = []
+    with front:
+        for read in (request, leave, request + request, request[:20], request[20:]):
+            before = dispatcher.releases
+            front.sendall(read)
+            await turns()
+            releases.append(dispatcher.releases - before)
+        transport.close()
+        await turns()
+    return releases
+
+
+def test_batches_are_chosen_after_a_read_except_after_a_single_request() -> None:
+    """It has chosen one as it started; what leaves may let others start."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(reads()) == [0, 1, 1, 1, 0]
