@@ -79,9 +79,11 @@ class WorkQueue:
         self.items = 0
         self.tokens = 0
         self.backlog = Backlog()
+        self._head: WorkItem | None = None
 
     def push(self, items: Iterable[WorkItem]) -> None:
         """Adds items; one that comes back takes its old position."""
+        self._head = None
         for item in items:
             if item.order < 0:
                 item.order = next(self._orders)
@@ -104,6 +106,7 @@ class WorkQueue:
         for item in items:
             if not item.waits:
                 continue
+            self._head = None
             item.waits = False
             entries = self._buckets[item.bucket]
             at = 0 if entries[0][2] is item else bisect_left(entries, (item.key, item.order, item))
@@ -115,12 +118,13 @@ class WorkQueue:
             self.backlog.remove(item)
 
     def head(self) -> WorkItem | None:
-        buckets = self._buckets
-        if len(buckets) > 1:
-            return min((bucket[0], entries[0]) for bucket, entries in buckets.items())[1][2]
-        for entries in buckets.values():
-            return entries[0][2]
-        return None
+        if self._head is None and (buckets := self._buckets):  # a choice asks several times
+            if len(buckets) > 1:
+                self._head = min((bucket[0], entries[0]) for bucket, entries in buckets.items())[1][2]
+            else:
+                (entries,) = buckets.values()
+                self._head = entries[0][2]
+        return self._head
 
     def heads(self) -> list[WorkItem]:
         return [entries[0][2] for entries in self._buckets.values()]

@@ -198,7 +198,8 @@ class Scheduler:
         if (suspect := self._suspect(now)) is not None:
             return None if any(self.lanes.load) else self._try(suspect, now)
         state = predictor.lanes, predictor.policy, predictor.costs, now
-        head, bulk = self._head(self.queue, now), self._head(self.bulk, now)
+        head = self._head(self.queue, now)
+        bulk = self._head(self.bulk, now) if self.bulk.items else None
         if bulk is not None and (head is None or self._is_due(bulk)):
             alone = head is None and now - self._last_online >= _LATELY_S
             assignment = choose(
