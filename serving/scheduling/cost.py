@@ -244,6 +244,7 @@ class ModelCosts:
     Attributes:
         wide: Costs of the wide lane.
         narrow: Costs of each narrow lane while all work; None if the model runs on none.
+        bucketed_us: The most that one text within `BUCKETS` costs on the wide lane, before corrections.
         corrections: By kind of lane, the wide one first.
     """
 
@@ -268,6 +269,7 @@ class ModelCosts:
         narrow = [point for point in points if point.kind == "narrow"] if narrow_lanes else []
         self.wide = CostTable.of(wide, padded_to=padded_to)
         self.narrow = CostTable.of(narrow, padded_to=padded_to) if narrow else None
+        self.bucketed_us = self.wide.batch_us(BUCKETS[-1], 1)
         # The wide lane at its slowest and the narrow ones at their fastest; see `_carries_more`.
         self._slow_wide = CostTable.of(wide, spreads=0.5, padded_to=padded_to)
         self._quick_narrow = CostTable.of(narrow, spreads=-0.5, padded_to=padded_to) if narrow else None
@@ -295,10 +297,6 @@ class ModelCosts:
         """The same without the present slowdown: the minimum."""
         return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].at(tokens))
 
-    def busy_us(self, tokens: int) -> float:
-        """Predicted microseconds of one text's batch while others wait."""
-        return self.batch_us(int(self.narrow is not None and not self.prefers_wide(tokens)), tokens, 1)
-
     def share_us(self, tokens: int) -> float:
         """Predicted microseconds of the whole device that a text takes while others wait, batched with them."""
         share, batch, wide = self._share(tokens)
@@ -309,6 +307,20 @@ class ModelCosts:
         """The same without the present slowdown."""
         share, _, wide = self._share(tokens)
         return share * min(1.0, self.corrections[not wide].at(tokens))
+
+    def one_us(self, tokens: int) -> tuple[float, float, float, float]:
+        """`least_us`, `alone_us`, the time of a text's batch while others wait, and `share_us`; faster than each."""
+        wide_us, correction = self.wide.batch_us(tokens, 1), self.corrections[0]
+        factor = correction.at(tokens)
+        alone_us = wide_us * factor + correction.overhead_us
+        least_us = wide_us * factor if factor < 1 else wide_us
+        share_us, batch, wide = self._share(tokens)
+        if wide or self.narrow is None:
+            return least_us, alone_us, alone_us, share_us * factor + correction.overhead_us / batch
+        correction = self.corrections[1]
+        factor = correction.at(tokens)
+        busy_us = self.narrow.batch_us(tokens, 1) * factor + correction.overhead_us
+        return least_us, alone_us, busy_us, share_us * factor + correction.overhead_us / (batch * self._narrow_lanes)
 
     def prefers_wide(self, tokens: int) -> bool:
         """Whether batches on the wide lane have clearly more throughput for such texts than the narrow lanes."""

@@ -85,11 +85,9 @@ class LoadPredictor:
 
     def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
         costs = self.costs[model]
-        longest = max(lengths)
-        least_us, cost_us = self.alone_us(model, longest)
-        busy_us = cost_us if costs.narrow is None else costs.busy_us(longest)
+        least_us, cost_us, busy_us, work_us = costs.one_us(max(lengths))
         if len(lengths) == 1:
-            return Demand(cost_us, least_us, busy_us, costs.share_us(longest))
+            return Demand(cost_us, least_us, busy_us, work_us)
         counts = Counter(lengths).items()
         work_us = sum([count * costs.share_us(tokens) for tokens, count in counts])
         least_work_us = sum([count * costs.least_share_us(tokens) for tokens, count in counts])

@@ -148,20 +148,26 @@ class Scheduler:
         if demand is None:
             raise ValueError("the permit has not been confirmed")
         key = self._key(demand, permit.deadline, now)
-        costs = self.costs[first.model]
-        prices = {first.tokens: (demand.least_us, int(demand.work_us) + 1)} if len(items) == 1 else {}
+        for item in items:
+            item.priority = permit.priority
+            item.key = key
+            item.deadline = permit.deadline
+            item.queued = now
+        if len(items) == 1:
+            first.least_us, first.work_us = demand.least_us, int(demand.work_us) + 1
+        else:
+            self._price(items, self.costs[first.model])
+        self._queue_of(first).push(items)
+        return None
+
+    def _price(self, items: Sequence[WorkItem], costs: ModelCosts) -> None:
+        prices: dict[int, tuple[float, int]] = {}
         for item in items:
             price = prices.get(item.tokens)
             if price is None:
                 price = costs.least_us(item.tokens), int(costs.share_us(item.tokens)) + 1
                 prices[item.tokens] = price
             item.least_us, item.work_us = price
-            item.priority = permit.priority
-            item.key = key
-            item.deadline = permit.deadline
-            item.queued = now
-        self._queue_of(first).push(items)
-        return None
 
     def put_back(self, items: Sequence[WorkItem]) -> None:
         """Queues items of a failed batch again, each to run alone, at their old positions."""

@@ -140,7 +140,7 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
         # A text alone takes what the wide lane takes, and on a busy device what a narrow one does.
         (model_costs(per_token(10), per_token(18)), ("alone_us", 64), 640),
         (model_costs(per_token(10), per_token(18)), ("least_us", 64), 640),
-        (model_costs(per_token(10), per_token(18)), ("busy_us", 64), 18 * 64),
+        (model_costs(per_token(10), per_token(18)), ("one_us", 64), (640, 640, 18 * 64, 9 * 64)),
         # Under load it takes its share: of two narrow lanes side by side, each with as many as pay or its group; or of
         # a batch on the wide one. Texts that are not batched gain nothing from a table of batches.
         (model_costs(per_token(10), per_token(16)), ("share_us", 64), 512),
@@ -157,7 +157,7 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
         (ModelCosts([CostPoint("wide", 8, 1, 100.0)], narrow_lanes=2), ("prefers_wide", 8), True),
     ],
 )
-def test_what_a_text_costs(costs: ModelCosts, asked: tuple[Any, ...], expected: float) -> None:
+def test_what_a_text_costs(costs: ModelCosts, asked: tuple[Any, ...], expected: float | tuple[float, ...]) -> None:
     """Alone, beside others, and on which lane, by the table of a model."""
     method, *arguments = asked
     assert getattr(costs, method)(*arguments) == expected
@@ -169,7 +169,7 @@ def test_costs_follow_what_is_observed_slowly() -> None:
     costs.observe(0, 64, 1, 1280.0, 1280.0)
     assert costs.alone_us(65) == pytest.approx(650 * 1.02)
     assert costs.alone_us(64) == pytest.approx(640 * 1.02**2)
-    assert costs.busy_us(64) == 20 * 64
+    assert costs.one_us(64)[2] == 20 * 64
     for _ in range(1000):
         costs.observe(0, 64, 1, 1280.0, 1780.0)
     assert costs.alone_us(64) == pytest.approx(1280 + 500, rel=1e-3)
