@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
 from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
+from serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -229,8 +230,11 @@ class Admission:
         if priority == BULK:
             return Permit(self, model, priority, inf if timeout_ms is None else arrival + timeout_ms / 1e3)
         if timeout_ms is None:
-            cost_us = self.predictor.costs[model].wide.batch_us(max(1, tokens // texts), 1) * texts  # roughly
-            timeout_ms = max(self._limits.default_timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
+            costs, timeout_ms = self.predictor.costs[model], self._limits.default_timeout_ms
+            # Nearly always the cost does not matter. A table never decreases, so one question tells for short texts.
+            if texts > 1 or tokens > BUCKETS[-1] or DEADLINE_COST_FACTOR * costs.bucketed_us / 1e3 > timeout_ms:
+                cost_us = costs.wide.batch_us(max(1, tokens // texts), 1) * texts  # roughly
+                timeout_ms = max(timeout_ms, DEADLINE_COST_FACTOR * cost_us / 1e3)
         most_ms = self._limits.max_timeout_ms
         permit = Permit(self, model, priority, arrival + min(timeout_ms, most_ms) / 1e3)
         if timeout_ms > most_ms:
