@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from functools import partial
 from itertools import count, repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -437,13 +437,14 @@ class Dispatcher:
         self.observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
+        arrays = output.arrays
         for row, item in enumerate(items):
             request: PendingRequest = item.owner
             if not output.finite[row]:
                 self._non_finite += 1
                 self._fail(request, NonFiniteOutput("the model returned NaN or infinity for this input"))
                 continue
-            request.rows[item.index] = tuple(map(itemgetter(row), output.arrays))
+            request.rows[item.index] = (arrays[0][row],) if len(arrays) == 1 else tuple([each[row] for each in arrays])
             request.compute_us = max(request.compute_us, output.compute_us)
             request.missing -= 1
             if request.missing == 0 and not request.future.done():
