@@ -31,14 +31,17 @@ from serving.errors import BertserveError, InternalError
 from serving.lifecycle import State  # noqa: TC001
 from serving.models.manifest import Artifact, Manifest  # noqa: TC001
 from serving.net.orca import LoadReport  # noqa: TC001
+from serving.records import EncodedText
 from serving.telemetry.metrics import CountsSince  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import EncodedText, ModelIndex, Row
+    from serving.records import ModelIndex, Row
 
 _RUN = struct.Struct("=ddQ")
+_RUN_TEXTS = struct.Struct(f"{_RUN.format}II")
+_RUN_ONE = struct.Struct(f"{_RUN_TEXTS.format}I")
 _ROWS = struct.Struct("=dddIIII")
 _ROWS_ONE = struct.Struct(f"{HEADER.format}dddIIIIIII")
 _OUTPUT = struct.Struct("=II")
@@ -204,7 +207,7 @@ class Rows(NamedTuple):
         return self.rows
 
 
-class Running(NamedTuple):
+class Running(msgspec.Struct, frozen=True):
     """A RUN frame."""
 
     arrival: float
@@ -230,8 +233,11 @@ def pack_run(
 
 
 def unpack_running(payload: bytes) -> Running:
-    arrival, timeout_ms, priority = _RUN.unpack_from(payload)
-    texts = unpack_texts(memoryview(payload)[_RUN.size :])
+    arrival, timeout_ms, priority, count, typed = _RUN_TEXTS.unpack_from(payload)
+    if count == 1 and not typed:  # as in `pack_texts`
+        texts = [EncodedText(array("i", payload[_RUN_ONE.size :]))]
+    else:
+        texts = unpack_texts(memoryview(payload)[_RUN.size :])
     return Running(arrival, None if math.isnan(timeout_ms) else timeout_ms, priority, texts)
 
 
@@ -250,12 +256,14 @@ def pack_rows(
         head = (size, Kind.ROWS, 0, number, queue_us, compute_us, submitted, cached, 1, 1, 0, 0, 1, len(row))
         return _ROWS_ONE.pack(*head) + row.tobytes()
     parts: list[Any] = [b"", _ROWS.pack(queue_us, compute_us, submitted, cached, len(rows), len(rows[0]), 0)]
+    size = _ROWS.size
     for each in zip(*rows, strict=True):
         first = each[0]
         dtype = int(first.dtype == _INT)
-        parts += (_OUTPUT.pack(dtype, first.ndim), array("I", [size for row in each for size in row.shape]))
+        dims = array("I", [dim for row in each for dim in row.shape])
+        parts += (_OUTPUT.pack(dtype, first.ndim), dims)
         parts += [row if row.flags.c_contiguous else row.copy() for row in each]
-    size = sum([memoryview(part).nbytes for part in parts])
+        size += _OUTPUT.size + 4 * len(dims) + sum([row.nbytes for row in each])
     parts[0] = HEADER.pack(size, Kind.ROWS, 0, number)
     return b"".join(parts)
 
